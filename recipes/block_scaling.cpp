@@ -6,9 +6,7 @@
 #include <cmath>
 
 #include "fp8/recipes/tensor_scaling.h"
-#include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::recipes {
 namespace {

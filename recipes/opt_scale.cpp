@@ -12,7 +12,6 @@
 
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::recipes {
 namespace {

@@ -151,7 +151,7 @@ float next_scale(float amax, float old_scale, float fp8_max, const DelayedScalin
 //   fp8_max / a above FLT_MAX        dtype_max, the largest number of the tensor's own type
 //   power_of_two_scale               rounded down to a power of two (the bits of the significand cleared)
 //
-// The kernels' casts of blocks (runtime/kernels/block_cast.h) have the same rule.
+// The kernels' casts of blocks (runtime/kernels/cast.h) have the same rule.
 
 struct CurrentScaling {
   RecipeFormat fp8_format = RecipeFormat::HYBRID;

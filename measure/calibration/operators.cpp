@@ -7,7 +7,6 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/calibration/watchers.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/ops/common/edge.h"
@@ -135,7 +134,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def(torch::schema("measure_samples(int session, int first, int count) -> ()", kEffect), &measure_samples);
   m.def(torch::schema("measure_result(int session) -> str", kEffect), &measure_result);
   m.def(torch::schema("measure_end(int session, bool write=True) -> str[]", kEffect), &measure_end);
-  runtime::autocast::keep_out_of_own_ops();
 }
 
 }  // namespace fp8::measure

@@ -11,7 +11,6 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/intercept/module_handler.h"
-#include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::measure {

@@ -5,7 +5,6 @@
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant::inc {
 namespace {

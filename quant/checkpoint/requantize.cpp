@@ -3,7 +3,6 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant {

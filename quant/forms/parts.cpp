@@ -2,7 +2,7 @@
 #include "fp8/quant/forms/parts.h"
 
 #include "fp8/quant/forms/folder.h"
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant::form_parts {

@@ -19,7 +19,6 @@
 
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/modules/linear_together.h"
 

@@ -11,7 +11,7 @@
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 

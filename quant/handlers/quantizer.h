@@ -20,7 +20,7 @@
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::quant {
 
@@ -40,7 +40,7 @@ class Quantizer {
 
   /// x: f32, bf16 or f16 on hpu; throws c10::Error for others. Scales per column: of the last dimension but one.
   runtime::Fp8Tensor cast(const at::Tensor& x) const;
-  /// As cast(), for products whose siblings cast the same x: the codes are never written to (fp8_tensor/cast_once.h).
+  /// As cast(), for products whose siblings cast the same x: the codes are never written to (fp8_tensor/cast.h).
   runtime::Fp8Tensor cast_once(const at::Tensor& x) const;
   /// How cast_once() casts an x of `dtype`, with dimensions; none where it's another tensor that it casts.
   std::optional<runtime::CastSpec> cast_of(at::ScalarType dtype) const;

@@ -13,7 +13,7 @@
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/modules/op_modules.h"

@@ -6,7 +6,6 @@
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/edge.h"
 

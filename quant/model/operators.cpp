@@ -12,7 +12,6 @@
 #include "fp8/quant/model/save.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -359,7 +358,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                       "str source=\"\", bool overwrite=False) -> ()",
                       kEffect),
         &save_tensors);
-  runtime::autocast::keep_out_of_own_ops();
 }
 
 }  // namespace fp8::quant

@@ -3,9 +3,7 @@
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant {

@@ -8,6 +8,7 @@
 //     { const AutocastGuard off(at::kBFloat16, false); exact(x); } }
 //   loss.backward();                                      f32 leaves get f32 gradients
 #pragma once
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 
 #include <functional>
@@ -16,7 +17,7 @@
 
 namespace fp8::runtime::autocast {
 
-/// Whether ops on hpu are cast on this thread now.
+/// True if ops on hpu are cast on this thread now.
 bool is_autocast_hpu_enabled();
 /// The dtype that lower-precision ops get inside a region (bfloat16 unless set); also readable outside of one.
 at::ScalarType autocast_hpu_dtype();
@@ -31,13 +32,12 @@ class AutocastGuard {
  public:
   explicit AutocastGuard(at::ScalarType dtype = at::kBFloat16, bool enabled = true);
   ~AutocastGuard();
-  AutocastGuard(const AutocastGuard&) = delete;
-  AutocastGuard& operator=(const AutocastGuard&) = delete;
+  AutocastGuard& operator=(AutocastGuard&&) = delete;
 
  private:
   bool enabled_;
   at::ScalarType dtype_;
-  std::optional<at::ScalarType> around_;  ///< what region_dtype() told inside an op of an outer region
+  std::optional<at::ScalarType> around_;  ///< the answer of region_dtype() inside an op of an outer region
 };
 
 /// f, each call of it in a region: auto step = autocast_fn([&](at::Tensor x) { return model(x); });
@@ -60,9 +60,8 @@ class InsideOp {
  public:
   explicit InsideOp(std::optional<at::ScalarType> dtype = region_dtype());
   ~InsideOp();
-  InsideOp(const InsideOp&) = delete;
-  InsideOp& operator=(const InsideOp&) = delete;
-  /// Whether autocast was on around it.
+  InsideOp& operator=(InsideOp&&) = delete;
+  /// True if autocast was on around it.
   bool was_enabled() const { return enabled_; }
 
  private:
@@ -70,16 +69,20 @@ class InsideOp {
   std::optional<at::ScalarType> around_;
 };
 
-/// What InsideOp turned off, on again (was_enabled: its answer): for a call that a handler leaves to the op itself.
+/// Autocast on again where InsideOp turned it off (was_enabled: its answer), for a call that a handler leaves to the op.
 class OutsideOp {
  public:
   explicit OutsideOp(bool was_enabled);
   ~OutsideOp();
-  OutsideOp(const OutsideOp&) = delete;
-  OutsideOp& operator=(const OutsideOp&) = delete;
+  OutsideOp& operator=(OutsideOp&&) = delete;
 
  private:
   bool enabled_;
 };
+
+/// The keys with which a kernel at AutocastHPU hands its call on.
+inline c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutocastHPU);
+}
 
 }  // namespace fp8::runtime::autocast

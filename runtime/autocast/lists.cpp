@@ -6,6 +6,7 @@
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::autocast {
 namespace {
@@ -13,86 +14,20 @@ namespace {
 constexpr std::uint64_t kLongestFile = 1 << 20;
 constexpr std::string_view kBlank = " \t\r\v\f";
 
-constexpr const char* kLower[] = {"addmm",
-                                  "addbmm",
-                                  "batch_norm",
-                                  "baddbmm",
-                                  "bmm",
-                                  "conv1d",
-                                  "conv2d",
-                                  "conv3d",
-                                  "dot",
-                                  "conv_transpose1d",
-                                  "conv_transpose2d",
-                                  "conv_transpose3d",
-                                  "dropout",
-                                  "feature_dropout",
-                                  "group_norm",
-                                  "instance_norm",
-                                  "layer_norm",
-                                  "leaky_relu",
-                                  "linear",
-                                  "matmul",
-                                  "mean",
-                                  "mm",
-                                  "mul",
-                                  "mv",
-                                  "softmax",
-                                  "log_softmax",
-                                  "scaled_dot_product_attention"};
+constexpr std::string_view kLower = R"(
+addmm addbmm batch_norm baddbmm bmm conv1d conv2d conv3d dot conv_transpose1d conv_transpose2d conv_transpose3d
+dropout feature_dropout group_norm instance_norm layer_norm leaky_relu linear matmul mean mm mul mv softmax
+log_softmax scaled_dot_product_attention)";
 
-constexpr const char* kFp32[] = {"acos",
-                                 "addcdiv",
-                                 "asin",
-                                 "atan2",
-                                 "bilinear",
-                                 "binary_cross_entropy",
-                                 "binary_cross_entropy_with_logits",
-                                 "cdist",
-                                 "cosh",
-                                 "cosine_embedding_loss",
-                                 "cosine_similarity",
-                                 "cross_entropy_loss",
-                                 "dist",
-                                 "div",
-                                 "divide",
-                                 "embedding",
-                                 "embedding_bag",
-                                 "erfinv",
-                                 "exp",
-                                 "expm1",
-                                 "hinge_embedding_loss",
-                                 "huber_loss",
-                                 "kl_div",
-                                 "l1_loss",
-                                 "log",
-                                 "log10",
-                                 "log1p",
-                                 "log2",
-                                 "logsumexp",
-                                 "margin_ranking_loss",
-                                 "mse_loss",
-                                 "multi_margin_loss",
-                                 "multilabel_margin_loss",
-                                 "nll_loss",
-                                 "pdist",
-                                 "poisson_nll_loss",
-                                 "pow",
-                                 "reciprocal",
-                                 "renorm",
-                                 "rsqrt",
-                                 "sinh",
-                                 "smooth_l1_loss",
-                                 "soft_margin_loss",
-                                 "softplus",
-                                 "tan",
-                                 "topk",
-                                 "triplet_margin_loss",
-                                 "truediv",
-                                 "true_divide"};
+constexpr std::string_view kFp32 = R"(
+acos addcdiv asin atan2 bilinear binary_cross_entropy binary_cross_entropy_with_logits cdist cosh
+cosine_embedding_loss cosine_similarity cross_entropy_loss dist div divide embedding embedding_bag erfinv exp expm1
+hinge_embedding_loss huber_loss kl_div l1_loss log log10 log1p log2 logsumexp margin_ranking_loss mse_loss
+multi_margin_loss multilabel_margin_loss nll_loss pdist poisson_nll_loss pow reciprocal renorm rsqrt sinh
+smooth_l1_loss soft_margin_loss softplus tan topk triplet_margin_loss truediv true_divide)";
 
-constexpr const char* kPromote[] = {"add", "addcmul", "addcdiv", "cat",  "div",     "exp",
-                                    "mul", "pow",     "sub",     "iadd", "truediv", "stack"};
+constexpr std::string_view kPromote = R"(
+add addcmul addcdiv cat div exp mul pow sub iadd truediv stack)";
 
 std::string_view trimmed(std::string_view line) {
   line = line.substr(0, line.find('#'));
@@ -136,11 +71,7 @@ AutocastLists from_sources(const Source& lower, const Source& fp32, std::vector<
 }  // namespace
 
 AutocastLists AutocastLists::defaults() {
-  AutocastLists lists;
-  lists.lower.assign(std::begin(kLower), std::end(kLower));
-  lists.fp32.assign(std::begin(kFp32), std::end(kFp32));
-  lists.promote.assign(std::begin(kPromote), std::end(kPromote));
-  return lists;
+  return {.lower = io::words(kLower), .fp32 = io::words(kFp32), .promote = io::words(kPromote)};
 }
 
 AutocastLists AutocastLists::load(const std::string& lower_file, const std::string& fp32_file,

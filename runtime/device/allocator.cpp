@@ -116,7 +116,7 @@ bool has_room(const Books& b, std::size_t bytes) {
   return room >= 0 && bytes <= static_cast<std::uint64_t>(room);
 }
 
-/// Whether a profiler of this thread wants to know of memory.
+/// True if a profiler of this thread wants to know of memory.
 bool profiles_memory() {  // the first question is memoryProfilingEnabled()'s too, at two thirds of the cost
   return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr && c10::memoryProfilingEnabled();
 }

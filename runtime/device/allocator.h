@@ -70,8 +70,7 @@ class HostAllocationsFor {
  public:
   HostAllocationsFor(c10::DeviceIndex device, const char* op);
   ~HostAllocationsFor();
-  HostAllocationsFor(const HostAllocationsFor&) = delete;
-  HostAllocationsFor& operator=(const HostAllocationsFor&) = delete;
+  HostAllocationsFor& operator=(HostAllocationsFor&&) = delete;
 
  private:
   c10::DeviceIndex previous_;

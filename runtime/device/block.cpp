@@ -31,7 +31,7 @@ c10::intrusive_ptr<c10::StorageImpl> foreign_alias(void* memory, std::size_t byt
                                                /*resizable=*/true);
 }
 
-/// What const_data_ptr() gives where it may be asked.
+/// The address that const_data_ptr() gives where it may be asked.
 const char* address_of(const at::Tensor& t) {
   if (t.numel() == 0 || !t.has_storage()) return nullptr;
   return static_cast<const char*>(storage_impl_of(t)->_mutable_data_ptr_no_checks().get()) +
@@ -198,7 +198,7 @@ bool lies_in_groups(const at::Tensor& codes, std::int64_t cols) {
          cols % 4 == 0 && codes.storage_offset() % (16 * cols) == 0;
 }
 
-/// Whether `codes` are a matrix of all the block's bytes.
+/// True if `codes` are a matrix of all the block's bytes.
 bool fills(const at::Tensor& codes, const Block& block) {
   return codes.numel() > 0 && lies_in_groups(codes, codes.size(-1)) && codes.storage_offset() == 0 &&
          c10::isFloat8Type(codes.scalar_type()) && codes.nbytes() == block.bytes;
@@ -218,7 +218,7 @@ bool permute(Block& block, const at::Tensor& codes) {
 void pack(Block& block, CodeOrder& order, const at::Tensor& codes) {
   const std::unique_lock alone(order.mutex);
   if (order.packed) return;
-  // Whoever holds an alias reads rows. One that is made from now on meets `packed`, and waits for the mutex.
+  // The holder of an alias reads rows. An alias that is made from now on finds `packed` set, and waits for the mutex.
   order.packed.store(true, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!permute(block, codes)) {

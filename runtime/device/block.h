@@ -20,10 +20,10 @@
 
 namespace fp8::runtime {
 
-/// What intercept/ hangs on a weight's memory. It survives views, detach, t() and InferenceMode, and may object to
+/// The mark that intercept/ hangs on a weight's memory. It survives views, detach, t() and InferenceMode, and may object to
 /// accesses that would misread the memory; dispatch/ asks it without knowing why.
 struct BlockTag : c10::BackendMeta {
-  /// An op that nobody handled is about to use `tensor`, which lies in the tagged block. Throws to refuse.
+  /// An op without a handler is about to use `tensor`, which lies in the tagged block. Throws to refuse.
   virtual void check_access(const std::string& op, const at::Tensor& tensor) const = 0;
   /// copy_(to, from) where `from` or `to` lies in the tagged block; asked once, whichever of them does. Throws to
   /// refuse.
@@ -46,7 +46,7 @@ struct Block final : c10::StorageImpl {
   std::size_t bytes = 0;
   c10::DeviceIndex device = 0;
   c10::intrusive_ptr<BlockTag> tag;
-  /// What was computed from the memory's content and goes with it (fp8_tensor/cast_once.h).
+  /// Results of the memory's content that go with it (fp8_tensor/cast.h).
   c10::intrusive_ptr<c10::intrusive_ptr_target> casts = {};
   std::mutex casts_mutex = {};
   /// Owned; of codes that products have read.
@@ -56,7 +56,7 @@ struct Block final : c10::StorageImpl {
   ~Block() override;
 
   c10::intrusive_ptr<c10::StorageImpl> alias() { return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(this); }
-  /// Whether somebody holds the alias.
+  /// True if the alias is held.
   bool has_alias() const { return c10::raw::intrusive_ptr::use_count(const_cast<Block*>(this)) != 1; }
 };
 
@@ -72,11 +72,11 @@ inline Block* block_of(const at::TensorBase& t) {
   return t.defined() && t.has_storage() ? block_of(storage_impl_of(t)) : nullptr;
 }
 
-/// Whether const_data_ptr() of both is one address, also where it would throw.
+/// True if const_data_ptr() of both is one address, also where it would throw.
 bool same_place(const at::Tensor& a, const at::Tensor& b);
 
 /// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The
-/// memory lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned
+/// memory lives as long as the hpu tensor: a caller that keeps the alias longer keeps that too. CPU tensors are returned
 /// as they are. Codes that lie packed for products are put back into rows.
 at::Tensor cpu_alias(const at::Tensor& hpu);
 
@@ -90,7 +90,7 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage);
 at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like);
 
 // Host memory that carries a tag as a Block does: a copy of tagged memory has the same meaning, wherever it lies. Only
-// copies that somebody marks have one; every other CPU tensor is as upstream makes it.
+// copies that are marked have one; every other CPU tensor is as upstream makes it.
 //
 //   CPU StorageImpl --DataPtr--> HostBlock { memory, tag }      memory: the DataPtr that was there before
 
@@ -106,7 +106,7 @@ struct WholeStorage final : c10::BackendMeta {};
 /// The HostBlock below a CPU tensor; null if it has none.
 HostBlock* host_block_of(const at::TensorBase& t);
 
-/// The same, made where there is none. t: a CPU tensor with memory.
+/// That HostBlock, made where there is none. t: a CPU tensor with memory.
 HostBlock& make_host_block(const at::TensorBase& t);
 
 /// The tag of a tensor's memory, on hpu or of a host copy; null if none.
@@ -120,10 +120,10 @@ inline c10::intrusive_ptr<BlockTag> tag_of_memory(const at::TensorBase& t) {
 // read them fastest packed (kernels/gemm.h): a permutation of the bytes of every 16 rows, so it takes no memory.
 //
 //   row by row  --- products without gradient, again and again --->  packed
-//               <-- whoever else reads or writes the memory --------
+//               <-- other readers and writers of the memory --------
 //
-// cpu_alias() and CodesReader put packed codes back into rows. Any other way to their address throws: nobody takes one
-// order for the other. Each time they had to be put back, the next change waits for twice as many products.
+// cpu_alias() and CodesReader put packed codes back into rows. Any other way to their address throws, so that one
+// order is not taken for the other. Each time they had to be put back, the next change waits for twice as many products.
 
 /// Of a Block whose codes products have read.
 struct CodeOrder {
@@ -133,7 +133,7 @@ struct CodeOrder {
   std::atomic<std::int64_t> products = 0, wanted = 2;
 };
 
-/// The codes of a tensor on hpu or on the host, for as long as it is read: meanwhile nobody changes their order. One of
+/// The codes of a tensor on hpu or on the host, for as long as it is read: meanwhile their order does not change. One of
 /// a tensor at a time on a thread.
 class CodesReader {
  public:

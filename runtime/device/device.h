@@ -38,8 +38,7 @@ class DeviceKindScope {
  public:
   explicit DeviceKindScope(DeviceKind kind);
   ~DeviceKindScope();
-  DeviceKindScope(const DeviceKindScope&) = delete;
-  DeviceKindScope& operator=(const DeviceKindScope&) = delete;
+  DeviceKindScope& operator=(DeviceKindScope&&) = delete;
 
  private:
   int previous_;
@@ -107,14 +106,14 @@ inline constexpr DtypePair kDtypes[] = {{c10::ScalarType::Float, kernels::Dtype:
                                         {c10::ScalarType::Float8_e8m0fnu, kernels::Dtype::float8_e8m0fnu},
                                         {c10::ScalarType::Float4_e2m1fn_x2, kernels::Dtype::float4_e2m1fn_x2}};
 
-/// Whether a device of that kind takes it.
+/// True if a device of that kind takes it.
 constexpr bool takes(kernels::DeviceKind kind, c10::ScalarType type, DtypeUse use) {
   for (const DtypePair& pair : kDtypes)
     if (pair.type == type) return kernels::takes(kind, pair.row, use);
   return false;
 }
 
-/// Whether the device that this thread sees (device_kind()) takes it.
+/// True if the device that this thread sees (device_kind()) takes it.
 bool takes(c10::ScalarType type, DtypeUse use);
 /// "Float, BFloat16": what it takes, but for what only the emulation has.
 std::string allowed_dtypes(DtypeUse use);

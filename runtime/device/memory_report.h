@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the device's memory is: the live blocks, and who made each.
+// The device's memory: the live blocks, and the maker of each.
 //
 //   const MemoryHistory history;                 from here on every block; without one those of 1 MiB or more
 //   ...
@@ -66,8 +66,7 @@ class MemoryHistory {
  public:
   MemoryHistory();
   ~MemoryHistory();
-  MemoryHistory(const MemoryHistory&) = delete;
-  MemoryHistory& operator=(const MemoryHistory&) = delete;
+  MemoryHistory& operator=(MemoryHistory&&) = delete;
 
  private:
   struct Listener;
@@ -77,7 +76,7 @@ class MemoryHistory {
 /// The block of `tensor`, if it is accounted for, belongs to `module` as its `what`: "parameter".
 void name_memory(const at::Tensor& tensor, std::string_view module, std::string_view what);
 
-// Who made which live Block, by the address of its memory:
+// The maker of each live Block, by the address of its memory:
 //
 //   address -> {bytes, device, module, op, phase}
 //
@@ -92,7 +91,7 @@ namespace detail {
 extern std::atomic<int> g_histories;
 }
 
-/// Whether a Block of that size may have an entry.
+/// True if a Block of that size may have an entry.
 inline bool has_owner(std::size_t bytes) {
   return bytes >= kOwnedFrom || detail::g_histories.load(std::memory_order_relaxed) != 0;
 }

@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <link.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -84,6 +85,9 @@ struct Seen {
   std::map<const void*, std::string> refused;  ///< by base
 };
 
+/// The function that after_definitions() was given; constant-initialized, as definitions may come before.
+constinit std::atomic<void (*)()> g_after_definitions = nullptr;
+
 Seen& seen() {
   static Seen& all = *new Seen;
   return all;
@@ -113,7 +117,13 @@ bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10:
                  std::uint32_t line, void (*define)(torch::Library&)) {
   if (!may_register(reinterpret_cast<const void*>(define))) return false;
   define(*new torch::Library(kind, name, key, file, line));  // lives as long as the process
+  if (const auto act = g_after_definitions.load(); kind != torch::Library::IMPL && act != nullptr) act();
   return true;
+}
+
+void after_definitions(void (*act)()) {
+  g_after_definitions = act;
+  act();
 }
 
 void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKernel kernel) {
@@ -125,7 +135,7 @@ void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKer
   kept.push_back(std::move(handle));
 }
 
-// What ATen asks an accelerator: is it there, how many, its generator. The registry's key must be exactly "HPUHooks":
+// ATen's questions to an accelerator: is it there, how many, its generator. The registry's key must be exactly "HPUHooks":
 // with another one nothing fails until the first backward.
 
 struct HPUHooks final : at::HPUHooksInterface {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a library of ours registers with LibTorch when it is loaded: FP8_LIBRARY and its kin instead of TORCH_LIBRARY,
+// Registrations of our libraries with LibTorch when they are loaded: FP8_LIBRARY and its kin instead of TORCH_LIBRARY,
 // as
 //
 //   at exit     nothing is taken back: a thread that outlives main() finds its operators, as it finds the CPU's
@@ -24,12 +24,16 @@ namespace fp8::runtime {
 /// before: the first such answer is a line on stderr, "fp8: error: ...".
 bool may_register(const void* inside);
 
-/// Throws c10::Error where this copy of the runtime registered nothing: its allocator, books and device are nobody's.
+/// Throws c10::Error where this copy of the runtime registered nothing: its allocator, books and device are not in use.
 void require_registered();
 
-/// For the macros: runs `define` on a torch::Library that stays for the life of the process. Returns may_register().
+/// For the macros: runs `define` on a torch::Library that stays for the life of the process, and where that defines
+/// operators what after_definitions() was given. Returns may_register().
 bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10::DispatchKey> key, const char* file,
                  std::uint32_t line, void (*define)(torch::Library&));
+
+/// Runs `act` now, and after each definition of operators from now on. One for all: runtime/autocast has it.
+void after_definitions(void (*act)());
 
 /// A boxed kernel of an operator, for the life of the process: what torch::Library::impl does for a name that has been
 /// read already, which is a third of its instructions. For two thousand kernels at a time, where may_register().
@@ -62,7 +66,7 @@ at::Generator cpu_generator(const at::Generator& generator);
 // Pinned host memory: the CPU's, remembered, so that is_pinned() tells what pin_memory() did.
 
 c10::Allocator* pinned_allocator();
-/// Whether `pointer` lies in memory that pinned_allocator() gave and that was not freed.
+/// True if `pointer` lies in memory that pinned_allocator() gave and that was not freed.
 bool is_pinned(const void* pointer);
 
 }  // namespace fp8::runtime

@@ -115,7 +115,7 @@ class Frame {
     return alias.cpu;
   }
 
-  /// What upstream's kernels say of float8 names neither the op nor a way out.
+  /// Upstream's errors about float8 name neither the op nor a way out.
   [[noreturn]] void rethrow(const c10::Error& error) const {
     const std::string text = error.what_without_backtrace();
     if (!float8_.has_value() || text.find("not implemented for 'Float8_") == std::string::npos) throw;

@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-// What the fallback has to know of an operator, read off its schema once, when its kernel is registered: a call then
+// The fallback's knowledge of an operator, read off its schema once, when its kernel is registered: a call then
 // visits the arguments that matter and asks the schema nothing.
 //
 //   index_put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate) -> Tensor(a!)
@@ -44,7 +44,7 @@ struct FallbackPlan {
   c10::SmallVector<FallbackOperand, 6> operands;
 };
 
-/// What a kernel that runs on aliases is below: a trace must not record them either.
+/// The keys above a kernel that runs on aliases: a trace must not record them either.
 constexpr c10::DispatchKeySet kAboveAliases = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                               c10::autocast_dispatch_keyset |
                                               c10::DispatchKeySet(c10::DispatchKey::Tracer);
@@ -55,7 +55,7 @@ constexpr c10::DispatchKeySet kAboveAliases = c10::autograd_dispatch_keyset_with
 /// other libraries; an operator of theirs may keep an argument, and give what it keeps (which is copied).
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-/// The same of one operator, whose schema was read when this was registered.
+/// The fallback of one operator, whose schema was read when this was registered.
 class CpuFallback final : public c10::OperatorKernel {
  public:
   explicit CpuFallback(const c10::FunctionSchema& schema) : plan_(schema) {}
@@ -83,7 +83,7 @@ class BeforeFallback final : public c10::OperatorKernel {
 /// agree where scales don't, and torch::jit::freeze() merges the constants that it takes for equal.
 bool equal_of_tagged(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-/// Whether a result is an argument's memory seen otherwise, and nothing is written.
+/// True if a result is an argument's memory seen otherwise, and nothing is written.
 bool returns_view(const c10::FunctionSchema& schema);
 
 }  // namespace fp8::runtime

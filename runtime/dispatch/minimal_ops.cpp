@@ -25,11 +25,10 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
@@ -257,7 +256,7 @@ struct Piece {
   std::size_t bytes;
 };
 
-/// Whether a tensor of the first one's dtype and device fits beside it.
+/// True if a tensor of the first one's dtype and device fits beside it.
 bool fits(const at::Tensor& first, const at::Tensor& t, std::size_t dim) {
   const Block* block = plain_block(t);
   if (block == nullptr || block->device != current_device() || t.scalar_type() != first.scalar_type() ||

@@ -17,7 +17,7 @@ at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarTyp
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout> layout, std::optional<at::Device> device,
                          std::optional<bool> pin_memory);
-/// The same bytes as another dtype.
+/// A view of the bytes as another dtype.
 at::Tensor view_dtype(const at::Tensor& self, at::ScalarType dtype);
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format);
 
@@ -29,7 +29,7 @@ at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int6
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
 at::Tensor& set_nothing(at::Tensor& self);
 
-/// What set_data asks before it replaces self's memory by that of `from`, and the only op it calls: a tag may refuse
+/// The one op that set_data calls, before it replaces self's memory by that of `from`: a tag may refuse
 /// the memory, or go along to it.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from);
 
@@ -51,7 +51,7 @@ struct TransferStats {
 };
 TransferStats transfer_stats();
 
-// Operations on plain tensors (call_alias.h) that copy rows of bytes: of tensors one after the other, or of a table.
+// Operations on plain tensors (unboxed.h) that copy rows of bytes: of tensors one after the other, or of a table.
 // Results of more than 2^20 bytes are worth all threads, and go to unboxed.h as all else does.
 //
 //   cat            [.., n1, ..], [.., n2, ..], ...          ->  [.., n1 + n2 + ..., ..]

@@ -6,7 +6,7 @@
 //   cpu beside hpu             refused, as the device does; 0-dim tensors are numbers, and an op may name arguments
 //                              that are read on the host (indices, lengths, scales)
 //   ... with the flag at 1     moved to the device, with one warning; what the call would write stays refused, and
-//                              what needs a gradient, unless the call is met above autograd (of a tagged weight,
+//                              what needs a gradient, unless the call is taken above autograd (of a tagged weight,
 //                              of transformer_engine)
 #pragma once
 #include <ATen/core/List.h>
@@ -48,7 +48,7 @@ class OperandDevices {
 
   /// Host operands beside hpu ones.
   bool mixed() const { return host_ && device_ >= 0; }
-  /// What the call does with host operands: where one is a result, or needs a gradient that autograd (above us) already
+  /// The call's use of host operands: where one is a result, or needs a gradient that autograd (above us) already
   /// expects on the host, none can be moved.
   enum class Host : std::uint8_t { is_read, is_written, needs_gradient };
   /// With mixed(): returns where host operands are to be moved (the first time in a process with a warning), else
@@ -69,7 +69,7 @@ class OperandDevices {
 /// The whole check for a call whose arguments are on a stack: the last `count` values are op's. Those to be moved are
 /// replaced.
 void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std::size_t count);
-/// The same for operands of a library call that is made above autograd: what is moved has its way back for gradients.
+/// settle_devices() for operands of a library call that is made above autograd: what is moved has its way back for gradients.
 void settle_devices(std::string_view op, std::initializer_list<at::Tensor*> operands);
 
 // The tensors of a boxed argument, in lists, lists of lists and optionals too.

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/attention.h"
@@ -108,7 +107,7 @@ bool call_few_rows(bool adds, torch::jit::Stack& stack) {
 
 namespace {
 
-/// What the CPU's kernel asks of the last two dimensions.
+/// The demands of the CPU's kernel on the last two dimensions.
 bool fits(const at::Tensor& t) {
   const std::int64_t rows = t.size(-2), columns = t.size(-1), unit = 16 / t.element_size();
   const std::int64_t outer = t.stride(-2), inner = t.stride(-1);
@@ -123,7 +122,7 @@ bool is_operand(const at::Tensor& t) {
          (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
 }
 
-/// The same values in rows that are a multiple of 16 bytes apart.
+/// The values of t in rows that are a multiple of 16 bytes apart.
 at::Tensor fitted(const at::Tensor& t) {
   if (fits(t)) return t;
   const std::int64_t unit = 16 / t.element_size();

@@ -52,10 +52,10 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
                          std::optional<double> scale, bool enable_gqa);
 
-/// Whether kernels/attention.h is for so many rows over so many keys, of heads of this width and dtype.
+/// True if kernels/attention.h is for so many rows over so many keys, of heads of this width and dtype.
 bool takes_few_rows(at::ScalarType dtype, std::int64_t rows, std::int64_t keys, std::int64_t width);
 
-/// What the kernel reads of t [B, H, L, E] by its alias; sizes of 1 that are expanded have stride 0.
+/// The part of t [B, H, L, E] that the kernel reads by its alias; sizes of 1 that are expanded have stride 0.
 kernels::HeadsOf<const void> heads_of(const at::Tensor& t, const at::Tensor& alias);
 
 /// aten::_scaled_dot_product_flash_attention_for_cpu. Up to 16 rows of bf16, f16 or f32 over 64 keys or more, without

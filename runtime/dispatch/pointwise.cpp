@@ -12,7 +12,7 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/call_alias.h"
+#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/leaf/leaf.h"
 
@@ -52,7 +52,7 @@ bool is_one(const c10::Scalar& alpha) {
 
 bool rounds_numbers(kernels::Pointwise op) { return op == kernels::Pointwise::add || op == kernels::Pointwise::sub; }
 
-/// What pointwise() takes, but y; false where the call is none of this file's.
+/// The arguments of pointwise(), but y; false where the call is none of this file's.
 bool fill(kernels::PointwiseArgs& args, const PointwiseOperands& operands) {
   const at::Tensor& a = operands.a;
   const Block* block = small_block(a);
@@ -140,7 +140,7 @@ void copy_strided(const Word* from, at::IntArrayRef sizes, at::IntArrayRef strid
   }
 }
 
-/// Whether mask goes with x, element by element.
+/// True if mask goes with x, element by element.
 bool is_mask_of(const at::Tensor& x, const at::Tensor& mask) {
   const Block *block = plain_block(x), *other = plain_block(mask);
   return block != nullptr && other != nullptr && !leaves_heard() && block->device == current_device() &&

@@ -3,7 +3,7 @@
 // and a number, a row for all of its rows or a number for each, are computed at once (kernels/pointwise.h), without an
 // alias and without TensorIterator.
 //
-//   small_block() (call_alias.h), no NaN among the results  ->  here
+//   small_block() (unboxed.h), no NaN among the results  ->  here
 //   anything else                                      ->  unboxed.h
 //
 // The bits are the CPU kernels': IEEE 754 leaves no choice but a NaN's. A number is rounded to the tensor's dtype by
@@ -36,7 +36,7 @@ struct PointwiseOperands {
 
 /// The result, or an undefined tensor where the call is not one of the above.
 at::Tensor small_pointwise(kernels::Pointwise op, const PointwiseOperands& operands);
-/// The same into a; false, with a as it was, for other calls.
+/// The result into a; false, with a as it was, for other calls.
 bool small_pointwise_(kernels::Pointwise op, const PointwiseOperands& operands);
 
 /// mask ? a : b of plain tensors of one shape, a and b of one dtype of 2, 4 or 8 bytes; undefined for other calls.

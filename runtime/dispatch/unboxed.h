@@ -11,10 +11,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,11 +32,105 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
+
+// Tensors whose memory a kernel of ours may read and write as it lies there, without an alias.
+
+/// All that a plain tensor's key set may have: not conj, neg, named, zero, sparse, a subclass of Python's, ...
+inline constexpr c10::DispatchKeySet kPlainKeys =
+    c10::DispatchKeySet(c10::DispatchKey::HPU) | c10::DispatchKeySet(c10::DispatchKey::AutogradHPU) |
+    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::DispatchKeySet(c10::DispatchKey::AutocastHPU);
+
+/// The Block of a tensor of one dimension or more, without a tag, whose bytes can be no codes that a product packs
+/// meanwhile (device/block.h); else null.
+inline const Block* dense_block(const at::Tensor& t) {
+  if (!t.defined()) return nullptr;
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  if (!kPlainKeys.has_all(impl->key_set()) || impl->dim() == 0) return nullptr;
+  if (impl->itemsize() == 1 && t.scalar_type() != at::kBool) return nullptr;
+  const Block* block = block_of(impl->unsafe_storage().unsafeGetStorageImpl());
+  if (block == nullptr || block->tag || block->order.load(std::memory_order_relaxed) != nullptr) return nullptr;
+  return block;
+}
+/// dense_block() of a contiguous tensor.
+inline const Block* plain_block(const at::Tensor& t) {
+  return t.defined() && t.unsafeGetTensorImpl()->is_contiguous() ? dense_block(t) : nullptr;
+}
+
+/// plain_block() of a tensor of f32 or bf16 on the present device, of 1 to 32768 elements (from there on the CPU's
+/// kernels use all threads), while no trace is written; else null.
+const Block* small_block(const at::Tensor& t);
+
+/// A new contiguous tensor on the present device.
+at::Tensor empty_plain(at::IntArrayRef sizes, at::ScalarType type);
+
+/// The first element of a plain tensor; what is written through it is the caller's to know.
+inline char* plain_data(const at::Tensor& t) {
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  return static_cast<char*>(impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) +
+         impl->storage_offset() * static_cast<std::int64_t>(impl->itemsize());
+}
+
+// cpu_alias() for as long as one call lasts. Each takes two allocations, and a call has one for each operand: so a
+// thread keeps those that it has used, and points them elsewhere.
+//
+//   kept: a CPU tensor over no memory  --call-->  over the operand's Block, of its geometry  --end-->  kept
+class CallAlias {
+ public:
+  explicit CallAlias(const at::Tensor& t) {
+    if (!is_ordinary(t)) {
+      alias_ = cpu_alias(t);
+      return;
+    }
+    kept_ = &kept_tensors()[t.is_inference() ? 1 : 0];
+    if (kept_->empty()) {
+      alias_ = cpu_alias(t);
+      return;
+    }
+    alias_ = kept_->pop_back_val();
+    c10::TensorImpl* alias = alias_.unsafeGetTensorImpl();
+    alias->set_storage_and_dtype(c10::Storage(block_of(storage_impl_of(t))->alias()), t.dtype());
+    alias->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+  }
+  ~CallAlias() {
+    constexpr std::size_t kMostKept = 8;
+    // Another holder, and the tensor is its own.
+    if (kept_ == nullptr || kept_->size() == kMostKept || alias_.use_count() != 1 || alias_.weak_use_count() != 1)
+      return;
+    alias_.unsafeGetTensorImpl()->set_storage_keep_dtype(no_memory());
+    kept_->push_back(std::move(alias_));
+  }
+  CallAlias& operator=(CallAlias&&) = delete;
+
+  at::Tensor& get() { return alias_; }
+
+ private:
+  using Kept = c10::SmallVector<at::Tensor, 8>;
+
+  /// Ones that keep their keys from call to call, and whose bytes are no codes (block.h).
+  static bool is_ordinary(const at::Tensor& t) {
+    if (!t.defined()) return false;
+    const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+    if (!kPlainKeys.has_all(impl->key_set()) || impl->is_wrapped_number()) return false;
+    return (impl->itemsize() != 1 || t.scalar_type() == at::kBool) && block_of(storage_impl_of(t)) != nullptr;
+  }
+  /// Of this thread: [0] as autograd knows them, [1] inference tensors.
+  static std::array<Kept, 2>& kept_tensors() {
+    thread_local std::array<Kept, 2> kept;
+    return kept;
+  }
+  static const c10::Storage& no_memory() {
+    static const auto& none = *new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, at::kCPU),
+                                                c10::GetCPUAllocator(), /*resizable=*/true);
+    return none;
+  }
+
+  at::Tensor alias_;
+  Kept* kept_ = nullptr;
+};
 
 /// The operands of one call, seen one after the other.
 class PlainOperands {
@@ -62,7 +160,7 @@ class PlainOperands {
   c10::DeviceIndex device_ = -1;
 };
 
-/// What the CPU's kernel gets for an argument, as long as the call lasts: tensors' aliases, all else as it is.
+/// An argument as the CPU's kernel gets it, as long as the call lasts: tensors' aliases, all else as it is.
 template <class T>
 struct CpuArgument {
   const T& value;
@@ -163,10 +261,10 @@ inline void register_rows(std::span<const UnboxedRow> rows, torch::Library& aten
   for (const UnboxedRow& row : rows) row.add(aten, row.full.data());
 }
 
-// Small operations whose bits are the CPU kernel's own (exp, silu, softmax, ...): that kernel, told of the device's
+// Small operations whose bits are the CPU kernel's own (exp, silu, softmax, ...): that kernel, given the device's
 // memory without an alias.
 //
-//   small_block() (call_alias.h)  ->  a new tensor, the CPU's loop
+//   small_block()   ->  a new tensor, the CPU's loop
 //   anything else            ->  unboxed.h
 //
 // Of a pointwise operation's time the loop takes little, its TensorIterator most: that finds out how to walk the
@@ -182,8 +280,7 @@ class PreparedUnary final : public Structured {
   explicit PreparedUnary(at::ScalarType type, const More&... more) : x_(on_host(type)), y_(on_host(type)) {
     Structured::meta(x_, more...);
   }
-  PreparedUnary(const PreparedUnary&) = delete;
-  PreparedUnary& operator=(const PreparedUnary&) = delete;
+  PreparedUnary& operator=(PreparedUnary&&) = delete;
 
   /// x, y: [n] of the dtype.
   template <class... More>
@@ -248,6 +345,5 @@ void add_softmax(torch::Library& aten, const char* full) {
 
 /// full: "aten::mean.dim".
 bool has_unboxed_kernel(const std::string& full);
-void register_unboxed_kernels(torch::Library& aten);
 
 }  // namespace fp8::runtime

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 
 namespace fp8::runtime {

@@ -55,8 +55,7 @@ class DenseCodes {
   /// by_rows: of t, whose codes lie so.
   DenseCodes(const at::Tensor& t, CodesReader by_rows, kernels::Scratch& scratch);
   ~DenseCodes();
-  DenseCodes(const DenseCodes&) = delete;
-  DenseCodes& operator=(const DenseCodes&) = delete;
+  DenseCodes& operator=(DenseCodes&&) = delete;
 
   const std::uint8_t* data() const { return data_; }
 

@@ -25,7 +25,7 @@
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "fp8/runtime/kernels/attention.h"
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -11,7 +11,7 @@
 // two widths, a part of a weight that begins within a block and is transposed) is the product of the dequantized
 // values, in bf16 where all scales are powers of two and the result is bf16, else in f32.
 //
-// The same operands give the same bits in inference and in training.
+// Equal operands give equal bits in inference and in training.
 #pragma once
 #include <ATen/core/Tensor.h>
 

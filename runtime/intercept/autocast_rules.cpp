@@ -20,6 +20,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
@@ -35,7 +36,7 @@ constexpr std::string_view kFirstOnly[] = {"layer_norm", "group_norm", "instance
 constexpr std::string_view kHandOn[] = {"lstm",     "gru",           "rnn_tanh",      "rnn_relu", "lstm_cell",
                                         "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "einsum",   "tensordot"};
 
-/// What a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never end,
+/// Ops that a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never end,
 /// or undo what was asked for. Not in the catalogue, so no list can name them.
 constexpr std::string_view kCasts[] = {
     "to", "_to_copy", "copy", "type_as", "empty_like", "_autocast_to_full_precision", "_autocast_to_reduced_precision"};
@@ -45,7 +46,7 @@ bool among(const std::string_view (&names)[N], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-/// What nn::Linear does with its weight: addmm(bias, x, w.t()) and matmul(x, w.t()).
+/// The forms in which nn::Linear calls its weight: addmm(bias, x, w.t()) and matmul(x, w.t()).
 enum class Form : std::uint8_t { other, addmm, matmul };
 
 Form form_of(std::string_view name, std::string_view overload) {
@@ -69,12 +70,6 @@ bool is_linear(Form form, Arguments arguments) {
   if (form == Form::matmul) return arguments[0].toTensor().dim() > 0 && is_transposed_matrix(arguments[1]);
   return arguments[0].toTensor().dim() == 1 && is_transposed_matrix(arguments[2]) && arguments[3].toScalar().equal(1) &&
          arguments[4].toScalar().equal(1);
-}
-
-bool is_optional_tensor_list(const c10::IValue& value) {
-  if (!value.isList() || value.isTensorList()) return value.isOptionalTensorList();
-  const auto optional = value.toListRef().empty() ? nullptr : value.toList().elementType()->cast<c10::OptionalType>();
-  return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::TensorType;
 }
 
 bool is_castable(const at::Tensor& t) {
@@ -130,7 +125,7 @@ std::optional<CallCast> within_region(Rule rule, Arguments arguments) {
   return to.has_value() ? std::optional(CallCast{*to, false, region}) : std::nullopt;
 }
 
-/// The same for a listed op.
+/// The cast of a listed op's call.
 std::optional<CallCast> cast_by(const Entry& entry, Form form, Arguments arguments) {
   Rule rule = entry.rule.load(std::memory_order_relaxed);
   if (rule == Rule::none && form != Form::other) {
@@ -301,7 +296,7 @@ Registry& registry() {
   return true;
 }();
 
-/// What a normalization gets beside its first argument: kernels take tensors of the input's dtype and float32, so
+/// The arguments of a normalization beside its first: kernels take tensors of the input's dtype and float32, so
 /// weights of the other 16-bit dtype (a float16 model in a bfloat16 region) become float32. Running statistics that the
 /// call updates must stay the caller's own.
 ///
@@ -339,22 +334,8 @@ std::optional<CallCast> cast_by_rule(Rule rule, Arguments arguments) {
 
 void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t count) {
   const InsideOp inside(cast.region);  // a cast is never cast
-  for (std::size_t i = 0; i < (cast.first_only ? std::min<std::size_t>(count, 1) : count); ++i) {
-    c10::IValue& value = arguments[i];
-    if (value.isTensor()) {
-      const at::Tensor& t = value.toTensor();
-      if (is_castable(t) && t.scalar_type() != cast.to) value = t.to(cast.to);
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : value.toTensorVector()) list.push_back(cast_tensor(t, cast.to));
-      value = std::move(list);
-    } else if (is_optional_tensor_list(value)) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const c10::IValue& t : value.toListRef())
-        list.push_back(t.isTensor() ? std::optional(cast_tensor(t.toTensor(), cast.to)) : std::nullopt);
-      value = std::move(list);
-    }
-  }
+  for (std::size_t i = 0; i < (cast.first_only ? std::min<std::size_t>(count, 1) : count); ++i)
+    replace_tensors(arguments[i], [&](const at::Tensor& t) { return cast_tensor(t, cast.to); });
   if (cast.first_only && count > 0 && arguments[0].isTensor() && is_castable(arguments[0].toTensor()))
     widen_rest(cast.to, arguments, count);
 }
@@ -363,7 +344,7 @@ at::Tensor cast_result(const std::optional<CallCast>& cast, const at::Tensor& re
   return cast.has_value() ? cast_tensor(result, cast->to) : result;
 }
 
-// What RuntimeFlags says of the lists of autocast: set_lists() overrides the variables that name their files.
+// The lists of autocast in RuntimeFlags: set_lists() overrides the variables that name their files.
 
 namespace {
 

@@ -5,7 +5,7 @@
 //   casts      arg.to(dtype), recorded by autograd, never cached; only float16, bfloat16 and float32 tensors on hpu,
 //              in lists and optionals too. Integers, float64, complex, fp8 codes and CPU tensors are left alone.
 //   refused    what a cast runs itself (to, _to_copy, empty_like, ...) or whose dtype is the caller's wish (type_as):
-//              named in a list it is told, and left alone.
+//              a warning names it where a list does, and it is left alone.
 //   linear     reaches C++ nn::Linear, which calls addmm(b, x, w.t()) or matmul(x, w.t()): where those are in no list
 //              themselves, calls of that form follow `linear`.
 //   tagged     a weight with an op handler keeps its tag: the intercepted op gets its arguments uncast, hands them to
@@ -14,7 +14,6 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <c10/core/DispatchKeySet.h>
 
 #include <cstdint>
 #include <optional>
@@ -30,7 +29,7 @@ namespace fp8::runtime::autocast {
 /// are ignored). At start the lists are from_environment()'s, warnings on stderr.
 std::vector<std::string> set_lists(AutocastLists lists);
 AutocastLists lists();
-/// What set_lists would return.
+/// The result that set_lists would have.
 std::vector<std::string> check_lists(const AutocastLists& lists);
 
 /// Other lists (process-wide) while it lives.
@@ -38,17 +37,16 @@ class ListsGuard {
  public:
   explicit ListsGuard(AutocastLists lists) : before_(autocast::lists()) { set_lists(std::move(lists)); }
   ~ListsGuard() { set_lists(std::move(before_)); }
-  ListsGuard(const ListsGuard&) = delete;
-  ListsGuard& operator=(const ListsGuard&) = delete;
+  ListsGuard& operator=(ListsGuard&&) = delete;
 
  private:
   AutocastLists before_;
 };
 
-/// What a list says of an op (lists.h); lower_first: of a normalization, whose first argument alone is cast.
+/// The rule of a list for an op (lists.h); lower_first: of a normalization, whose first argument alone is cast.
 enum class Rule : std::uint8_t { none, lower, lower_first, fp32, promote };
 
-/// What a region does to one call.
+/// The casts of a region in one call.
 struct CallCast {
   at::ScalarType to = at::kFloat;      ///< the arguments' new dtype
   bool first_only = false;             ///< of the first argument
@@ -59,7 +57,7 @@ struct CallCast {
 /// arguments: the op's, in the schema's order.
 std::optional<CallCast> cast_of_call(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments);
 
-/// The same for an op of a rule of its own (runtime/custom).
+/// cast_of_call() for an op with a rule of its own (runtime/custom).
 std::optional<CallCast> cast_by_rule(Rule rule, at::ArrayRef<c10::IValue> arguments);
 
 /// Casts `count` arguments in place; lists are replaced, not edited.
@@ -67,16 +65,5 @@ void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t co
 
 /// The result of a handler in the dtype that the op would have had.
 at::Tensor cast_result(const std::optional<CallCast>& cast, const at::Tensor& result);
-
-/// Our own operators (hpu::, fp8::, quantized_decomposed::) choose their dtypes themselves: each runs with autocast off
-/// inside, so that ATen calls in its kernel give the dtypes it was written for. To be called after the definitions of
-/// such ops; those that have been seen before are passed over.
-void keep_out_of_own_ops();
-
-// Where a kernel at AutocastHPU hands its call on.
-
-inline c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutocastHPU);
-}
 
 }  // namespace fp8::runtime::autocast

@@ -47,7 +47,7 @@ std::vector<std::int64_t> padding_of(const std::string& mode, const at::Tensor& 
   return padding;
 }
 
-/// Where an op has its arguments.
+/// The places of an op's arguments.
 struct Places {
   std::size_t dilation, groups;
   bool transposed;
@@ -100,7 +100,7 @@ std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arg
 
 namespace {
 
-/// Where `index` stands among `rows` (sorted); nullopt if it does not.
+/// The place of `index` among `rows` (sorted); nullopt if it does not.
 std::optional<std::int64_t> position_of(std::int64_t index, const at::Tensor& rows) {
   const at::Tensor host = cpu_alias(rows).to(at::kLong);
   const auto* begin = host.const_data_ptr<std::int64_t>();
@@ -204,8 +204,8 @@ at::Tensor product(const Operand& w, const at::Tensor& x, const std::optional<at
   return w.view.batch > 0 ? batched_linear(w, x, original) : call_linear(w, x, bias, original);
 }
 
-/// A form that no handler has a kernel for: the op with what the handler takes for the weight's values, or as if nobody
-/// was there where that is the weight itself.
+/// A form that no handler has a kernel for: the op with what the handler takes for the weight's values, or as if untagged
+/// where that is the weight itself.
 std::optional<at::Tensor> without_kernel(const Arguments& arguments, const Operand& w) {
   const at::Tensor values = w.tag->handler->dequantize(*w.tag, w.view, w.tensor);
   if (values.is_same(w.tensor)) return std::nullopt;

@@ -36,7 +36,7 @@ namespace {
 
 thread_local int g_paused = 0;
 
-/// Composite ops decompose, and their decomposition is what runs when nobody handles them; the others have a
+/// Composite ops decompose, and their decomposition runs where no handler takes them; the others have a
 /// derivative.
 struct Row {
   const char* name;
@@ -74,7 +74,7 @@ constexpr Row kIntercepted[] = {
     {"aten::convolution", "", OpShape::convolution, false},
 };
 
-/// A converted weight meets values: codes beside it have a scale that nobody knows, and mostly come from
+/// A converted weight is used with values: codes beside it have an unknown scale, and mostly come from
 /// x.to(weight.dtype()).
 void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arguments) {
   const WeightTag* converted = nullptr;
@@ -98,7 +98,7 @@ void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arg
               "fp8::values_dtype(weight) instead of weight.dtype()");
 }
 
-/// Whether a transform of torch.func is above this call; tensors may be wrapped.
+/// True if a transform of torch.func is above this call; tensors may be wrapped.
 bool is_transformed(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode); }
 
 /// The tag of the weight that the wrappers of torch.func's grad, vjp and jvp hold.
@@ -140,7 +140,7 @@ void check_derivatives(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> 
       "expected a backward pass, or a call where the module is not in fp8");
 }
 
-/// What the row's operation does with dtypes, where it multiplies.
+/// The row's use of dtypes, where it multiplies.
 constexpr std::optional<DtypeUse> use_of(OpShape shape) {
   switch (shape) {
     case OpShape::embedding:
@@ -198,7 +198,7 @@ class Interceptor final : public c10::OperatorKernel {
                                           std::optional<at::ScalarType> region) {
     const std::size_t count = op.schema().arguments().size();
     const std::string module = leaves_heard() ? tagged_modules(stack, stack.size() - count) : std::string();
-    std::optional<ModuleScope> scope;  // else that of whoever called stays
+    std::optional<ModuleScope> scope;  // else that of the caller stays
     if (!module.empty()) scope.emplace(module);
     const autocast::InsideOp inside(region);
     const Arguments arguments{op, stack, stack.size() - count, [&](int replaced, const at::Tensor& value) {
@@ -218,7 +218,7 @@ class Interceptor final : public c10::OperatorKernel {
     return torch::jit::Stack{autocast::cast_result(cast, *result)};
   }
 
-  /// For traces: whose weights the call met.
+  /// For traces: the modules of the call's weights.
   static std::string tagged_modules(const torch::jit::Stack& stack, std::size_t first) {
     for (std::size_t i = first; i < stack.size(); ++i) {
       const auto* tag = stack[i].isTensor() ? find_tag(stack[i].toTensor()) : nullptr;
@@ -260,7 +260,7 @@ bool is_untagged(const T&) {
   return true;
 }
 
-/// What needs neither aliases nor the CPU's kernel.
+/// Calls that need neither aliases nor the CPU's kernel.
 std::optional<at::Tensor> at_once(const at::Tensor& input, const at::Tensor& weight_t) {
   return few_rows_product(input, weight_t, std::nullopt);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of intercepted ops. An op that meets a tagged weight is handed to the weight's handler, once, at the
-// outermost op: at AutogradHPU (grad and no-grad) or at HPU (InferenceMode). Untagged weights go on as if nobody was
-// there.
+// outermost op: at AutogradHPU (grad and no-grad) or at HPU (InferenceMode). Untagged weights go on as without
+// this.
 //
 //   C++ nn::Linear   2-D + bias: addmm(b, x, w.t())    else: matmul(x, w.t()), += b
 //   nn::LSTM, GRU    linear per step and weight, also inside lstm_cell, gru_cell, ...
@@ -36,9 +36,9 @@ enum class OpShape {
   convolution
 };
 
-/// Whether the table has this op.
+/// True if the table has this op.
 bool is_intercepted(const std::string& name, const std::string& overload);
-/// Whether an op of the table that is called with `arguments` meets a tagged weight.
+/// True if an op of the table that is called with `arguments` meets a tagged weight.
 bool meets_tagged(at::ArrayRef<c10::IValue> arguments);
 
 /// The arguments of one intercepted call.
@@ -46,7 +46,7 @@ struct Arguments {
   const c10::OperatorHandle& op;
   const torch::jit::Stack& stack;
   std::size_t first;
-  /// Runs the op as if nobody had intercepted it, with argument `replaced` (-1: none) given as `value`; inside an
+  /// Runs the op as without interception, with argument `replaced` (-1: none) given as `value`; inside an
   /// autocast region with the casts that the region makes.
   std::function<at::Tensor(int replaced, const at::Tensor& value)> run;
 
@@ -60,17 +60,17 @@ struct Arguments {
 
 /// A tagged operand of a call.
 struct Operand {
-  const char* op;  ///< name of the op that met it
+  const char* op;  ///< name of the op
   const WeightTag* tag;
   WeightView view;
   at::Tensor tensor;
   int index;
 };
 
-/// The operand at `index` if it is tagged. Throws if it holds codes and is no view that a handler can be told about.
+/// The operand at `index` if it is tagged. Throws if it holds codes and is no view that a handler can describe.
 std::optional<Operand> tagged_operand(const Arguments& arguments, int index);
 
-/// The result if a tagged weight was met and handled.
+/// The result if an operand is a tagged weight and was handled.
 std::optional<at::Tensor> handle_matrix_op(OpShape shape, const Arguments& arguments);
 std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arguments);
 /// The op's four results.
@@ -81,12 +81,11 @@ class InterceptionPause {
  public:
   InterceptionPause();
   ~InterceptionPause();
-  InterceptionPause(const InterceptionPause&) = delete;
-  InterceptionPause& operator=(const InterceptionPause&) = delete;
+  InterceptionPause& operator=(InterceptionPause&&) = delete;
 };
 bool interception_paused();
 
-// What torch.func (grad, vjp, jvp) must not differentiate: it sees the operator above a handler, and the weight's
+// Products that torch.func (grad, vjp, jvp) must not differentiate: it sees the operator above a handler, and the weight's
 // values.
 
 /// A handler whose products have a backward other than that of the operator with dequantize()'s values.

@@ -39,28 +39,22 @@ struct Call {
 template <at::Tensor (*Product)(const at::Tensor&, const at::Tensor&)>
 void product(Stack& stack) {
   const Call call(stack, 6);
-  const auto multiply = [&] { return Product(call.tensor(0), call.tensor(1)); };
-  if (!call.handler) {
-    stack.emplace_back(multiply());
-    return;
-  }
-  const autocast::InsideOp inside;
-  const OriginalOp original = outside_of(inside, multiply);
-  stack.emplace_back(call.handler->matmul({call.tensor(0), call.tensor(1), original}));
+  stack.emplace_back(by_handler(
+      call.handler.get(), [&] { return Product(call.tensor(0), call.tensor(1)); },
+      [&](ModuleHandler& handler, const OriginalOp& original) {
+        return handler.matmul({call.tensor(0), call.tensor(1), original});
+      }));
 }
 
 void softmax(Stack& stack) {
   const Call call(stack, 7);
   const auto dtype = call[2].toOptional<at::ScalarType>();
-  const auto plain = [&] { return at::softmax(call.tensor(0), call[1].toInt(), dtype); };
-  if (!call.handler) {
-    stack.emplace_back(plain());
-    return;
-  }
-  const autocast::InsideOp inside;
-  const OriginalOp original = outside_of(inside, plain);
-  const at::Tensor x = dtype.has_value() ? call.tensor(0).to(*dtype) : call.tensor(0);
-  stack.emplace_back(call.handler->softmax({x, call[1].toInt(), original}));
+  stack.emplace_back(by_handler(
+      call.handler.get(), [&] { return at::softmax(call.tensor(0), call[1].toInt(), dtype); },
+      [&](ModuleHandler& handler, const OriginalOp& original) {
+        const at::Tensor x = dtype.has_value() ? call.tensor(0).to(*dtype) : call.tensor(0);
+        return handler.softmax({x, call[1].toInt(), original});
+      }));
 }
 
 void attention(Stack& stack) {
@@ -69,18 +63,12 @@ void attention(Stack& stack) {
   const auto scale = call[6].toOptional<double>();
   const double dropout = call[4].toDouble();
   const bool causal = call[5].toBool(), gqa = call[7].toBool();
-  const auto plain = [&] {
-    return at::scaled_dot_product_attention(call.tensor(0), call.tensor(1), call.tensor(2), mask, dropout, causal,
-                                            scale, gqa);
-  };
-  if (!call.handler) {
-    stack.emplace_back(plain());
-    return;
-  }
-  const autocast::InsideOp inside;
-  const OriginalOp original = outside_of(inside, plain);
-  stack.emplace_back(call.handler->attention({call.tensor(0), call.tensor(1), call.tensor(2), mask, dropout, causal,
-                                              scale, gqa, "None", std::nullopt, "left", original}));
+  const at::Tensor &q = call.tensor(0), &k = call.tensor(1), &v = call.tensor(2);
+  stack.emplace_back(by_handler(
+      call.handler.get(), [&] { return at::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa); },
+      [&](ModuleHandler& handler, const OriginalOp& original) {
+        return handler.attention({q, k, v, mask, dropout, causal, scale, gqa, "None", std::nullopt, "left", original});
+      }));
 }
 
 void cache(Stack& stack) {

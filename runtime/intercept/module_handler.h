@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who answers for an operation that has no weight of its own: the products, softmax and key-value cache of attention,
+// The handler of an operation that has no weight of its own: the products, softmax and key-value cache of attention,
 // mixtures of experts, and operations of one's own. A weight finds its handler through its tag; these find theirs
 // through a slot that the module holds (runtime/modules) or that a TorchScript node is bound to. An empty slot costs a
 // null check.
@@ -20,18 +20,8 @@
 
 namespace fp8::runtime {
 
-using OriginalOp = std::function<at::Tensor()>;  ///< the op as if nobody handled it
+using OriginalOp = std::function<at::Tensor()>;  ///< the op as without a handler
 using OriginalOps = std::function<std::vector<at::Tensor>()>;
-
-/// f for a handler that runs with autocast off inside: with autocast as it was around the handler. What f
-/// refers to must outlive the result.
-template <typename F>
-std::function<std::invoke_result_t<const F&>()> outside_of(const autocast::InsideOp& inside, const F& f) {
-  return [was_enabled = inside.was_enabled(), f] {
-    const autocast::OutsideOp outside(was_enabled);
-    return f();
-  };
-}
 
 /// a . b, batched as at::matmul.
 struct MatmulCall {
@@ -103,7 +93,20 @@ class ModuleHandler {
   virtual std::string describe() const = 0;
 };
 
-/// Where a module's handler sits. Shared by the module and whoever sets the handler.
+/// op(), or with a handler handle(*handler, original): autocast is off inside, and for the original op, which is op, as
+/// it was around the handler.
+template <class Op, class Handle>
+std::invoke_result_t<const Op&> by_handler(ModuleHandler* handler, const Op& op, const Handle& handle) {
+  if (handler == nullptr) return op();
+  const autocast::InsideOp inside;
+  const std::function<std::invoke_result_t<const Op&>()> original = [&] {
+    const autocast::OutsideOp outside(inside.was_enabled());
+    return op();
+  };
+  return handle(*handler, original);
+}
+
+/// The place of a module's handler, shared by the module and the code that sets the handler.
 struct ModuleSlot {
   std::shared_ptr<ModuleHandler> handler;  ///< null: the module does what it always did
 };
@@ -140,7 +143,7 @@ c10::intrusive_ptr<ScriptNodes> script_nodes_of(const c10::IValue& value);
 /// aten::matmul -> "fp8::script_matmul"; nullptr if there is none. Inputs are those of the aten operator, after nodes,
 /// index, name, type.
 const char* script_op_of(const std::string& aten_op);
-/// What a key-value cache's module is given, as its readers will see it: fp8::script_cache(nodes, index, name, type,
+/// The input of a key-value cache's module, as its readers will see it: fp8::script_cache(nodes, index, name, type,
 /// x).
 inline constexpr const char* kScriptCacheOp = "fp8::script_cache";
 inline constexpr const char* kHasScriptNodesOp = "fp8::has_script_nodes";

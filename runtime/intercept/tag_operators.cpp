@@ -5,7 +5,6 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -93,7 +92,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("dequantize(Tensor weight) -> Tensor", &dequantize);
   m.def("retag(Tensor source, Tensor(a!) to) -> ()", &retag);
   m.def("untag(Tensor(a!) weight) -> ()", &untag);
-  autocast::keep_out_of_own_ops();
 }
 
 }  // namespace fp8::runtime

@@ -7,7 +7,7 @@
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 #include <torch/library.h>
 
-#include <set>
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -16,6 +16,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::runtime {
@@ -33,7 +34,7 @@ constexpr const char* kWayOut =
 /// The codes among a tensor's elements.
 struct Codes {
   Tag tag;             ///< of the weight that all of them are in; null: none, or
-  bool mixed = false;  ///< not all of them are in one weight, or nobody knows whose they are
+  bool mixed = false;  ///< not all of them are in one weight, or their weight is unknown
 };
 
 Codes codes_of(const at::Tensor& t) {
@@ -51,9 +52,9 @@ Codes codes_of(const at::Tensor& t) {
   return codes;
 }
 
-QuantizedParameter* learning(const Tag& tag) {
-  return tag ? dynamic_cast<QuantizedParameter*>(tag->handler.get()) : nullptr;
-}
+QuantizedParameter* learning(const WeightTag& tag) { return dynamic_cast<QuantizedParameter*>(tag.handler.get()); }
+
+bool has_known_scales(const WeightTag& tag) { return dynamic_cast<const UnknownScales*>(tag.handler.get()) == nullptr; }
 
 bool same_elements(const at::Tensor& a, const at::Tensor& b) {
   return same_place(a, b) && a.sizes() == b.sizes() && a.strides() == b.strides();
@@ -63,7 +64,7 @@ bool same_scales(const WeightTag& a, const WeightTag& b) {
   return a.handler == b.handler || (!a.handler->scales().empty() && a.handler->scales() == b.handler->scales());
 }
 
-/// Whether every code of `from` has in `to` the scale that it had: one scale for all, or the same part of weights of
+/// True if every code of `from` has in `to` the scale that it had: one scale for all, or the same part of weights of
 /// one shape.
 bool scales_fit(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
   if (!same_scales(mine, its)) return false;
@@ -73,7 +74,7 @@ bool scales_fit(const WeightTag& mine, const at::Tensor& to, const WeightTag& it
          a->rows == b->rows && a->first_col == b->first_col && a->cols == b->cols && a->transposed == b->transposed;
 }
 
-/// Whether the copy is the weight's memory over again: all of it (or a transpose, or flat), in the same order.
+/// True if the copy is the weight's memory over again: all of it (or a transpose, or flat), in the same order.
 bool is_image(const WeightTag& tag, const at::Tensor& to, const at::Tensor& from) {
   return from.storage_offset() == tag.offset && from.numel() == c10::multiply_integers(tag.sizes) &&
          to.sizes() == from.sizes() && to.strides() == from.strides() && from.is_non_overlapping_and_dense();
@@ -96,21 +97,17 @@ void check_leaving(const WeightTag& tag, const at::Tensor& to, const at::Tensor&
 void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
   const bool all = mine.is(to) && its.is(from) && to.sizes() == from.sizes();
   if (!all) {
-    const bool learns = dynamic_cast<const QuantizedParameter*>(mine.handler.get()) != nullptr;
-    TORCH_CHECK(!learns && scales_fit(mine, to, its, from), "[copy] ", mine.describe(),
+    TORCH_CHECK(learning(mine) == nullptr && scales_fit(mine, to, its, from), "[copy] ", mine.describe(),
                 ": expected a copy of the whole weight, got sizes ", to.sizes(), " and ", from.sizes(), " of ",
                 its.describe(), "; a part would have another scale than the rest");
     return;
   }
-  const bool both_learn = dynamic_cast<const QuantizedParameter*>(mine.handler.get()) != nullptr &&
-                          dynamic_cast<const QuantizedParameter*>(its.handler.get()) != nullptr;
-  if (both_learn || same_scales(mine, its)) return;
-  const bool known = dynamic_cast<const UnknownScales*>(its.handler.get()) == nullptr;
-  TORCH_CHECK(known && mine.handler->with_scales_of(its.handler) != nullptr, "[copy] ", mine.describe(),
+  if ((learning(mine) != nullptr && learning(its) != nullptr) || same_scales(mine, its)) return;
+  TORCH_CHECK(has_known_scales(its) && mine.handler->with_scales_of(its.handler) != nullptr, "[copy] ", mine.describe(),
               ": expected codes of the same scales, got those of ", its.describe(), kWayOut);
 }
 
-/// Whether a storage is copied into another (Python's deepcopy of a tensor does).
+/// True if a storage is copied into another (Python's deepcopy of a tensor does).
 bool copies_storage(const at::Tensor& to, const at::Tensor& from) {
   const auto* meta = from.unsafeGetTensorImpl()->get_backend_meta();
   return from.scalar_type() == at::kByte && to.scalar_type() == at::kByte &&
@@ -134,14 +131,14 @@ void copy_tags(const at::Tensor& to, const at::Tensor& from) {
   }
 }
 
-/// A copy that somebody makes of a watched weight (clone(), deepcopy of a parameter), while nobody else has it.
+/// A new copy of a watched weight (clone(), deepcopy of a parameter), while only its maker has it.
 void watch_copy(const at::Tensor& to, const at::Tensor& from) {
   const Tag its = from.is_hpu() && to.is_hpu() ? tag_in_memory(from) : Tag();
   if (!its || its->handler->owns_values()) return;
   const bool learns = from.requires_grad() && at::GradMode::is_enabled(),
              fresh = to.use_count() == 1 && !learns && !to.requires_grad() && !tag_in_memory(to);
   if (!its->is(from) || !to.is_contiguous()) return;
-  auto handler = its->handler->for_copy(to);  // told of casts and copies elsewhere, too
+  auto handler = its->handler->for_copy(to);  // also for casts and copies elsewhere
   if (handler == nullptr || !fresh || to.sizes() != from.sizes() || to.scalar_type() != from.scalar_type()) return;
   auto tag = c10::make_intrusive<WeightTag>(*its);
   tag->lie_at(to);
@@ -178,12 +175,12 @@ void weight_copied(const at::Tensor& to, const at::Tensor& from) {
   watch_copy(to, from);
   const Codes mine = codes_of(to), its = codes_of(from);
   if (!its.tag || to.scalar_type() != from.scalar_type() || same_elements(to, from)) return;
-  if (mine.tag && learning(mine.tag) != nullptr && learning(its.tag) != nullptr) {
-    auto* parameter = learning(mine.tag);
-    if (parameter == learning(its.tag)) return;
+  auto *parameter = mine.tag ? learning(*mine.tag) : nullptr, *source = learning(*its.tag);
+  if (parameter != nullptr && source != nullptr) {
+    if (parameter == source) return;
     parameter->met(to);
-    if (from.is_hpu()) learning(its.tag)->met(from);
-    return parameter->adopt(*learning(its.tag));
+    if (from.is_hpu()) source->met(from);
+    return parameter->adopt(*source);
   }
   if (mine.tag && (!mine.tag->is(to) || same_scales(*mine.tag, *its.tag))) return;
   auto tag = c10::make_intrusive<WeightTag>(mine.tag ? *mine.tag : *its.tag);
@@ -207,13 +204,11 @@ void check_weight_replace(const WeightTag& tag, const at::Tensor& self, const at
               source.scalar_type(), "; convert the module after loading, or load before converting");
   if (source.numel() == 0) return;
   const Codes its = codes_of(source);
-  const bool learns = dynamic_cast<const QuantizedParameter*>(tag.handler.get()) != nullptr;
-  if (learns && t_scales_come_later) return;
+  if (t_scales_come_later && learning(tag) != nullptr) return;
   TORCH_CHECK(its.tag, "[set_] ", tag.describe(),
               ": expected codes whose scales are known, got codes without a mark on ", source.device(), kWayOut);
-  const bool known = dynamic_cast<const UnknownScales*>(its.tag->handler.get()) == nullptr;
-  TORCH_CHECK(known || (same_scales(tag, *its.tag) && self.sizes() == source.sizes()), "[set_] ", tag.describe(),
-              ": expected codes of the same scales, got those of ", its.tag->describe(), kWayOut);
+  TORCH_CHECK(has_known_scales(*its.tag) || (same_scales(tag, *its.tag) && self.sizes() == source.sizes()), "[set_] ",
+              tag.describe(), ": expected codes of the same scales, got those of ", its.tag->describe(), kWayOut);
 }
 
 void weight_replaced(const WeightTag& tag, const at::Tensor& source) {
@@ -222,8 +217,7 @@ void weight_replaced(const WeightTag& tag, const at::Tensor& source) {
   const bool same =
       source.scalar_type() == tag.dtype && source.sizes() == at::IntArrayRef(tag.sizes) && source.is_contiguous();
   if (!same || (source.is_hpu() && block_of(source) == nullptr)) return;
-  const bool known = there && dynamic_cast<const UnknownScales*>(there->handler.get()) == nullptr;
-  if (known && (tag.handler->owns_values() || there->is(source)))
+  if (there && has_known_scales(*there) && (tag.handler->owns_values() || there->is(source)))
     return;  // a part of a watched weight may be one itself
   auto moved = c10::make_intrusive<WeightTag>(tag);
   moved->lie_at(source);
@@ -240,21 +234,13 @@ namespace {
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
-/// What needs no values beside views and composites, which come here again in parts.
-const std::set<std::string>& allowed() {
-  static const std::set<std::string> names = {"aten::copy_",
-                                              "aten::clone",
-                                              "aten::_to_copy",
-                                              "aten::copy",
-                                              "aten::empty_like",
-                                              "aten::_copy_from",
-                                              "aten::lift",
-                                              "aten::lift_fresh",
-                                              "aten::is_pinned",
-                                              "aten::set_",
-                                              "aten::_copy_from_and_resize",
-                                              "aten::_has_same_storage_numel"};
-  return names;  // not new_empty: Python's deepcopy would copy the storage past us
+/// Operators that need no values, beside views and composites, which come here again in parts. new_empty is none of
+/// them: Python's deepcopy would copy the storage past this file.
+bool is_allowed(const std::string& name) {
+  static const auto names = io::words(R"(
+      aten::copy_ aten::clone aten::_to_copy aten::copy aten::empty_like aten::_copy_from aten::lift aten::lift_fresh
+      aten::is_pinned aten::set_ aten::_copy_from_and_resize aten::_has_same_storage_numel)");
+  return std::ranges::find(names, name) != names.end();
 }
 
 /// Python's tolist() reads the memory after these.
@@ -263,7 +249,7 @@ bool reads_memory(const std::string& name) { return name == "aten::resolve_neg" 
 bool goes_on(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
   if (reads_memory(name)) return false;
-  return allowed().count(name) != 0 || returns_view(op.schema()) ||
+  return is_allowed(name) || returns_view(op.schema()) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 

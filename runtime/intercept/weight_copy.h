@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a write into, a copy out of and an exchange of marked memory mean, where the memory holds codes
-// (OpHandler::owns_values). Codes never lie where nobody, or somebody else's scale, answers for them:
+// Writes into, copies out of and exchanges of marked memory, where the memory holds codes
+// (OpHandler::owns_values). Codes never lie without their own scale:
 //
 //   from \ to      unmarked (hpu or cpu)           all of a weight          a part of a weight
 //   all of it      the mark goes along             its scales go along      only with the same one scale
@@ -8,7 +8,7 @@
 //   unmarked       not looked at                   throws                   throws
 //
 // A host copy is guarded: views, copies and pickling go on, any other op throws with the module's name.
-// Memory read as bytes (view(kByte)) is nobody's codes: who copies bytes says by that what they mean; a copy of a whole
+// Memory read as bytes (view(kByte)) is no weight's codes: copying bytes is the caller's decision; a copy of a whole
 // storage (Python's deepcopy) takes the marks along. set_ and set_data: the new memory's mark holds; unmarked codes
 // throw. An archive holds a text that names the scales (weight_copy.cpp), and a module whose scales are those takes
 // the codes in. Watched weights (plain values): a copy is another weight, whose handler for_copy() may give; where
@@ -19,7 +19,6 @@
 #include <string>
 #include <utility>
 
-#include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::runtime {
@@ -41,8 +40,7 @@ class ScalesComeLater {
  public:
   ScalesComeLater();
   ~ScalesComeLater();
-  ScalesComeLater(const ScalesComeLater&) = delete;
-  ScalesComeLater& operator=(const ScalesComeLater&) = delete;
+  ScalesComeLater& operator=(ScalesComeLater&&) = delete;
 
  private:
   bool before_;
@@ -58,10 +56,10 @@ class ScalesComeLater {
 
 /// Gives a CPU tensor the key.
 void guard_host_codes(const at::Tensor& cpu);
-/// Whether it has it: it, or what it is a view of, was a host copy of codes.
+/// True if it has it: it, or what it is a view of, was a host copy of codes.
 bool is_guarded(const at::Tensor& t);
 
-// Who answers for codes whose scales are not at hand: they came out of an archive, or their memory was exchanged
+// The handler of codes whose scales are not at hand: they came out of an archive, or their memory was exchanged
 // unseen. Every use throws by name; what the archive said of the scales tells whether a converted module may take the
 // codes in.
 

@@ -57,19 +57,19 @@ const WeightTag* tag_for(const BlockTag* block, const at::Tensor& t) {
   return found;
 }
 
-/// Where the tags of a tensor's memory are; null: it can't have any.
+/// The place of the tags of a tensor's memory; null: it can't have any.
 c10::intrusive_ptr<BlockTag>* slot_of(const at::Tensor& t) {
   if (Block* block = block_of(t)) return &block->tag;
   HostBlock* host = host_block_of(t);
   return host == nullptr ? nullptr : &host->tag;
 }
 
-/// Whether t is the weight or a part of it, or was when its TensorImpl was marked.
+/// True if t is the weight or a part of it, or was when its TensorImpl was marked.
 bool marks(const WeightTag& tag, const at::Tensor& t) {
   return tag.holds(t) || t.unsafeGetTensorImpl()->get_backend_meta() == &tag;
 }
 
-/// Whether b takes a's place: the same weight, or codes where a's were.
+/// True if b takes a's place: the same weight, or codes where a's were.
 bool replaces(const WeightTag& b, const WeightTag& a) {
   const bool same_bytes = span_of(a).first == span_of(b).first && span_of(a).last == span_of(b).last;
   return same_bytes && (a.sizes == b.sizes || b.handler->owns_values());
@@ -205,7 +205,7 @@ const WeightTag* find_tag(const at::Tensor& tensor) {
   if (!same || !tensor.is_contiguous()) return nullptr;
   auto moved = c10::make_intrusive<WeightTag>(*tag);
   moved->lie_at(tensor);
-  // Nobody saw this memory come: what its codes mean is not known.
+  // This memory came by an unknown way: the meaning of its codes is not known.
   if (tag->handler->owns_values()) moved->handler = std::make_shared<UnknownScales>(tag->handler->describe());
   put_tag(tensor, moved);
   return tag_for(block->tag.get(), tensor);

@@ -3,19 +3,99 @@
 // views) and on the memory block (kept by views, t(), InferenceMode, lost when the storage is replaced). A block holds
 // as many as there are weights in it, each with its place. Looking one up costs a few ns.
 //
-// What copies of a marked weight mean, on hpu and on the host: weight_copy.h.
+// The meaning of copies of a marked weight, on hpu and on the host: weight_copy.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/intercept/op_handler.h"
 
 namespace fp8::runtime {
+
+// The handler of a weight. measure, quant and transformer_engine derive from OpHandler; the runtime finds a tagged
+// weight in an op and hands the call over. The runtime does not know what a handler does with it.
+
+struct WeightTag;
+
+/// The part of a tagged parameter that an op has. The parameter is seen as [rows, cols]: a Linear's [N, K], stacked
+/// experts [E, N, K] as [E*N, K], a convolution's [C_out, C_in/groups, ...] as [C_out, rest].
+struct WeightView {
+  std::int64_t first_row = 0, rows = 0;
+  std::int64_t first_col = 0, cols = 0;
+  std::int64_t batch =
+      0;  ///< 3-D views: number of [rows/batch, cols] matrices; 0 for 2-D (and whole convolution weights)
+  bool transposed = false;  ///< the op has [cols, rows] (w.t(), w.transpose(1, 2)), which is what x @ w^T looks like
+  bool whole = false;       ///< all of the parameter
+};
+
+/// y = x . w^T + bias. x: [..., K]; weight: the view as [N, K] on hpu; bias: [N] or none; y: [..., N].
+struct LinearCall {
+  const WeightTag& tag;
+  const WeightView& view;
+  const at::Tensor& weight;
+  const at::Tensor& x;
+  const std::optional<at::Tensor>& bias;
+  const std::function<at::Tensor()>& original;  ///< the op as with an untagged weight
+};
+
+/// A convolution of any rank. weight: the whole parameter; x: [B, C_in, ...], y: [B, C_out, ...].
+struct ConvolutionCall {
+  const WeightTag& tag;
+  const at::Tensor& weight;
+  const at::Tensor& x;
+  const std::optional<at::Tensor>& bias;
+  at::IntArrayRef stride, padding, dilation;
+  bool transposed;
+  std::int64_t groups;
+  const std::function<at::Tensor()>& original;
+};
+
+class OpHandler {
+ public:
+  virtual ~OpHandler() = default;
+
+  /// 2-D weights and single experts of stacked ones.
+  virtual at::Tensor linear(const LinearCall& call) = 0;
+  virtual at::Tensor convolution(const ConvolutionCall& call) = 0;
+
+  /// The weight (a view of it, in the view's own orientation and shape) in high precision, for ops that the handler has
+  /// no kernel for: embedding, x @ w, addmv with factors, ... A handler that only watches returns it unchanged.
+  virtual at::Tensor dequantize(const WeightTag& tag, const WeightView& view, const at::Tensor& weight) = 0;
+
+  /// Rows of the weight. indices: any shape; result: indices' shape + [cols]. The default gathers from dequantize().
+  virtual at::Tensor embedding(const WeightTag& tag, const WeightView& view, const at::Tensor& weight,
+                               const at::Tensor& indices);
+
+  /// True: the memory holds fp8 codes, and any op without a handler must be refused. False: plain values, nothing to
+  /// refuse.
+  virtual bool owns_values() const = 0;
+
+  /// The mark is taken off on purpose (the operator fp8::untag) and is not to be put back.
+  virtual void taken_off() {}
+
+  // Of handlers that own values. What copies of codes mean rests on these (weight_copy.h).
+
+  /// The scales that turn the codes into values, as text: equal texts decode alike. Empty: unknown.
+  virtual std::string scales() const { return {}; }
+  /// True if one number is the scale of every code, and so of every part.
+  virtual bool one_scale() const { return false; }
+  /// The handler of `copy`: all of the codes elsewhere (hpu or cpu), or with one_scale() a part. Null: this one.
+  virtual std::shared_ptr<OpHandler> for_copy(const at::Tensor& /*copy*/) const { return nullptr; }
+  /// The handler of this one's memory once all the codes of `source`'s weight are there. Null: it can't be told.
+  virtual std::shared_ptr<OpHandler> with_scales_of(const std::shared_ptr<OpHandler>& source) const {
+    const OpHandler& other = *source;
+    return typeid(*this) == typeid(other) ? source : nullptr;
+  }
+
+  /// One line for print-outs and messages: format, granularity, dialect.
+  virtual std::string describe() const = 0;
+};
 
 struct WeightTag final : BlockTag {
   std::vector<std::string> modules;  ///< names of the modules that own it; several when tied
@@ -32,12 +112,12 @@ struct WeightTag final : BlockTag {
 
   /// Takes over t's sizes, strides, offset and dtype.
   void lie_at(const at::Tensor& t);
-  /// Whether t is the whole weight as it lies in memory.
+  /// True if t is the whole weight as it lies in memory.
   bool is(const at::Tensor& t) const;
-  /// Whether all of t's elements, or some, are in the weight's memory. t: in the same storage.
+  /// True if all of t's elements, or some, are in the weight's memory. t: in the same storage.
   bool holds(const at::Tensor& t) const;
   bool meets(const at::Tensor& t) const;
-  /// Whether t's elements are codes of this weight: some of them are in its memory, and read in its dtype.
+  /// True if t's elements are codes of this weight: some of them are in its memory, and read in its dtype.
   bool has_codes_of(const at::Tensor& t) const;
 
   void check_access(const std::string& op, const at::Tensor& tensor) const override;
@@ -73,13 +153,13 @@ void untag_weight(const at::Tensor& weight);
 /// load), it is put on the memory too. Null if none.
 const WeightTag* find_tag(const at::Tensor& tensor);
 
-/// The same for a tensor on hpu or a marked copy on the host, of the memory alone.
+/// find_tag() for a tensor on hpu or a marked copy on the host, of the memory alone.
 c10::intrusive_ptr<WeightTag> tag_in_memory(const at::Tensor& tensor);
 /// Puts a tag on the memory of what it lies at (hpu, or cpu: make_host_block), in the place of one of the same sizes
 /// there.
 void put_tag(const at::Tensor& tensor, c10::intrusive_ptr<WeightTag> tag);
 
-/// What part of the tagged parameter `tensor` is; nullopt if its strides fit no part of it.
+/// The part of the tagged parameter that `tensor` is; nullopt if its strides fit no part of it.
 std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor);
 
 // A parameter whose memory holds fp8 codes and that learns all the same: its weight tag's handler is one of these too.
@@ -116,7 +196,7 @@ inline QuantizedParameter* quantized_parameter(const at::Tensor& parameter) {
 
 }  // namespace fp8::runtime
 
-// What a converted weight shows of itself to code that knows nothing of codes.
+// A converted weight as seen by code that knows nothing of codes.
 //
 //   std::cout << weight          its values and describe_weight()'s line (weight_values.cpp); Python's print the same.
 //                                A copy as f64 to the host, which printers ask for, is the handler's values
@@ -138,7 +218,7 @@ namespace runtime {
 /// naming the module for other parts. Of a copy of codes on the host: on the host.
 at::Tensor values_of_weight(const at::Tensor& weight);
 
-/// What a handler that holds codes may tell of them: it derives from this too.
+/// The dtype and scales of a handler that holds codes: it derives from this too.
 class CodedWeight {
  public:
   virtual ~CodedWeight() = default;

@@ -10,7 +10,6 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
@@ -43,7 +42,7 @@ bool lies_within(const WeightTag& tag, const at::Tensor& t) {
 at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                    std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                    std::optional<at::MemoryFormat> memory_format) {
-  // What at::print asks for. Nobody computes in f64 on the host and takes it for codes.
+  // at::print asks for this. No other code computes in f64 on the host with codes.
   const bool shown = dtype == at::kDouble && device.has_value() && device->is_cpu() && codes_tag(self);
   return at::native::_to_copy(shown ? values_of_weight(self) : self, dtype, layout, device, pin_memory, non_blocking,
                               memory_format);
@@ -97,7 +96,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("values(Tensor weight) -> Tensor", &values_of_weight);
   m.def("values_dtype(Tensor weight) -> ScalarType", &values_dtype);
   m.def("describe(Tensor weight) -> str", &describe_weight);
-  autocast::keep_out_of_own_ops();
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of few rows of queries over many keys, as of a new token over its cache: keys and values are read once for
 // all rows that share them (grouped queries are rows of one head). T is bf16, f16 or f32; sums run in f32, in ascending
-// order, and round() is to T (but p of f16 stays f32). Keys and values may be fp8 codes: what decode.h makes of them in
+// order, and round() is to T (but p of f16 stays f32). Keys and values may be fp8 codes: what cast.h makes of them in
 // T.
 //
 //   s[j]  = scale * (sum over even d of q[d] k[j, d]  +  sum over odd d of q[d] k[j, d])  + mask[j]

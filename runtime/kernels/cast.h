@@ -41,7 +41,7 @@ struct ScaleLayout {
   bool operator==(const ScaleLayout&) const = default;
 };
 
-/// Where scales come from.
+/// The source of the scales.
 enum class ScaleRule : std::uint8_t {
   given,
   amax_over_max,  ///< scale_inv = amax / max at the call: activations, checkpoints
@@ -76,7 +76,7 @@ struct CastSpec {
   float saturation() const { return max.value_or(fp8_max(format, Dialect::ocp)); }
   /// Two casts of one x whose codes are equal, however they lie.
   bool same_codes(const CastSpec& other) const;
-  /// Two casts of one x that are equal and can be told to be.
+  /// Two casts of one x that are known to be equal.
   bool same_result(const CastSpec& other) const {
     return scales == nullptr && !stochastic && transpose == other.transpose && same_codes(other);
   }
@@ -110,7 +110,7 @@ inline CastArgs dense_cast(const float* x, std::int64_t rows, std::int64_t cols,
   return args;
 }
 
-/// The cast that rule and layout ask for: one of those below, or of block_cast.h.
+/// The cast that rule and layout ask for: one of those below.
 void cast(const CastArgs& args);
 
 /// Given scales. Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. The
@@ -144,5 +144,94 @@ void amax_rows(const void* x, FloatType type, std::int64_t rows, std::int64_t co
 /// Per column: out[c] = max over r of |x[r, c]|.
 void amax_cols(const void* x, FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,
                float* out);
+
+// fp8 -> high precision: y = round(f32(code) * scale_inv). All 256 codes are exact in f32; the product is an f32
+// product, and bf16 and f16 outputs are that product rounded to nearest even once more, as readers of fp8 checkpoints
+// do. NaN stays NaN with the code's sign.
+
+/// One decode of a dense matrix of codes [rows, cols] into y [rows, cols].
+struct DecodeArgs {
+  const std::uint8_t* codes = nullptr;
+  std::int64_t rows = 0, cols = 0;
+  Format format = Format::E4M3;
+  void* y = nullptr;
+  FloatType type = FloatType::F32;  ///< type of y
+  /// Multipliers on the way out, as `layout` has them; nullptr means 1.
+  ScaleLayout layout = {};
+  const float* scale_inv = nullptr;
+  const std::uint8_t* e8m0 = nullptr;  ///< decode_blocks: those of the blocks as E8M0, instead
+  /// The reading of E4M3: gaudi2 takes 0x78 for infinity and what lies above for NaN, the others for 256 to 448.
+  Dialect dialect = Dialect::ocp;
+};
+
+/// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. Throws
+/// std::invalid_argument for negative sizes, null pointers that are needed, and layouts that are not along_rows().
+void decode_from_fp8(const DecodeArgs& args);
+
+/// The value of each of the 256 codes as `dialect` reads them (ocp, gaudi3: E4M3 0x7F/0xFF NaN; gaudi2: 0x78 infinity,
+/// above NaN).
+const float* decode_table(Format format, Dialect dialect = Dialect::ocp);
+
+/// True if any of the n codes is NaN or infinite when read by `dialect` (ocp and gaudi3 have no E4M3 infinity). Throws
+/// std::invalid_argument for negative n or null codes.
+bool has_nan_code(const std::uint8_t* codes, std::int64_t n, Format format, Dialect dialect);
+
+// High precision -> fp8 with one scale per block of a matrix, and back. The matrix [rows, cols] is cut into blocks of
+// layout.rows x layout.cols, those at the right and lower edge as if padded with zeros; their scales are a dense grid
+// [ceil(rows / layout.rows), ceil(cols / layout.cols)].
+//
+//   cast_blocks
+//     max_over_amax   amax = max(max |x| of the block, amax_epsilon)
+//                 scale = f32(max / amax), infinite: the largest number of x's type;
+//                 power_of_two: then its exponent alone
+//                 amax 0, infinite or NaN: scale 1
+//                 code = RNE(clamp(f32(x * scale)))              scale_inv = f32(1 / scale)
+//     amax_over_max   (checkpoints) scale_inv = max(f32(amax / max), 2^-126),
+//                 amax 0: 1, infinite or NaN: itself, codes unspecified
+//                 power_of_two: the smallest power of two >= that            scale = f32(1 / scale_inv)
+//     given       scale as given, no amax
+//   cast_mx       e = the smallest power of two >= f32(amax * f32(1 / max)), as E8M0 (OCP MX rev 1.0):
+//                     2^(e - 127), e = 0..254; 0 for amax 0; 0xFE for inf; 0xFF is NaN
+//                 code = RNE(clamp(f32(x * 2^(127 - e))))         0xFF: NaN codes
+//   decode_*      y = round to y's type(f32(value of the code * scale_inv))
+//
+// So infinities saturate and a NaN stays one (recipes/tensor_scaling.h has the same rule); an MX block with a NaN is
+// NaN all over, one with an infinity decodes to that infinity and zeros.
+
+constexpr std::int64_t kMxBlock = 32;
+
+struct BlockCastArgs : CastArgs {
+  BlockCastArgs() { layout = ScaleLayout::blocks(1, 128), rule = ScaleRule::max_over_amax; }
+};
+struct MxCastArgs : CastArgs {
+  MxCastArgs() { layout = ScaleLayout::blocks(1, kMxBlock), rule = ScaleRule::e8m0; }
+};
+
+/// By a rule other than e8m0; `given` takes args.scales, the grid. Runs on all threads of the pool, with the SIMD level
+/// in force; the result depends on neither. One thread works on one block, so blocks are meant to be of thousands of
+/// elements, not of millions (cast_to_fp8 has those). Of the fields for given scales of one value or a row, it reads
+/// none. Throws std::invalid_argument naming the field for sizes that are negative (blocks: not positive), missing
+/// pointers, a max that is no value of the format, another amax_epsilon.
+void cast_blocks(const CastArgs& args);
+/// As cast_blocks, with blocks of 1 x 32, along a row, or 32 x 1, down a column.
+void cast_mx(const CastArgs& args);
+/// As cast_blocks, without the cast: args.grid gets the amax of each block, NaN where a block has one.
+void amax_blocks(const CastArgs& args);
+
+struct BlockDecodeArgs : DecodeArgs {
+  BlockDecodeArgs() { layout = ScaleLayout::blocks(1, 128); }
+};
+
+/// scale_inv or e8m0 of args is given. Runs and throws as cast_blocks; reads E4M3 as ocp does.
+void decode_blocks(const DecodeArgs& args);
+
+/// The scale of cast_blocks from the amax of a block of x's type (amax >= 0 or NaN).
+float block_scale(float amax, FloatType type, float max, float amax_epsilon, bool power_of_two);
+/// The scale_inv of amax_over_max.
+float block_scale_inv(float amax, float max, bool power_of_two);
+/// The E8M0 exponent of cast_mx from the amax of a block.
+std::uint8_t e8m0_from_amax(float amax, float max);
+/// 2^(e - 127), subnormal for e = 0; NaN for 0xFF.
+float e8m0_value(std::uint8_t e);
 
 }  // namespace fp8::kernels

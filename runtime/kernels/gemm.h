@@ -90,7 +90,7 @@ struct GemmArgs {
   FloatType y_type = FloatType::F32;
   std::int64_t y_stride = 0;  ///< elements between rows of y, >= n
   bool accumulate = false;    ///< add to what y holds (in f32, before the one rounding)
-  /// Whose reading of E4M3 codes, of a and of w (decode.h): with gaudi2 an output that meets a code from 0x78 on is
+  /// Whose reading of E4M3 codes, of a and of w (cast.h): with gaudi2 an output that meets a code from 0x78 on is
   /// infinity or NaN.
   Dialect dialect = Dialect::ocp;
 };

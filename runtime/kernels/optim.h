@@ -35,7 +35,7 @@ void scale_add(std::span<const ScaleAdd> work);
 /// out[i] = sum of squares of x[i], in f64: chunk by chunk 16 interleaved sums, added in a fixed order.
 void sums_of_squares(std::span<const Array> x, double* out);
 
-/// What differs between two steps of Adam, already in f32.
+/// The factors of Adam that differ between two steps, already in f32.
 ///
 ///   m = beta1 * m + rest1 * g
 ///   v = beta2 * v + rest2 * g * g

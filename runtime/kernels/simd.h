@@ -30,7 +30,7 @@ SimdLevel best_scoped_level();
 /// The level in force: best_simd_level(), or FP8_SIMD's, or that of the innermost ScopedSimdLevel.
 SimdLevel simd_level();
 
-/// Whether vectors of 512 bits are computed as a whole: not by AMD's before Zen 5, which take two halves.
+/// True if vectors of 512 bits are computed as a whole: not by AMD's before Zen 5, which take two halves.
 bool wide_datapath();
 
 /// Bytes of output from which a kernel stores around the caches: half of the last-level cache, at most 16 MiB. A
@@ -43,8 +43,7 @@ class ScopedSimdLevel {
  public:
   explicit ScopedSimdLevel(SimdLevel level);
   ~ScopedSimdLevel();
-  ScopedSimdLevel(const ScopedSimdLevel&) = delete;
-  ScopedSimdLevel& operator=(const ScopedSimdLevel&) = delete;
+  ScopedSimdLevel& operator=(ScopedSimdLevel&&) = delete;
 
  private:
   int previous_;

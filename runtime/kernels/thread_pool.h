@@ -26,8 +26,7 @@ class AwakeWorkers {
  public:
   AwakeWorkers();
   ~AwakeWorkers();
-  AwakeWorkers(const AwakeWorkers&) = delete;
-  AwakeWorkers& operator=(const AwakeWorkers&) = delete;
+  AwakeWorkers& operator=(AwakeWorkers&&) = delete;
 };
 
 /// Memory that a thread keeps between calls: fresh pages would cost more than the kernel.

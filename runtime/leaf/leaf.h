@@ -9,7 +9,7 @@
 //   leaf.gives(y);                                 what came of it
 //   ~LeafScope                                     ends; an exception leaves it without an end
 //
-// Whoever wants to see them is a LeafListener: traces, profilers, what records an order to repeat it. While there is
+// A LeafListener sees them: traces, profilers, what records an order to repeat it. While there is
 // none a leaf costs one load, and kernels that have a shorter way for that case ask leaves_heard() first.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -30,7 +30,7 @@
 
 namespace fp8::runtime {
 
-/// What a listener may want to know of an operand.
+/// An operand, for listeners.
 struct LeafTensor {
   at::ScalarType type;
   c10::SmallVector<std::int64_t, 4> sizes;
@@ -61,9 +61,9 @@ class LeafListener {
   virtual ~LeafListener() = default;
   virtual void leaf_begins(const LeafRecord&) {}
   virtual void leaf_ends(const LeafRecord&) {}
-  /// Whether casts shall find out their amax and how many values saturated: one more pass over them.
+  /// True if casts shall find out their amax and how many values saturated: one more pass over them.
   virtual bool wants_numbers() const { return false; }
-  /// Whether a ModuleScope shall be an event "[pl][module]Type: path" for LibTorch's profilers.
+  /// True if a ModuleScope shall be an event "[pl][module]Type: path" for LibTorch's profilers.
   virtual bool wants_modules() const { return false; }
 };
 
@@ -72,8 +72,7 @@ class Listening {
  public:
   explicit Listening(LeafListener& listener);
   ~Listening();  ///< waits for calls that are on their way
-  Listening(const Listening&) = delete;
-  Listening& operator=(const Listening&) = delete;
+  Listening& operator=(Listening&&) = delete;
 
  private:
   LeafListener* listener_;
@@ -87,7 +86,7 @@ struct LeafStateDeleter {
 };
 }  // namespace detail
 
-/// Somebody listens.
+/// True while there is a listener.
 inline bool leaves_heard() { return detail::g_listeners.load(std::memory_order_relaxed) != 0; }
 
 class LeafScope {
@@ -114,8 +113,7 @@ class LeafScope {
     if (state_) [[unlikely]]
       end();
   }
-  LeafScope(const LeafScope&) = delete;
-  LeafScope& operator=(const LeafScope&) = delete;
+  LeafScope& operator=(LeafScope&&) = delete;
 
   template <class... T>
   void gives(const T&... outputs) {
@@ -126,12 +124,12 @@ class LeafScope {
   }
   void gives(at::ArrayRef<c10::IValue> results);
 
-  /// Where the shapes do not tell.
+  /// For shapes that do not give the number.
   void flops(std::int64_t count);
   void note(const char* name, double value);
   bool wants_numbers() const;
 
-  static const LeafRecord* current();  ///< that this thread is in; null where there is none or nobody listens
+  static const LeafRecord* current();  ///< that this thread is in; null without one, or without listeners
 
  protected:
   bool begin(const char* op);  ///< false: within a leaf
@@ -167,8 +165,7 @@ class OpEvent {
   ~OpEvent() {
     if (outermost_) leave();
   }
-  OpEvent(const OpEvent&) = delete;
-  OpEvent& operator=(const OpEvent&) = delete;
+  OpEvent& operator=(OpEvent&&) = delete;
 
  private:
   static bool enter(const char* op);  ///< false: within another
@@ -189,7 +186,7 @@ class OpScope : detail::OpEvent, public LeafScope {
   static const char* current();  ///< the outermost one's op of this thread, whether heard or not; nullptr
 };
 
-void host_leaf(const char* op, const std::function<void()>& work);  ///< host_node() where somebody listens
+void host_leaf(const char* op, const std::function<void()>& work);  ///< host_node() where there are listeners
 
 /// A leaf on the host: `work` at its place in the order.
 template <class Work>
@@ -199,30 +196,28 @@ void host_node(const char* op, Work&& work) {
   work();
 }
 
-/// The module that this thread's leaves serve while it lives; where somebody listens, those of its backward too.
-/// path and type live as long; type: "Fp8Linear", nullptr where nobody asks.
+/// The module that this thread's leaves serve while it lives; with listeners, those of its backward too.
+/// path and type live as long; type: "Fp8Linear", nullptr where it is not needed.
 class ModuleScope {
  public:
   explicit ModuleScope(const std::string& path, const char* type = nullptr);
   ~ModuleScope();
-  ModuleScope(const ModuleScope&) = delete;
-  ModuleScope& operator=(const ModuleScope&) = delete;
+  ModuleScope& operator=(ModuleScope&&) = delete;
 
   static std::string_view current();  ///< the innermost path of this thread; ""
 
  private:
   const std::string* previous_;
-  std::int64_t first_node_ = -1;  ///< autograd's number of the first node made within; -1: nobody listened
+  std::int64_t first_node_ = -1;  ///< autograd's number of the first node made within; -1: without listeners
   std::unique_ptr<at::RecordFunction> event_;
 };
 
-/// What a program is about: "forward", "loss", "backward", "clip", "optimizer". name: a literal.
+/// The phase of a program: "forward", "loss", "backward", "clip", "optimizer". name: a literal.
 class PhaseScope {
  public:
   explicit PhaseScope(const char* name);
   ~PhaseScope();
-  PhaseScope(const PhaseScope&) = delete;
-  PhaseScope& operator=(const PhaseScope&) = delete;
+  PhaseScope& operator=(PhaseScope&&) = delete;
 
   static std::string_view current();
 
@@ -232,7 +227,7 @@ class PhaseScope {
 
 }  // namespace fp8::runtime
 
-// Who listens to leaves, and what a thread is about: shared by the sources of this folder.
+// The listeners of leaves, and the scopes of a thread: shared by the sources of this folder.
 
 namespace fp8::runtime::detail {
 

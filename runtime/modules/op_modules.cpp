@@ -16,24 +16,21 @@
 namespace fp8::runtime {
 
 std::vector<at::Tensor> OpModule::handled(const std::vector<at::Tensor>& inputs, const OriginalOps& op) const {
-  if (handler() == nullptr) return op();
-  const autocast::InsideOp inside;
-  const OriginalOps original = outside_of(inside, op);
-  return handler()->tensors({inputs, original});
+  return by_handler(handler(), op, [&](ModuleHandler& handler, const OriginalOps& original) {
+    return handler.tensors({inputs, original});
+  });
 }
 
 at::Tensor MatmulImpl::forward(const at::Tensor& a, const at::Tensor& b) {
-  if (handler() == nullptr) return at::matmul(a, b);
-  const autocast::InsideOp inside;
-  const OriginalOp original = outside_of(inside, [&] { return at::matmul(a, b); });
-  return handler()->matmul({a, b, original});
+  return by_handler(
+      handler(), [&] { return at::matmul(a, b); },
+      [&](ModuleHandler& handler, const OriginalOp& original) { return handler.matmul({a, b, original}); });
 }
 
 at::Tensor SoftmaxImpl::forward(const at::Tensor& x, std::int64_t dim) {
-  if (handler() == nullptr) return at::softmax(x, dim);
-  const autocast::InsideOp inside;
-  const OriginalOp original = outside_of(inside, [&] { return at::softmax(x, dim); });
-  return handler()->softmax({x, dim, original});
+  return by_handler(
+      handler(), [&] { return at::softmax(x, dim); },
+      [&](ModuleHandler& handler, const OriginalOp& original) { return handler.softmax({x, dim, original}); });
 }
 
 at::Tensor ModuleFusedSDPAImpl::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -43,11 +40,10 @@ at::Tensor ModuleFusedSDPAImpl::forward(const at::Tensor& q, const at::Tensor& k
                 "[ModuleFusedSDPA] expected a mask instead of valid_seq_len where nothing handles the module");
     return at::scaled_dot_product_attention(q, k, v, o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa);
   };
-  if (handler() == nullptr) return attention();
-  const autocast::InsideOp inside;
-  const OriginalOp original = outside_of(inside, attention);
-  return handler()->attention({q, k, v, o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa, o.softmax_mode,
-                               o.valid_seq_len, o.seq_padding_type, original});
+  return by_handler(handler(), attention, [&](ModuleHandler& handler, const OriginalOp& original) {
+    return handler.attention({q, k, v, o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa, o.softmax_mode,
+                              o.valid_seq_len, o.seq_padding_type, original});
+  });
 }
 
 void KVCacheImpl::allocate(at::IntArrayRef shape, const at::Tensor& like) {
@@ -154,12 +150,11 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& hidden_states, const 
     }
     return y;
   };
-  if (handler() == nullptr) return mixture();
-  const autocast::InsideOp inside;
-  const OriginalOp original = outside_of(inside, mixture);
-  return handler()->mixture_of_experts({hidden_states, expert_routing_table, router_weights, w12, w3,
-                                        /*permuted_weights=*/true, options_.activation, options_.experts_min,
-                                        options_.experts_max, original});
+  return by_handler(handler(), mixture, [&](ModuleHandler& handler, const OriginalOp& original) {
+    return handler.mixture_of_experts({hidden_states, expert_routing_table, router_weights, w12, w3,
+                                       /*permuted_weights=*/true, options_.activation, options_.experts_min,
+                                       options_.experts_max, original});
+  });
 }
 
 }  // namespace fp8::runtime

@@ -33,7 +33,7 @@ class OpModule : public torch::nn::Module {
   ModuleHandler* handler() const { return slot_->handler.get(); }
 
  protected:
-  /// What op() computes of `inputs`, or what the handler makes of it.
+  /// The result of op() of `inputs`, or the handler's.
   std::vector<at::Tensor> handled(const std::vector<at::Tensor>& inputs, const OriginalOps& op) const;
 
  private:
@@ -118,7 +118,7 @@ class VLLMKVCacheImpl : public OpModule {
  public:
   VLLMKVCacheImpl() : OpModule("VLLMKVCache") {}
 
-  /// What the caller's cache must be allocated in, for values of `dtype`.
+  /// The dtype that the caller's cache must be allocated in, for values of `dtype`.
   at::ScalarType cache_dtype(at::ScalarType dtype) const;
 
   /// Writes input [tokens, H, E] to the slots [tokens] of cache [slots, H, E] (blocks * block_size slots; a cache

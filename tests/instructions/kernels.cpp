@@ -5,9 +5,7 @@
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/attention/decoder_math.h"
-#include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/gemv.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "fp8/recipes/recipes.h"
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "support/throws_with.h"
 
 namespace fp8::recipes {

@@ -17,7 +17,6 @@
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "support/throws_with.h"
 

@@ -10,7 +10,6 @@
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 
 namespace {
 

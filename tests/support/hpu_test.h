@@ -15,7 +15,6 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "support/throws_with.h"
 

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/benchmarks/bench.h"
 

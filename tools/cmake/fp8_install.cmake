@@ -18,8 +18,8 @@ install(EXPORT fp8TrainingTargets NAMESPACE fp8:: DESTINATION ${FP8_CMAKE_DIR})
 # Public are these headers and what they include; all others are how it is done.
 set(FP8_PUBLIC_HEADERS
   runtime/runtime.h recipes/recipes.h configs/configs.h measure/measure.h quant/quant.h transformer_engine/te.h
-  runtime/kernels/block_cast.h runtime/kernels/cast.h runtime/kernels/decode.h runtime/kernels/gemm.h
-  runtime/kernels/optim.h runtime/kernels/simd.h runtime/kernels/thread_pool.h
+  runtime/kernels/cast.h runtime/kernels/gemm.h runtime/kernels/optim.h runtime/kernels/simd.h
+  runtime/kernels/thread_pool.h
   runtime/io/base/runtime_flags.h runtime/io/json/json.h runtime/io/tensors/npz.h runtime/io/tensors/safetensors.h runtime/io/tensors/torch_file.h
   runtime/custom/hpu_custom_op_pt2.h runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h
   runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h

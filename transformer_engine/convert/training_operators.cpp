@@ -9,7 +9,6 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/distributed/backend_group.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
@@ -166,7 +165,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
         &export_amax_of);
   m.def(torch::schema("save_training_state(Tensor[] weights, str folder) -> ()", kEffect), &save_training_state);
   m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
-  runtime::autocast::keep_out_of_own_ops();
 }
 
 }  // namespace fp8::te

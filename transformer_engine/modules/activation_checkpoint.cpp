@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/region/recomputation.h"
@@ -251,7 +250,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def(torch::schema("checkpoint_again(int run) -> ()", kEffect), &checkpoint_again);
   m.def(torch::schema("checkpoint_end(int run) -> ()", kEffect), &checkpoint_end);
   m.def(torch::schema("checkpoint_free(int run) -> ()", kEffect), &checkpoint_free);
-  autocast::keep_out_of_own_ops();
 }
 
 }  // namespace fp8::te

@@ -17,7 +17,7 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace torch::nn {

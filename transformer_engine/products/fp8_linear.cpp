@@ -12,7 +12,6 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"

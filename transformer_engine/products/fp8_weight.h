@@ -23,7 +23,6 @@
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
 namespace torch::nn {

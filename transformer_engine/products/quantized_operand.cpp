@@ -2,8 +2,8 @@
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/fp8_tensor/cast_once.h"
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::te {
 namespace {

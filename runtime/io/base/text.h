@@ -3,6 +3,7 @@
 //
 //   joined(words)              "tensor, channel, block"     words: a range of texts or of integers
 //   joined_first(words, 2)     "tensor, channel, ..."
+//   words("add  sub")          {"add", "sub"}
 //   shape_text({2, 3})         "[2, 3]"
 //   is_name("kv_cache", "_")   true
 //   is_file_name("run.csv")    true; "../run.csv" is a path
@@ -37,6 +38,18 @@ std::string joined(Range&& words, std::string_view separator = ", ") {
 /// At most `most` of them, "..." for those that are left out.
 inline std::string joined_first(const std::vector<std::string>& words, std::size_t most = 8) {
   return joined(words | std::views::take(static_cast<std::ptrdiff_t>(most))) + (words.size() > most ? ", ..." : "");
+}
+
+/// The words of a text, between its spaces and line ends.
+inline std::vector<std::string> words(std::string_view text) {
+  constexpr std::string_view kBetween = " \n";
+  std::vector<std::string> found;
+  for (std::size_t at = 0; (at = text.find_first_not_of(kBetween, at)) != std::string_view::npos;) {
+    const std::size_t end = std::min(text.find_first_of(kBetween, at), text.size());
+    found.emplace_back(text.substr(at, end - at));
+    at = end;
+  }
+  return found;
 }
 
 /// One word for a shell, in single quotes; `quote` is how the shell writes one among them.

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

@@ -91,22 +91,6 @@ void MagnitudeMaxGroups(const T* x, std::int64_t n, std::int64_t width, T* best)
   GroupMaxima(small, x, count, group, best);
 }
 
-inline std::uint32_t MagnitudeMax32(const std::uint32_t* x, std::int64_t n) { return MagnitudeMax(x, n); }
-inline std::uint16_t MagnitudeMax16(const std::uint16_t* x, std::int64_t n) { return MagnitudeMax(x, n); }
-inline void MagnitudeMaxInto32(const std::uint32_t* x, std::int64_t n, std::uint32_t* best) {
-  MagnitudeMaxInto(x, n, best);
-}
-inline void MagnitudeMaxInto16(const std::uint16_t* x, std::int64_t n, std::uint16_t* best) {
-  MagnitudeMaxInto(x, n, best);
-}
-
-inline void MagnitudeMaxGroups32(const std::uint32_t* x, std::int64_t n, std::int64_t width, std::uint32_t* best) {
-  MagnitudeMaxGroups(x, n, width, best);
-}
-inline void MagnitudeMaxGroups16(const std::uint16_t* x, std::int64_t n, std::int64_t width, std::uint16_t* best) {
-  MagnitudeMaxGroups(x, n, width, best);
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace fp8::kernels
 HWY_AFTER_NAMESPACE();
@@ -117,9 +101,9 @@ HWY_AFTER_NAMESPACE();
 namespace fp8::kernels {
 namespace {
 
-#define FP8_AMAX_KERNELS(of)                                                 \
-  {of(MagnitudeMax32),     of(MagnitudeMax16),       of(MagnitudeMaxInto32), \
-   of(MagnitudeMaxInto16), of(MagnitudeMaxGroups32), of(MagnitudeMaxGroups16)}
+#define FP8_AMAX_KERNELS(of)                                                                                        \
+  {of(MagnitudeMax<std::uint32_t>),     of(MagnitudeMax<std::uint16_t>),       of(MagnitudeMaxInto<std::uint32_t>), \
+   of(MagnitudeMaxInto<std::uint16_t>), of(MagnitudeMaxGroups<std::uint32_t>), of(MagnitudeMaxGroups<std::uint16_t>)}
 
 template <class T>
 T magnitude_max(const T* x, std::int64_t n) {

@@ -6,14 +6,13 @@
 //
 // Blocks narrower than kWide columns share one cast per row: their scales are spread to one per element first, so that
 // a run is long however small the block is.
-#include "fp8/runtime/kernels/block_cast.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
 
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

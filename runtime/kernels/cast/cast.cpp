@@ -10,7 +10,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
@@ -110,7 +109,7 @@ std::uint32_t cast_in_parallel(const Caster& caster) {
   return amax.bits();
 }
 
-/// Where a strip lies in the matrix.
+/// The place of a strip in the matrix.
 struct Strip {
   std::int64_t row, rows, col, cols;
 };

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrices, scales, threads and levels around the decodes of one run (cast_kernels.h).
-#include "fp8/runtime/kernels/decode.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -9,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
@@ -229,7 +227,7 @@ bool has_nan_code(const std::uint8_t* codes, std::int64_t n, Format format, Dial
   return found.load();
 }
 
-// Blocks (block_cast.h): scales of a band are spread to one per element, then every row of the band is one decode per
+// Blocks: scales of a band are spread to one per element, then every row of the band is one decode per
 // piece.
 
 namespace {

@@ -20,8 +20,7 @@ struct HardwareTiles {
 
   explicit HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
   ~HardwareTiles() { asm volatile("tilerelease" : : : "memory"); }
-  HardwareTiles(const HardwareTiles&) = delete;
-  HardwareTiles& operator=(const HardwareTiles&) = delete;
+  HardwareTiles& operator=(HardwareTiles&&) = delete;
 
   template <int T>
   [[gnu::always_inline]] inline void zero() {

@@ -153,7 +153,7 @@ struct GemmKernels {
   void (*pack_lines)(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch,
                      std::uint8_t* lines);
   void (*multiply)(const MultiplyArgs& args);
-  /// The same sums straight from row-major weights for one tile of at most row_major_tile rows and whole blocks; may be
+  /// multiply's sums straight from row-major weights for one tile of at most row_major_tile rows and whole blocks; may be
   /// null (0).
   void (*multiply_row_major)(const MultiplyArgs& args);
   int row_major_tile;

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
@@ -229,7 +229,7 @@ void for_panels(const GemmArgs& args, const GemmKernels& kernels, const std::fun
 
 namespace {
 
-/// Where element (n, k) of the weight is.
+/// The place of element (n, k) of the weight.
 std::int64_t weight_at(const GemmArgs& args, std::int64_t n, std::int64_t k) {
   if (args.w_layout == Layout::row_major) return n * args.k + k;
   const std::int64_t padded_k = (args.k + 3) / 4 * 4;

@@ -4,7 +4,7 @@
 // multiply-add.
 #include <cmath>
 
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm/gemm_groups-inl.h"
 #include "fp8/runtime/kernels/gemm/gemm_kernels.h"

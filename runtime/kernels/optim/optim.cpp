@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/random_bits.h"
@@ -75,7 +74,7 @@ class Chunks {
   std::vector<std::int64_t> first_{0}, sizes_;
 };
 
-/// Where elements [begin, begin + n) are in f32: the array itself, or `slot` after conversion.
+/// Elements [begin, begin + n) in f32: the array itself, or `slot` after conversion.
 float* load(const OptimKernels& k, const Array& a, std::int64_t begin, std::int64_t n, float* slot, float scale_inv = 1,
             Dialect dialect = Dialect::ocp) {
   if (a.type == Storage::F32) return static_cast<float*>(a.data) + begin;

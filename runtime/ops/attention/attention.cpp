@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
@@ -19,7 +19,7 @@
 namespace fp8::runtime::ops {
 namespace {
 
-/// Where the matrix of each head begins, in units of one matrix, for a tensor whose batch dimensions are `own`.
+/// The beginning of the matrix of each head, in units of one matrix, for a tensor whose batch dimensions are `own`.
 std::vector<std::int64_t> matrix_of_heads(at::IntArrayRef own, at::IntArrayRef batch) {
   std::vector<std::int64_t> index = {0};
   std::int64_t stride = 1;

@@ -86,7 +86,7 @@ class Dropout {
   double scale_ = 1;
 };
 
-/// What forward and backward share. q, k, v: contiguous, on hpu.
+/// The inputs of forward and backward. q, k, v: contiguous, on hpu.
 struct AttentionInputs {
   Heads heads;
   at::Tensor q, k, v;
@@ -131,7 +131,7 @@ struct BackwardOutputs {
 };
 void attention_backward(const AttentionInputs& inputs, const BackwardOptions& options, const BackwardOutputs& outputs);
 
-// What attention_forward.cpp and attention_backward.cpp share: conversions of rows, and the scores of a block of
+// Shared by attention_forward.cpp and attention_backward.cpp: conversions of rows, and the scores of a block of
 // queries.
 
 /// Elements [first, first + n) of a contiguous tensor (fp8: the codes' values as `dialect` reads them) as f32:

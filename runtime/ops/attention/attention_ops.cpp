@@ -2,7 +2,6 @@
 #include "fp8/runtime/ops/attention/attention_ops.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -16,7 +15,6 @@ namespace {
 
 using at::OptionalIntArrayRef;
 using at::Tensor;
-using c10::string_view;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
@@ -24,11 +22,6 @@ using TwoTensors = std::tuple<Tensor, Tensor>;
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> handle(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 /// Function::apply takes a missing tensor as nullopt, not as an undefined one.
 OptionalTensor given(const OptionalTensor& t) { return t.has_value() && t->defined() ? t : std::nullopt; }
@@ -41,48 +34,41 @@ bool needs_gradient(std::initializer_list<Tensor> tensors) {
 // --- the operators, typed
 FourTensors sdpa_recomp_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
                             const FusedSdpaOptions& o, bool requires_backward) {
-  static const auto op =
-      handle<FourTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool, bool,
-                         string_view, const OptionalTensor&, string_view)>("hpu::sdpa_recomp_fwd");
-  return op.call(q, k, v, mask, o.dropout_p, *o.scale, o.is_causal, requires_backward, o.softmax_mode, o.valid_seq_len,
-                 o.seq_padding_type);
+  return call_op<"hpu::sdpa_recomp_fwd", FourTensors>(q, k, v, mask, o.dropout_p, *o.scale, o.is_causal,
+                                                      requires_backward, o.softmax_mode, o.valid_seq_len,
+                                                      o.seq_padding_type);
 }
 
 ThreeTensors sdpa_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
                       const FusedSdpaOptions& o) {
-  static const auto op =
-      handle<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool,
-                          string_view, const OptionalTensor&, string_view)>("hpu::sdpa_fwd");
-  return op.call(q, k, v, mask, o.dropout_p, *o.scale, o.is_causal, o.softmax_mode, o.valid_seq_len,
-                 o.seq_padding_type);
+  return call_op<"hpu::sdpa_fwd", ThreeTensors>(q, k, v, mask, o.dropout_p, *o.scale, o.is_causal, o.softmax_mode,
+                                                o.valid_seq_len, o.seq_padding_type);
 }
 
+/// saved: q, k, v, out, m, linv, seed.
 ThreeTensors sdpa_recomp_bwd(const Tensor& grad, const variable_list& saved, const OptionalTensor& mask,
-                             const FusedSdpaOptions& o) {  // saved: q, k, v, out, m, linv, seed
-  static const auto op = handle<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                             const OptionalTensor&, const Tensor&, const Tensor&, const OptionalTensor&,
-                                             bool, double, double, string_view, const Tensor&)>("hpu::sdpa_recomp_bwd");
-  return op.call(grad, saved[0], saved[1], saved[2], mask, saved[4], saved[5], saved[6], o.is_causal, o.dropout_p,
-                 *o.scale, o.softmax_mode, saved[3]);
+                             const FusedSdpaOptions& o) {
+  return call_op<"hpu::sdpa_recomp_bwd", ThreeTensors>(grad, saved[0], saved[1], saved[2], mask, saved[4], saved[5],
+                                                       OptionalTensor(saved[6]), o.is_causal, o.dropout_p, *o.scale,
+                                                       o.softmax_mode, saved[3]);
 }
 
+/// saved: q, k, v, out, P, dm.
 ThreeTensors sdpa_bwd(const Tensor& grad, const variable_list& saved, const FusedSdpaOptions& o) {
-  static const auto op =  // saved: q, k, v, out, P, dm
-      handle<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                          const OptionalTensor&, bool, double, double, const Tensor&)>("hpu::sdpa_bwd");
-  return op.call(grad, saved[0], saved[1], saved[2], saved[4], saved[5], o.is_causal, o.dropout_p, *o.scale, saved[3]);
-}
-
-Tensor rotary(const char* name, const Tensor& x, const Tensor& sin, const Tensor& cos, const OptionalTensor& ids,
-              int64_t offset, int64_t mode) {
-  return handle<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, int64_t, int64_t)>(name)
-      .call(x, sin, cos, ids, offset, mode);
+  return call_op<"hpu::sdpa_bwd", ThreeTensors>(grad, saved[0], saved[1], saved[2], saved[4], OptionalTensor(saved[5]),
+                                                o.is_causal, o.dropout_p, *o.scale, saved[3]);
 }
 
 TwoTensors rms_norm(bool fast, const Tensor& x, const Tensor& gamma, double eps) {
-  using Op = TwoTensors(const Tensor&, const Tensor&, double);
-  static const auto plain = handle<Op>("hpu::rms_norm"), quick = handle<Op>("hpu::rms_norm_fast");
-  return (fast ? quick : plain).call(x, gamma, eps);
+  return fast ? call_op<"hpu::rms_norm_fast", TwoTensors>(x, gamma, eps)
+              : call_op<"hpu::rms_norm", TwoTensors>(x, gamma, eps);
+}
+
+TwoTensors rms_norm_backward(bool fast, const Tensor& grad, const variable_list& saved) {
+  const auto call = [&]<OpName name>() {
+    return call_op<name, TwoTensors>(grad, saved[0], saved[1], saved[2], true, int64_t{0});
+  };
+  return fast ? call.operator()<"hpu::rms_norm_fast_backward">() : call.operator()<"hpu::rms_norm_backward">();
 }
 
 // --- gradients
@@ -141,11 +127,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     TwoTensors result;
     {
       const at::NoGradGuard no_grad;
-      using Op = TwoTensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, int64_t);
-      static const auto plain = handle<Op>("hpu::rms_norm_backward"), quick = handle<Op>("hpu::rms_norm_fast_backward");
       const auto saved = context->get_saved_variables();
-      auto [dx, dgamma] = (context->saved_data["fast"].toBool() ? quick : plain)
-                              .call(gradients[0], saved[0], saved[1], saved[2], true, 0);
+      auto [dx, dgamma] = rms_norm_backward(context->saved_data["fast"].toBool(), gradients[0], saved);
       result = {dx.to(saved[0].scalar_type()), dgamma.to(saved[1].scalar_type())};
     }
     const auto once = [&](const Tensor& g) { return once_differentiable(g, "fused_rms_norm", {}, gradients); };
@@ -161,7 +144,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     variable_list saved = {sin, cos};
     if (ids.has_value()) saved.push_back(*ids);
     context->save_for_backward(saved);
-    return rotary("hpu::rotary_pos_embedding", x, sin, cos, ids, offset, mode);
+    return call_op<"hpu::rotary_pos_embedding", Tensor>(x, sin, cos, ids, offset, mode);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -170,15 +153,13 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
       const at::NoGradGuard no_grad;
       const auto saved = context->get_saved_variables();
       const OptionalTensor ids = saved.size() > 2 ? OptionalTensor(saved[2]) : std::nullopt;
-      dx = rotary("hpu::rotary_pos_embedding_backward", gradients[0], saved[0], saved[1], ids,
-                  context->saved_data["offset"].toInt(), context->saved_data["mode"].toInt());
+      dx = call_op<"hpu::rotary_pos_embedding_backward", Tensor>(gradients[0], saved[0], saved[1], ids,
+                                                                 context->saved_data["offset"].toInt(),
+                                                                 context->saved_data["mode"].toInt());
     }
-    return {once_differentiable(dx, "apply_rotary_pos_emb", {}, gradients),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor(),
-            Tensor()};
+    variable_list result(6);
+    result[0] = once_differentiable(dx, "apply_rotary_pos_emb", {}, gradients);
+    return result;
   }
 };
 
@@ -218,11 +199,8 @@ void check_options(const FusedSdpaOptions& o, bool requires_backward) {
 
 FusedSdpaOptions completed(const FusedSdpaOptions& options, const Tensor& q) {
   FusedSdpaOptions o = options;
-  const auto lower = [](std::string& word) {
-    for (char& c : word) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  };
-  lower(o.softmax_mode);
-  lower(o.seq_padding_type);
+  o.softmax_mode = io::lower(std::move(o.softmax_mode));
+  o.seq_padding_type = io::lower(std::move(o.seq_padding_type));
   const std::int64_t depth = q.dim() > 0 ? q.size(-1) : 0;
   if (!o.scale.has_value()) o.scale = depth > 0 ? 1.0 / std::sqrt(static_cast<double>(depth)) : 1.0;
   return o;
@@ -233,15 +211,11 @@ FusedSdpaOptions completed(const FusedSdpaOptions& options, const Tensor& q) {
 Tensor call_softmax_fp8(const Tensor& x, int64_t dim, const OptionalTensor& input_scale,
                         const OptionalTensor& output_scale, const OptionalTensor& inv_attn_heads,
                         const OptionalTensor& fused_add) {
-  static const auto op = handle<Tensor(const Tensor&, int64_t, const OptionalTensor&, const OptionalTensor&,
-                                       const OptionalTensor&, const OptionalTensor&)>("hpu::softmax_fp8");
-  return op.call(x, dim, input_scale, output_scale, inv_attn_heads, fused_add);
+  return call_op<"hpu::softmax_fp8", Tensor>(x, dim, input_scale, output_scale, inv_attn_heads, fused_add);
 }
 
 Tensor call_sum_fp8(const Tensor& x, OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> out_dtype) {
-  static const auto op =
-      handle<Tensor(const Tensor&, OptionalIntArrayRef, bool, std::optional<at::ScalarType>)>("hpu::sum_fp8");
-  return op.call(x, dim, keepdim, out_dtype);
+  return call_op<"hpu::sum_fp8", Tensor>(x, dim, keepdim, out_dtype);
 }
 
 Tensor fused_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const FusedSdpaOptions& options) {
@@ -270,24 +244,15 @@ Fp8SdpaOutput fp8_fused_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, 
   const Grouped g = grouped(q, k, v, o.mask);
   Fp8SdpaOutput r;
   if (o.recompute) {
-    static const auto op =
-        handle<SixTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool,
-                          bool, string_view, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                          const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool, bool,
-                          const OptionalTensor&, string_view)>("hpu::fp8_sdpa_recomp_fwd");
-    auto [out, m, linv, seed, amax_s, amax_o] =
-        op.call(g.q, g.k, g.v, g.mask, o.dropout_p, *o.scale, o.is_causal, false, o.softmax_mode, s.d_q, s.d_k, s.d_v,
-                s.q_s, s.q_o, s.d_s, is_amax_s, is_amax_o, o.valid_seq_len, o.seq_padding_type);
+    auto [out, m, linv, seed, amax_s, amax_o] = call_op<"hpu::fp8_sdpa_recomp_fwd", SixTensors>(
+        g.q, g.k, g.v, g.mask, o.dropout_p, *o.scale, o.is_causal, false, o.softmax_mode, s.d_q, s.d_k, s.d_v, s.q_s,
+        s.q_o, s.d_s, is_amax_s, is_amax_o, o.valid_seq_len, o.seq_padding_type);
     r = {out, amax_s, amax_o};
   } else {
-    static const auto op = handle<FourTensors(
-        const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool, string_view,
-        const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-        const OptionalTensor&, const OptionalTensor&, bool, const OptionalTensor&, string_view)>("hpu::fp8_sdpa_fwd");
     TORCH_CHECK(!is_amax_o, "[fp8_fused_sdpa] expected recompute beside is_amax_o: hpu::fp8_sdpa_fwd has no amax_o");
-    auto [out, p, dm, amax_s] =
-        op.call(g.q, g.k, g.v, g.mask, o.dropout_p, *o.scale, o.is_causal, o.softmax_mode, s.d_q, s.d_k, s.d_v, s.q_s,
-                s.q_o, s.d_s, is_amax_s, o.valid_seq_len, o.seq_padding_type);
+    auto [out, p, dm, amax_s] = call_op<"hpu::fp8_sdpa_fwd", FourTensors>(
+        g.q, g.k, g.v, g.mask, o.dropout_p, *o.scale, o.is_causal, o.softmax_mode, s.d_q, s.d_k, s.d_v, s.q_s, s.q_o,
+        s.d_s, is_amax_s, o.valid_seq_len, o.seq_padding_type);
     r = {out, amax_s, Tensor()};
   }
   if (g.grouped) r.out = r.out.flatten(1, 2);
@@ -304,7 +269,7 @@ Tensor apply_rotary_pos_emb(const Tensor& x, const Tensor& cos, const Tensor& si
   const auto code = static_cast<int64_t>(mode);
   if (needs_gradient({x}))
     return RotaryFunction::apply(x, sin.detach(), cos.detach(), given(position_ids), offset, code);
-  return rotary("hpu::rotary_pos_embedding", x, sin, cos, position_ids, offset, code);
+  return call_op<"hpu::rotary_pos_embedding", Tensor>(x, sin, cos, position_ids, offset, code);
 }
 
 }  // namespace fp8::runtime::ops

@@ -307,7 +307,7 @@ void softmax_row(float* x, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) x[i] *= inverse;
 }
 
-/// Where row `row` of `t`, expanded to `sizes`, begins.
+/// The beginning of row `row` of `t`, expanded to `sizes`.
 std::int64_t row_offset(const at::Tensor& t, at::IntArrayRef sizes, std::int64_t row) {
   std::int64_t offset = 0;
   for (std::int64_t i = static_cast<std::int64_t>(sizes.size()) - 2; i >= 0; --i) {

@@ -48,7 +48,7 @@ std::int64_t draw_seed() {
   return static_cast<std::int32_t>(generator.get<at::CPUGeneratorImpl>()->random() & 0x7FFFFFFF);
 }
 
-/// Where the dropout's seed comes from when none is given.
+/// The source of the dropout's seed when none is given.
 enum class Seed { drawn, required, unused };
 
 std::int64_t seed_of(const char* op, double p, const std::optional<at::Tensor>& seed, Seed use) {

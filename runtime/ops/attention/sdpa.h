@@ -60,7 +60,7 @@ Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tenso
                                         const at::Tensor& v, const SdpaOptions& options, const SdpaScales& scales,
                                         bool requires_backward, bool is_amax_s, bool is_amax_o);
 
-/// What a backward knows of its forward: P and dm, or m, linv, seed and the mask.
+/// The results of a forward that its backward needs: P and dm, or m, linv, seed and the mask.
 struct SdpaSaved {
   at::Tensor p, m, linv;
   std::optional<at::Tensor> dm, seed, mask;

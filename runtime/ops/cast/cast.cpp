@@ -16,7 +16,6 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -48,7 +47,7 @@ bool flushes(at::ScalarType from, at::ScalarType to) {
   return from == at::kBFloat16 && to == at::kFloat8_e5m2 && stochastic_rounding_flushes();
 }
 
-/// Where a cast to `dtype` saturates on the device.
+/// The magnitude where a cast to `dtype` saturates on the device.
 float max_of(at::ScalarType dtype, const char* op) { return kernels::fp8_max(format_of(dtype), device_dialect(op)); }
 
 /// The vendor's cast with `scale`, rounded to the input's dtype already; the spec points into it.

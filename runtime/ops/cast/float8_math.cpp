@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/ops/cast/float8_math.h"
-
+// Operations that aten lacks for float8 tensors on hpu, where programs compare and rescale them as values. Codes are
+// read as the device in force reads them (gaudi2: infinity and NaN from 0x78 on), arithmetic is f32.
+//
+//   add sub rsub mul div neg abs   float8 with float8 of the same dtype, or with a number or 0-dim tensor: result
+//                                  float8, RNE, saturating as the device does; Scalar and out forms and in place too
+//   eq ne lt le gt ge isnan isinf  bool
+//   sum                            f32 sums; the dtype asked for, else float8 again (as hpu::sum_fp8)
+//   isclose, allclose              of the values in f32; a tagged weight's are what its handler dequantizes
+//
+// PyTorch's promotions hold: float8 beside a tensor of another dtype stays refused. Everything else either moves codes
+// (cat, index, where, ...) or is refused by name (dispatch/fallback.h).
 #include <ATen/ops/abs_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/div_ops.h>
@@ -22,7 +31,6 @@
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/cast/cast.h"
 
@@ -143,8 +151,7 @@ class ValueCall {
   bool is_out_ = false;
 };
 
-}  // namespace
-
+/// The ops above but isclose, of float8 (runtime::BeforeFallback). A tagged weight is refused by name.
 bool take_float8(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::size_t count = op.schema().arguments().size();
   const auto arguments = at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - count);
@@ -158,13 +165,12 @@ bool take_float8(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return true;
 }
 
+/// aten::isclose; self and other of one dtype.
 at::Tensor isclose(const at::Tensor& self, const at::Tensor& other, double rtol, double atol, bool equal_nan) {
   if (self.scalar_type() != other.scalar_type() || !is_fp8(self.scalar_type()))
     return at::native::isclose(self, other, rtol, atol, equal_nan);
   return at::native::isclose(values_of(self), values_of(other), rtol, atol, equal_nan);
 }
-
-namespace {
 
 using Kind = kernels::Pointwise;
 using Boxed = BeforeFallback<&take_float8>;

@@ -1,21 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/ops/cast/low_bit.h"
-
+// hpu::convert_from_int4, convert_from_uint4 and fake_quant_fp4.
+//
+//   convert   int32 word = n7 n6 n5 n4 n3 n2 n1 n0, four bits each, n0 the first element; two's complement for int4
+//             y = (n - zero_point) * scale in out_dtype's arithmetic; a packed zero_point (int32) is subtracted
+//             exactly; float8 outputs are computed in f32 and saturate
+//
+//   fake_quant_fp4   y = round_fp4(x * (1 / s)) * s, s = f32(amax / max) of each slice at one index of `axis`
+//             fp4_e2m1   s ee m   bias 1   0 0.5 1 1.5 2 3 4 6         max 6
+//             fp4_e3m0   s eee    bias 3   0 0.25 0.5 1 2 4 8 16       max 16
+//             to nearest, ties to the even code; stochastic: up with the probability of the distance, below the
+//             smallest value too. The vendor's kernel is closed: names and rounding modes are its, the scale's formula
+//             is ours.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sub.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <string_view>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -104,9 +119,6 @@ void quantize_slice(const Fp4& f, float* x, std::int64_t n, const std::uint64_t*
   }
 }
 
-}  // namespace
-
-namespace {
 void check_int4(const at::Tensor& input, at::ScalarType out_dtype) {
   TORCH_CHECK(input.scalar_type() == at::kInt, "Only int input (weights) is supported, got ", input.scalar_type());
   TORCH_CHECK(input.dim() >= 1, "[convert_from_int4] expected an input of at least one dimension");
@@ -114,8 +126,9 @@ void check_int4(const at::Tensor& input, at::ScalarType out_dtype) {
               "[convert_from_int4] expected out_dtype Float, BFloat16, Half, Float8_e4m3fn or Float8_e5m2, got ",
               out_dtype);
 }
-}  // namespace
-
+/// input: int32 [..., n]; result [..., 8n] of out_dtype (f32, bf16, f16 or float8). scale and an unpacked zero_point:
+/// any shape that broadcasts to the result, or [G, 8n] for a 2-D input [R, n] with R a multiple of G (groups of R / G
+/// rows). A packed zero_point is int32, its last dimension an eighth of what it stands for.
 at::Tensor convert_from_int4_meta(const at::Tensor& input, at::ScalarType out_dtype) {
   check_int4(input, out_dtype);
   auto sizes = input.sizes().vec();
@@ -144,6 +157,8 @@ at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
   return result;
 }
 
+/// input: f32, bf16 or f16, at least 1-D; axis: -dim .. dim - 1. Result in input's dtype. A slice of zeros stays zeros,
+/// one with a NaN or an infinity becomes NaN. Stochastic bits depend on the generator's seed and the element alone.
 at::Tensor fake_quant_fp4_meta(const at::Tensor& input, int64_t axis, std::string_view dtype) {
   (void)fp4_of(dtype);
   TORCH_CHECK(is_high_precision(input.scalar_type()),
@@ -173,4 +188,30 @@ at::Tensor fake_quant_fp4(const at::Tensor& input, bool stochastic_rounding, int
   return out;
 }
 
+template <bool kSigned>
+at::Tensor from_int4(const at::Tensor& input, const at::Tensor& scale, const std::optional<at::Tensor>& zero_point,
+                     at::ScalarType dtype) {
+  return convert_from_int4(input, scale, zero_point, dtype, kSigned);
+}
+at::Tensor int4_meta(const at::Tensor& input, const at::Tensor&, const std::optional<at::Tensor>&,
+                     at::ScalarType dtype) {
+  return convert_from_int4_meta(input, dtype);
+}
+at::Tensor fp4_meta(const at::Tensor& input, bool, int64_t axis, std::string_view dtype) {
+  return fake_quant_fp4_meta(input, axis, dtype);
+}
+
+FP8_LIBRARY_IMPL(hpu, HPU, m) {
+  Edge edge(m, "hpu");
+  edge.impl("convert_from_int4", &from_int4<true>);
+  edge.impl("convert_from_uint4", &from_int4<false>);
+  edge.impl("fake_quant_fp4", &fake_quant_fp4);
+}
+FP8_LIBRARY_IMPL(hpu, Meta, m) {
+  m.impl("convert_from_int4", &int4_meta);
+  m.impl("convert_from_uint4", &int4_meta);
+  m.impl("fake_quant_fp4", &fp4_meta);
+}
+
+}  // namespace
 }  // namespace fp8::runtime::ops

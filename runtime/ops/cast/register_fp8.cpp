@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu:: fp8 operators: the vendor's argument forms, translated. One table for HPU, one for Meta.
+// hpu:: operators of casts and products: schemas, and the vendor's argument forms, translated. Names, argument order
+// and defaults are the vendor's (bridge 1.19), so that programs written for the device run unchanged; the semantics
+// stand in the headers of ops/. `ScalarType dtype=None` is the vendor's spelling: callers must pass it.
+//
+// An operator's schema, kernel and meta function are registered here, its work is in <op>.cpp.
 #include <torch/library.h>
 
 #include "fp8/runtime/device/registration.h"
@@ -17,15 +21,11 @@ using TwoTensors = std::tuple<Tensor, Tensor>;
 using Floats = at::ArrayRef<double>;
 
 // --- cast_to_fp8_v2: the scale as tensor, float or list
-template <typename ScaleArgument>
+template <typename ScaleArgument, bool kMeta>
 TwoTensors to_fp8(const Tensor& input, ScaleArgument scale, bool stochastic, bool is_amax, at::ScalarType dtype,
                   OptionalIntArrayRef shape) {
+  if constexpr (kMeta) return cast_to_fp8_v2_meta(input, is_amax, dtype);
   return cast_to_fp8_v2(input, scale_of(scale, shape), stochastic, is_amax, dtype);
-}
-template <typename ScaleArgument>
-TwoTensors to_fp8_meta(const Tensor& input, ScaleArgument, bool, bool is_amax, at::ScalarType dtype,
-                       OptionalIntArrayRef) {
-  return cast_to_fp8_v2_meta(input, is_amax, dtype);
 }
 
 std::tuple<Tensor&, Tensor&> to_fp8_v1_meta(const Tensor&, const OptionalTensor&, bool, Tensor& out, Tensor& amax) {
@@ -37,13 +37,10 @@ std::tuple<Tensor, Tensor, Tensor> to_fp8_hybrid_meta(const Tensor& input, const
   return cast_to_fp8_hybrid_meta(input, is_amax);
 }
 
-template <typename ScaleArgument>
+template <typename ScaleArgument, bool kMeta>
 Tensor from_fp8(const Tensor& input, ScaleArgument scale, at::ScalarType out_dtype, OptionalIntArrayRef shape) {
+  if constexpr (kMeta) return cast_from_fp8_meta(input, out_dtype);
   return cast_from_fp8(input, scale_of(scale, shape), out_dtype);
-}
-template <typename ScaleArgument>
-Tensor from_fp8_meta(const Tensor& input, ScaleArgument, at::ScalarType out_dtype, OptionalIntArrayRef) {
-  return cast_from_fp8_meta(input, out_dtype);
 }
 
 Tensor calculate_scale_meta(const Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t axis, bool keepdim,
@@ -75,41 +72,81 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& b
   return conv2d_fp8(input, weight, bias, std::move(options));
 }
 
+/// Library: an Edge, or torch's own.
+template <bool kMeta, class Library>
+void register_all(Library& m) {
+  using T = const OptionalTensor&;
+  m.impl("cast_to_fp8", kMeta ? &to_fp8_v1_meta : &cast_to_fp8);
+  m.impl("cast_to_fp8_v2", &to_fp8<T, kMeta>);
+  m.impl("cast_to_fp8_v2.scalar", &to_fp8<double, kMeta>);
+  m.impl("cast_to_fp8_v2.scalar_list", &to_fp8<Floats, kMeta>);
+  m.impl("cast_to_fp8_hybrid", kMeta ? &to_fp8_hybrid_meta : &cast_to_fp8_hybrid);
+  m.impl("cast_from_fp8", &from_fp8<T, kMeta>);
+  m.impl("cast_from_fp8.scalar", &from_fp8<double, kMeta>);
+  m.impl("cast_from_fp8.scalar_list", &from_fp8<Floats, kMeta>);
+  m.impl("calculate_scale_for_cast", kMeta ? &calculate_scale_meta : &calculate_scale_for_cast);
+  m.impl("fp8_gemm_v2", &gemm_v2<T, kMeta>);
+  m.impl("fp8_gemm_v2.scalar", &gemm_v2<double, kMeta>);
+  m.impl("fp8_gemm_v2.scalar_list", &gemm_v2<Floats, kMeta>);
+  m.impl("conv2d_fp8", &conv2d<T, kMeta>);
+  m.impl("conv2d_fp8.scalar", &conv2d<double, kMeta>);
+}
+
 }  // namespace
+
+FP8_LIBRARY(hpu, m) {
+  // --- casts
+  m.def(
+      "cast_to_fp8(Tensor input, Tensor? scale, bool stochastic_rounding, Tensor(a!) out, Tensor(b!) amax) -> "
+      "(Tensor(a!), Tensor(b!))");
+  m.def(
+      "cast_to_fp8_v2(Tensor input, Tensor? scale=None, bool stochastic_rounding=False, bool is_amax=False, ScalarType "
+      "dtype=None, int[]? scale_shape=None) -> (Tensor, Tensor)");
+  m.def(
+      "cast_to_fp8_v2.scalar(Tensor input, float scale, bool stochastic_rounding=False, bool is_amax=False, ScalarType "
+      "dtype=None, int[]? scale_shape=None) -> (Tensor, Tensor)");
+  m.def(
+      "cast_to_fp8_v2.scalar_list(Tensor input, float[] scale, bool stochastic_rounding=False, bool is_amax=False, "
+      "ScalarType dtype=None, int[]? scale_shape=None) -> (Tensor, Tensor)");
+  m.def(
+      "cast_to_fp8_hybrid(Tensor input, Tensor? scale_152=None, Tensor? scale_143=None, bool "
+      "stochastic_rounding=False, "
+      "bool is_amax=False) -> (Tensor, Tensor, Tensor)");
+  m.def("cast_from_fp8(Tensor input, Tensor? scale, ScalarType out_dtype, int[]? scale_shape=None) -> Tensor");
+  m.def("cast_from_fp8.scalar(Tensor input, float scale, ScalarType out_dtype, int[]? scale_shape=None) -> Tensor");
+  m.def(
+      "cast_from_fp8.scalar_list(Tensor input, float[] scale, ScalarType out_dtype, int[]? scale_shape=None) -> "
+      "Tensor");
+  m.def(
+      "calculate_scale_for_cast(Tensor input, int maxMode, int scaleMode, int reduceAxis=0, bool reduceKeepdim=False, "
+      "float fullscale=1.0, float backoff=1.0) -> Tensor");
+
+  // --- products
+  m.def(
+      "fp8_gemm_v2(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor? D, ScalarType out_dtype, Tensor? "
+      "A_scale_inv=None, Tensor? B_scale_inv=None, Tensor? bias=None, bool accumulate=False, int[]? "
+      "B_scale_shape=None) -> Tensor");
+  m.def(
+      "fp8_gemm_v2.scalar(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor? D, ScalarType out_dtype, float "
+      "A_scale_inv, float B_scale_inv, Tensor? bias=None, bool accumulate=False, int[]? B_scale_shape=None) -> Tensor");
+  m.def(
+      "fp8_gemm_v2.scalar_list(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor? D, ScalarType out_dtype, "
+      "float[] A_scale_inv, float[] B_scale_inv, Tensor? bias=None, bool accumulate=False, int[]? B_scale_shape=None) "
+      "-> Tensor");
+  m.def(
+      "conv2d_fp8(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] "
+      "dilation=1, int groups=1, ScalarType? out_dtype=None, Tensor? scale_input=None, Tensor? scale_weight=None) -> "
+      "Tensor");
+  m.def(
+      "conv2d_fp8.scalar(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, "
+      "SymInt[2] dilation=1, int groups=1, ScalarType? out_dtype=None, float scale_input=1.0, float scale_weight=1.0) "
+      "-> Tensor");
+}
 
 FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");
-  edge.impl("cast_to_fp8", &cast_to_fp8);
-  edge.impl("cast_to_fp8_v2", &to_fp8<const OptionalTensor&>);
-  edge.impl("cast_to_fp8_v2.scalar", &to_fp8<double>);
-  edge.impl("cast_to_fp8_v2.scalar_list", &to_fp8<Floats>);
-  edge.impl("cast_to_fp8_hybrid", &cast_to_fp8_hybrid);
-  edge.impl("cast_from_fp8", &from_fp8<const OptionalTensor&>);
-  edge.impl("cast_from_fp8.scalar", &from_fp8<double>);
-  edge.impl("cast_from_fp8.scalar_list", &from_fp8<Floats>);
-  edge.impl("calculate_scale_for_cast", &calculate_scale_for_cast);
-  edge.impl("fp8_gemm_v2", &gemm_v2<const OptionalTensor&, false>);
-  edge.impl("fp8_gemm_v2.scalar", &gemm_v2<double, false>);
-  edge.impl("fp8_gemm_v2.scalar_list", &gemm_v2<Floats, false>);
-  edge.impl("conv2d_fp8", &conv2d<const OptionalTensor&, false>);
-  edge.impl("conv2d_fp8.scalar", &conv2d<double, false>);
+  register_all<false>(edge);
 }
-
-FP8_LIBRARY_IMPL(hpu, Meta, m) {
-  m.impl("cast_to_fp8", &to_fp8_v1_meta);
-  m.impl("cast_to_fp8_v2", &to_fp8_meta<const OptionalTensor&>);
-  m.impl("cast_to_fp8_v2.scalar", &to_fp8_meta<double>);
-  m.impl("cast_to_fp8_v2.scalar_list", &to_fp8_meta<Floats>);
-  m.impl("cast_to_fp8_hybrid", &to_fp8_hybrid_meta);
-  m.impl("cast_from_fp8", &from_fp8_meta<const OptionalTensor&>);
-  m.impl("cast_from_fp8.scalar", &from_fp8_meta<double>);
-  m.impl("cast_from_fp8.scalar_list", &from_fp8_meta<Floats>);
-  m.impl("calculate_scale_for_cast", &calculate_scale_meta);
-  m.impl("fp8_gemm_v2", &gemm_v2<const OptionalTensor&, true>);
-  m.impl("fp8_gemm_v2.scalar", &gemm_v2<double, true>);
-  m.impl("fp8_gemm_v2.scalar_list", &gemm_v2<Floats, true>);
-  m.impl("conv2d_fp8", &conv2d<const OptionalTensor&, true>);
-  m.impl("conv2d_fp8.scalar", &conv2d<double, true>);
-}
+FP8_LIBRARY_IMPL(hpu, Meta, m) { register_all<true>(m); }
 
 }  // namespace fp8::runtime::ops

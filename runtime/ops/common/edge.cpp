@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/ops/common/edge.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -47,10 +46,10 @@ std::uint64_t EdgeCheck::settle(const c10::FunctionSchema& schema) const {
   return move;
 }
 
-const c10::FunctionSchema& schema_of(const std::string& op) {
+c10::OperatorHandle operator_of(const std::string& op) {
   const std::size_t dot = op.find('.');
   const std::string overload = dot == std::string::npos ? "" : op.substr(dot + 1);
-  return c10::Dispatcher::singleton().findSchemaOrThrow(op.substr(0, dot).c_str(), overload.c_str()).schema();
+  return c10::Dispatcher::singleton().findSchemaOrThrow(op.substr(0, dot).c_str(), overload.c_str());
 }
 
 namespace {

@@ -10,9 +10,11 @@
 // Operators made of ATen ops that ask themselves (copies, experts in high precision) have no need of the second.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
@@ -23,6 +25,7 @@
 #include <ranges>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,8 +41,7 @@ class CodesWithScale {
  public:
   CodesWithScale();
   ~CodesWithScale();
-  CodesWithScale(const CodesWithScale&) = delete;
-  CodesWithScale& operator=(const CodesWithScale&) = delete;
+  CodesWithScale& operator=(CodesWithScale&&) = delete;
 };
 
 enum class Codes : std::uint8_t { refused, passed_on };
@@ -84,7 +86,7 @@ class EdgeCheck {
 };
 
 /// The operator of that name and overload ("hpu::cast_to_fp8_v2.scalar").
-const c10::FunctionSchema& schema_of(const std::string& op);
+c10::OperatorHandle operator_of(const std::string& op);
 
 /// A kernel behind the checks.
 template <class Function>
@@ -115,7 +117,7 @@ class Guarded<Result(Arguments...)> {
   /// Looked up at the first mixed call: kernels may be registered before schemas.
   const c10::FunctionSchema& schema() const {
     const c10::FunctionSchema* known = schema_->load(std::memory_order_acquire);
-    if (known == nullptr) schema_->store(known = &schema_of(op_), std::memory_order_release);
+    if (known == nullptr) schema_->store(known = &operator_of(op_).schema(), std::memory_order_release);
     return *known;
   }
 
@@ -157,7 +159,28 @@ class Edge {
   std::string namespace_;
 };
 
-// What the fp8 operators share: scales as f32 arrays with broadcast strides.
+/// The name of an operator as a template argument.
+template <std::size_t N>
+struct OpName {
+  char text[N];
+  consteval OpName(const char (&name)[N]) { std::ranges::copy(name, text); }
+};
+
+/// The type in which an operator's kernel takes an argument of type T.
+template <class T>
+using Passed = std::conditional_t<
+    std::is_same_v<T, std::string>, std::string_view,
+    std::conditional_t<std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>>, const T&, T>>;
+
+/// The operator's result, by way of the dispatcher: call_op<"hpu::rms_norm", TwoTensors>(x, gamma, eps). The arguments
+/// have the types of the schema's: a Tensor is no Tensor?, an int no int64_t.
+template <OpName name, class Result, class... Arguments>
+Result call_op(const Arguments&... arguments) {
+  static const auto op = operator_of(name.text).template typed<Result(Passed<Arguments>...)>();
+  return op.call(arguments...);
+}
+
+// Shared by the fp8 operators: scales as f32 arrays with broadcast strides.
 
 using runtime::check_fp8;
 using runtime::dtype_of;
@@ -232,7 +255,7 @@ class Handles {
 
 // For autograd functions of our own that have first derivatives only.
 
-/// What such a function's backward returns. First order passes; asking for a second derivative (create_graph) throws by
+/// The result of such a function's backward. First order passes; asking for a second derivative (create_graph) throws by
 /// name instead of silently losing this part, by backward() and by autograd::grad() alike: "WHAT has no second
 /// derivative", with a module "'MODULE': WHAT has ...". Call it inside of the function's backward; incoming: the
 /// gradients that this got.

@@ -8,8 +8,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -234,7 +233,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
       "block_cols, int first_row, "
       "Tensor? bias, ScalarType out_dtype) -> Tensor");
   m.def("weight_only_linear(Tensor x, Tensor weight, Tensor scale_inv, Tensor? bias=None) -> Tensor");
-  autocast::keep_out_of_own_ops();
 }
 FP8_LIBRARY_IMPL(fp8, HPU, m) {
   Edge edge(m, "fp8");

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/ops/layout/layout.h"
-
+// Cache layout: hpu::in_place_interleave, kv_reorder, and the deprecated fp8_* movers of codes. Bytes are moved, never
+// read as values.
+//
+//   in_place_interleave   y[j] = x[j / 4]: rows 4i .. 4i+3 all become source row i
+//   kv_reorder            y[b, :, .., start[b]:end[b], :] = x[b, beams(b), .., start[b]:end[b], :]
+//                         beam_idx[b] = 64 * b0 + 16 * b1 + 4 * b2 + b3: four beams of two bits
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
@@ -11,7 +15,6 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/cast/low_bit.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/gemm/gemm.h"
 
@@ -40,8 +43,7 @@ void check_pair(const char* op, const at::Tensor& a, const at::Tensor& b, at::In
               a.scalar_type(), " and sizes ", sizes, ", got ", b.scalar_type(), " and ", b.sizes());
 }
 
-}  // namespace
-
+/// self: 4-D, size(0) a multiple of 4, any dtype.
 at::Tensor in_place_interleave(const at::Tensor& self) {
   LeafScope leaf("hpu::in_place_interleave", self);
   TORCH_CHECK(self.dim() == 4 && self.size(0) % 4 == 0,
@@ -61,6 +63,7 @@ at::Tensor& in_place_interleave_(at::Tensor& self) {
   return self;
 }
 
+/// self: [B, 4, ..., S, D]; start, end: int32 [B], 0 <= start <= end <= S; beam_idx: uint8 [B]. Values are not looked at.
 void check_kv_reorder(const at::Tensor& self, const at::Tensor& start, const at::Tensor& end,
                       const at::Tensor& beam_idx) {
   TORCH_CHECK(start.scalar_type() == at::kInt, "Start tensor must be of type Int32");
@@ -102,6 +105,8 @@ at::Tensor kv_reorder(const at::Tensor& self, const at::Tensor& start, const at:
   at::Tensor y = self.clone();
   return kv_reorder_(y, start, end, beam_idx);
 }
+
+// --- deprecated: codes as float8, or as int8 / uint8 where a program predates the dtypes
 
 at::Tensor& fp8_copy_(at::Tensor& self, const at::Tensor& source) {
   check_codes("fp8_copy_", "self", self);
@@ -156,31 +161,13 @@ at::Tensor& fp8_kv_reorder_(at::Tensor& self, const at::Tensor& start, const at:
   return kv_reorder_(self, start, end, beam_idx);
 }
 
-// hpu:: operators on cache layout, 4-bit formats and the deprecated ones.
-
-namespace {
-
-using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
-Tensor from_int4(const Tensor& input, const Tensor& scale, const OptionalTensor& zero_point, at::ScalarType dtype) {
-  return convert_from_int4(input, scale, zero_point, dtype, true);
-}
-Tensor from_uint4(const Tensor& input, const Tensor& scale, const OptionalTensor& zero_point, at::ScalarType dtype) {
-  return convert_from_int4(input, scale, zero_point, dtype, false);
-}
-Tensor int4_meta(const Tensor& input, const Tensor&, const OptionalTensor&, at::ScalarType dtype) {
-  return convert_from_int4_meta(input, dtype);
-}
-Tensor fp4_meta(const Tensor& input, bool, int64_t axis, std::string_view dtype) {
-  return fake_quant_fp4_meta(input, axis, dtype);
-}
-
-Tensor reorder_meta(const Tensor& self, const Tensor& start, const Tensor& end, const Tensor& beam_idx) {
+at::Tensor reorder_meta(const at::Tensor& self, const at::Tensor& start, const at::Tensor& end,
+                        const at::Tensor& beam_idx) {
   check_kv_reorder(self, start, end, beam_idx);
   return at::empty(self.sizes(), self.options());
 }
-Tensor& reorder_meta_(Tensor& self, const Tensor& start, const Tensor& end, const Tensor& beam_idx) {
+at::Tensor& reorder_meta_(at::Tensor& self, const at::Tensor& start, const at::Tensor& end,
+                          const at::Tensor& beam_idx) {
   check_kv_reorder(self, start, end, beam_idx);
   return self;
 }
@@ -208,9 +195,6 @@ FP8_LIBRARY_IMPL(hpu, HPU, m) {
   edge.impl("kv_reorder", &kv_reorder);
   edge.impl("kv_reorder_", &kv_reorder_);
   edge.impl("fp8_kv_reorder_", &fp8_kv_reorder_);
-  edge.impl("convert_from_int4", &from_int4);
-  edge.impl("convert_from_uint4", &from_uint4);
-  edge.impl("fake_quant_fp4", &fake_quant_fp4);
   edge.impl("fp8_gemm", &fp8_gemm_v1);
 }
 
@@ -220,9 +204,6 @@ FP8_LIBRARY_IMPL(hpu, Meta, m) {
   m.impl("kv_reorder", &reorder_meta);
   m.impl("kv_reorder_", &reorder_meta_);
   m.impl("fp8_kv_reorder_", &reorder_meta_);
-  m.impl("convert_from_int4", &int4_meta);
-  m.impl("convert_from_uint4", &int4_meta);
-  m.impl("fake_quant_fp4", &fp4_meta);
   m.impl("fp8_gemm", &fp8_gemm_v1_meta);
 }
 

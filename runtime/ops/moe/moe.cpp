@@ -18,6 +18,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/ops/moe/moe_ops.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -170,6 +171,41 @@ at::Tensor mixture_of_experts_meta(const MoeCall& c, at::ScalarType dtype) {
   check_inputs(c);
   check_weights(c);
   return at::empty(c.hidden.sizes(), c.hidden.options().dtype(dtype));
+}
+
+// moe_ops.h
+
+at::Tensor call_mixture_of_experts(const MoeRoute& r, at::TensorList w1, at::TensorList w2, at::TensorList w3) {
+  return call_op<"hpu::mixture_of_experts", at::Tensor>(r.hidden_states, r.expert_routing_table, r.router_weights, w1,
+                                                        w2, w3, r.permuted_weights, r.activation, r.experts_min,
+                                                        r.experts_max);
+}
+
+at::Tensor call_mixture_of_experts_fused(const MoeRoute& r, at::TensorList w12, at::TensorList w3) {
+  return call_op<"hpu::mixture_of_experts.fused_weights", at::Tensor>(r.hidden_states, r.expert_routing_table,
+                                                                      r.router_weights, w12, w3, r.permuted_weights,
+                                                                      r.activation, r.experts_min, r.experts_max);
+}
+
+at::Tensor call_mixture_of_experts_fp8(const MoeRoute& r, at::TensorList w12, at::TensorList w3,
+                                       const at::Tensor& d_hidden, at::TensorList d_intermediate, at::TensorList d_w12,
+                                       at::TensorList d_w3) {
+  const CodesWithScale given;
+  if (d_intermediate.empty())
+    return call_op<"hpu::mixture_of_experts.fp8_fused_weights_dynamic", at::Tensor>(
+        r.hidden_states, r.expert_routing_table, r.router_weights, w12, w3, d_hidden, d_w12, d_w3, r.permuted_weights,
+        r.activation, r.experts_min, r.experts_max, int64_t{0}, int64_t{0});
+  return call_op<"hpu::mixture_of_experts.fp8_fused_weights", at::Tensor>(
+      r.hidden_states, r.expert_routing_table, r.router_weights, w12, w3, d_hidden, d_intermediate, d_w12, d_w3,
+      r.permuted_weights, r.activation, r.experts_min, r.experts_max, int64_t{0}, int64_t{0});
+}
+
+at::Tensor call_mixture_of_experts_blockwise(const MoeRoute& r, at::TensorList w12, at::TensorList w3,
+                                             at::TensorList d_w12, at::TensorList d_w3, int64_t block_size) {
+  const CodesWithScale given;
+  return call_op<"hpu::mixture_of_experts.fp8_fused_weights_blockwise", at::Tensor>(
+      r.hidden_states, r.expert_routing_table, r.router_weights, w12, w3, d_w12, d_w3, block_size, r.permuted_weights,
+      r.activation, r.experts_min, r.experts_max, int64_t{0}, int64_t{0});
 }
 
 }  // namespace fp8::runtime::ops

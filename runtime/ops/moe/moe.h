@@ -36,7 +36,7 @@ struct MoeCall {
   bool fused() const { return w2.empty(); }
 };
 
-/// What multiplies out. Each list holds one entry per expert.
+/// The multipliers out of fp8. Each list holds one entry per expert.
 struct MoeScales {
   Scale hidden;                     ///< one value or one per token
   std::vector<Scale> intermediate;  ///< one value each; empty: dynamic, per token

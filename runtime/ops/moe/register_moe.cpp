@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/moe/moe.h"
 
@@ -138,7 +137,7 @@ Tensor blockwise_fused(const Tensor& hidden, const Tensor& table, const Tensor& 
                           last, chunk_size, total_experts);
 }
 
-/// In high precision converted weights are met by the ATen ops inside, whose handlers know their scales.
+/// In high precision converted weights are handled by the ATen ops inside, whose handlers know their scales.
 template <bool kMeta, class Impl>
 void register_plain(const Impl& impl) {
   impl("mixture_of_experts", &plain<kMeta>);
@@ -261,7 +260,7 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
   m.def("convert_from_uint4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype) -> Tensor");
   m.def("fake_quant_fp4(Tensor input, bool stochastic_rounding, int axis, str dtype) -> Tensor");
 
-  // --- deprecated: before float8 dtypes were met by aten's own ops, and before fp8_gemm_v2
+  // --- deprecated: before aten's own ops took float8 dtypes, and before fp8_gemm_v2
   m.def(
       "fp8_gemm(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor D, ScalarType out_dtype, Tensor? A_scale_inv, "
       "Tensor? B_scale_inv, Tensor? bias, bool accumulate, Tensor(a!) out) -> Tensor(a!)");
@@ -273,7 +272,6 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
   m.def("fp8_index_select_v2(Tensor self, int dim, Tensor index) -> Tensor");
   m.def("fp8_repeat_v2(Tensor self, SymInt[] repeats) -> Tensor");
   m.def("fp8_kv_reorder_(Tensor(a!) self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor(a!)");
-  fp8::runtime::autocast::keep_out_of_own_ops();
 }
 
 #undef FP8_MOE_INPUTS

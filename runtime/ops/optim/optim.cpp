@@ -134,7 +134,7 @@ class HostArrays {
   std::vector<Write> writes_;
 };
 
-/// What a leaf of all items touches; nothing where nobody listens.
+/// The tensors of a leaf of all items; none without listeners.
 template <class Item, class... Member>
 std::vector<at::Tensor> tensors_of(at::ArrayRef<Item> items, Member... members) {
   std::vector<at::Tensor> tensors;

@@ -311,51 +311,44 @@ constexpr auto meta_of(void (*)(Args...)) -> void (*)(Args...) {
   return &nothing<Args...>;
 }
 
+/// The steps, which have no result; add(name, kernel).
+template <class Add>
+void register_steps(const Add& add) {
+  add("optimizer_adamw", &optimizer_adamw);
+  add("optimizer_ema", &optimizer_ema);
+  add("optimizer_lamb_phase1", &optimizer_lamb_phase1);
+  add("optimizer_lamb_phase2", &optimizer_lamb_phase2);
+  add("optimizer_lars", &optimizer_lars);
+  add("optimizer_resource_apply_momentum", &optimizer_resource_apply_momentum);
+  add("optimizer_sgd", &optimizer_sgd);
+  add("optimizer_sgd_momentum", &optimizer_sgd_momentum);
+  add("habanaOptimizerAdamW", &lazy_adamw);
+  add("habanaOptimizerFusedEMA", &optimizer_ema);
+  add("habanaOptimizerLars", &lazy_lars);
+  add("habanaOptimizerSgd", &optimizer_sgd);
+  add("habanaOptimizerSgdMomentum", &optimizer_sgd_momentum);
+  add("habanaOptimizerFusedAdagrad", &fused_adagrad);
+}
+
 }  // namespace
 
 FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");
-  edge.impl("optimizer_adamw", &optimizer_adamw);
-  edge.impl("optimizer_ema", &optimizer_ema);
+  register_steps([&](const char* name, auto kernel) { edge.impl(name, kernel); });
   edge.impl("fused_clip_norm", &fused_clip_norm);
   edge.impl("optimizer_lamb_fused_norm", &optimizer_lamb_fused_norm);
-  edge.impl("optimizer_lamb_phase1", &optimizer_lamb_phase1);
-  edge.impl("optimizer_lamb_phase2", &optimizer_lamb_phase2);
-  edge.impl("optimizer_lars", &optimizer_lars);
-  edge.impl("optimizer_resource_apply_momentum", &optimizer_resource_apply_momentum);
-  edge.impl("optimizer_sgd", &optimizer_sgd);
-  edge.impl("optimizer_sgd_momentum", &optimizer_sgd_momentum);
-  edge.impl("habanaOptimizerAdamW", &lazy_adamw);
-  edge.impl("habanaOptimizerFusedEMA", &optimizer_ema);
-  edge.impl("habanaOptimizerLars", &lazy_lars);
-  edge.impl("habanaOptimizerSgd", &optimizer_sgd);
-  edge.impl("habanaOptimizerSgdMomentum", &optimizer_sgd_momentum);
-  edge.impl("habanaOptimizerFusedAdagrad", &fused_adagrad);
   edge.impl("fused_norm", &fused_norm);
   edge.impl("habanaOptimizerSparseSgd", &refused_sparse<false>);
   edge.impl("habanaOptimizerSparseAdagrad", &refused_sparse<true>);
 }
 
 FP8_LIBRARY_IMPL(hpu, Meta, m) {
-  m.impl("optimizer_adamw", meta_of(&optimizer_adamw));
-  m.impl("optimizer_ema", meta_of(&optimizer_ema));
+  register_steps([&](const char* name, auto kernel) { m.impl(name, meta_of(kernel)); });
   m.impl(
       "fused_clip_norm", +[](TensorList grad, const Tensor&, double) {
         return one_of(grad.empty() ? at::kFloat : grad.back().scalar_type());
       });
   m.impl("optimizer_lamb_fused_norm", +[](TensorList, double) { return one_of(at::kFloat); });
-  m.impl("optimizer_lamb_phase1", meta_of(&optimizer_lamb_phase1));
-  m.impl("optimizer_lamb_phase2", meta_of(&optimizer_lamb_phase2));
-  m.impl("optimizer_lars", meta_of(&optimizer_lars));
-  m.impl("optimizer_resource_apply_momentum", meta_of(&optimizer_resource_apply_momentum));
-  m.impl("optimizer_sgd", meta_of(&optimizer_sgd));
-  m.impl("optimizer_sgd_momentum", meta_of(&optimizer_sgd_momentum));
-  m.impl("habanaOptimizerAdamW", meta_of(&lazy_adamw));
-  m.impl("habanaOptimizerFusedEMA", meta_of(&optimizer_ema));
-  m.impl("habanaOptimizerLars", meta_of(&lazy_lars));
-  m.impl("habanaOptimizerSgd", meta_of(&optimizer_sgd));
-  m.impl("habanaOptimizerSgdMomentum", meta_of(&optimizer_sgd_momentum));
-  m.impl("habanaOptimizerFusedAdagrad", meta_of(&fused_adagrad));
   m.impl("fused_norm", +[](TensorList, const Tensor&, double) { return one_of(at::kFloat); });
 }
 

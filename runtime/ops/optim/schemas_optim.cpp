@@ -4,7 +4,6 @@
 #include <torch/library.h>
 
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 
 namespace {
 
@@ -68,7 +67,6 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
       "habanaOptimizerSparseAdagrad(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices, "
       "Tensor "
       "learning_rate, Tensor valid_count_tensor) -> (Tensor(a!), Tensor(b!))");
-  fp8::runtime::autocast::keep_out_of_own_ops();
 }
 
 }  // namespace

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/ops/quantized_decomposed/quantized_decomposed.h"
-
+// quantized_decomposed::{quantize,dequantize}_per_{tensor,channel,token} on hpu.
+//
+//   float8     q = RNE(clamp(x / scale + zero_point, quant_min, quant_max)): not rounded to integers; f32 arithmetic,
+//              saturating as the device does. Per channel and per token x * (1 / scale), as the device does.
+//              y = (q - zero_point) * scale in f32, rounded once to the output dtype
+//   integers   as PyTorch defines the ops: rounded to integers, its arithmetic step by step
+//
+// int8, uint8, int16, uint16, int32, float8_e4m3fn and float8_e5m2; quant_min and quant_max within the dtype's bounds.
 #include <ATen/ops/add.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/div.h>
@@ -13,15 +19,26 @@
 #include <torch/library.h>
 
 #include <limits>
+#include <optional>
+#include <type_traits>
 
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using OptionalType = std::optional<at::ScalarType>;
+
+/// The quantized side: its dtype and the range codes are clamped to.
+struct QuantRange {
+  std::int64_t min = 0, max = 0;
+  at::ScalarType dtype = at::kChar;
+};
 
 struct Bounds {
   std::int64_t min, max;
@@ -103,8 +120,6 @@ at::Tensor scaled_fp8(const at::Tensor& input, const at::Tensor& scale, const at
 
 at::Tensor values_of(const at::Tensor& codes) { return cast_from_fp8(codes, Scale{}, at::kFloat); }
 
-}  // namespace
-
 void check_quantize(const at::Tensor& input, const QuantRange& range) {
   TORCH_CHECK(is_high_precision(input.scalar_type()),
               "[quantized_decomposed] expected input of dtype Float, BFloat16 or Half, got ", input.scalar_type());
@@ -119,6 +134,7 @@ void check_dequantize(const at::Tensor& input, const QuantRange& range, at::Scal
               out_dtype);
 }
 
+/// input: f32, bf16 or f16; result of range.dtype and input's sizes.
 at::Tensor quantize_per_tensor(const at::Tensor& input, double scale, double zero_point, const QuantRange& range) {
   LeafScope leaf("quantized_decomposed::quantize_per_tensor", input);
   check_quantize(input, range);
@@ -127,8 +143,10 @@ at::Tensor quantize_per_tensor(const at::Tensor& input, double scale, double zer
   return finished(at::add(at::round(at::mul(x, at::Scalar(1.0 / scale))), at::Scalar(zero_point)), range);
 }
 
-at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
-                                int64_t axis, const QuantRange& range) {
+/// scales, zero_points: one element per index of `axis` (negative counts from the end); one element stands for all.
+Tensor quantize_per_channel(const Tensor& input, const Tensor& scales, const Tensor& zero_points, int64_t axis,
+                            int64_t min, int64_t max, at::ScalarType type) {
+  const QuantRange range{min, max, type};
   LeafScope leaf("quantized_decomposed::quantize_per_channel", input);
   check_quantize(input, range);
   axis = wrapped(axis, input);
@@ -139,8 +157,10 @@ at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor& scale
   return finished(at::add(at::round(at::mul(x, at::reciprocal(scale))), zero), range);
 }
 
-at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
-                              const QuantRange& range) {
+/// scales, zero_points: one element per token, which is a row of the last dimension; one element stands for all.
+Tensor quantize_per_token(const Tensor& input, const Tensor& scales, const Tensor& zero_points, int64_t min,
+                          int64_t max, at::ScalarType type) {
+  const QuantRange range{min, max, type};
   LeafScope leaf("quantized_decomposed::quantize_per_token", input);
   check_quantize(input, range);
   const at::Tensor scale = per_token("scales", scales, input), zero = per_token("zero_points", zero_points, input);
@@ -148,6 +168,7 @@ at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& scales,
   return finished(at::round(at::add(at::mul(input, at::reciprocal(scale)), zero)), range);
 }
 
+/// input: of range.dtype; result of out_dtype (f32, bf16 or f16).
 at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale, double zero_point, const QuantRange& range,
                                  at::ScalarType out_dtype) {
   LeafScope leaf("quantized_decomposed::dequantize_per_tensor", input);
@@ -156,9 +177,10 @@ at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale, double z
   return at::mul(at::sub(x, at::Scalar(zero_point)), at::Scalar(scale)).to(out_dtype);
 }
 
-at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tensor& scales,
-                                  const std::optional<at::Tensor>& zero_points, int64_t axis, const QuantRange& range,
-                                  at::ScalarType out_dtype) {
+Tensor dequantize_per_channel(const Tensor& input, const Tensor& scales, const OptionalTensor& zero_points,
+                              int64_t axis, int64_t min, int64_t max, at::ScalarType type, OptionalType out) {
+  const QuantRange range{min, max, type};
+  const at::ScalarType out_dtype = out.value_or(at::kFloat);
   LeafScope leaf("quantized_decomposed::dequantize_per_channel", input);
   check_dequantize(input, range, out_dtype);
   axis = wrapped(axis, input);
@@ -170,8 +192,9 @@ at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tensor& sca
   return at::mul(x, scale).to(out_dtype);
 }
 
-at::Tensor dequantize_per_token(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
-                                const QuantRange& range, at::ScalarType out_dtype) {
+Tensor dequantize_per_token(const Tensor& input, const Tensor& scales, const Tensor& zero_points, int64_t min,
+                            int64_t max, at::ScalarType type, at::ScalarType out_dtype) {
+  const QuantRange range{min, max, type};
   LeafScope leaf("quantized_decomposed::dequantize_per_token", input);
   check_dequantize(input, range, out_dtype);
   const at::Tensor x = is_fp8(range.dtype) ? values_of(input) : input;
@@ -180,14 +203,8 @@ at::Tensor dequantize_per_token(const at::Tensor& input, const at::Tensor& scale
 }
 
 // quantized_decomposed:: on hpu. The schemas belong to PyTorch's Python package (torch.ao), which defines them when it
-// is imported and would refuse to if somebody had done so before. So with a Python interpreter in the process only
-// kernels are added here; without one nobody else can define them, and this library does, meta functions included.
-
-namespace {
-
-using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using OptionalType = std::optional<at::ScalarType>;
+// is imported and would refuse to if that was done before. So with a Python interpreter in the process only
+// kernels are added here; without one no other code can define them, and this library does, meta functions included.
 
 double number(const char* what, const Tensor& t) {
   TORCH_CHECK(t.numel() == 1, "[quantized_decomposed] expected ", what, " of one element, got ", t.numel());
@@ -209,14 +226,6 @@ Tensor q_tensor2(const Tensor& input, const Tensor& scale, const Tensor& zero, c
                  at::ScalarType type) {
   return q_tensor1(input, scale, zero, whole("quant_min", min), whole("quant_max", max), type);
 }
-Tensor q_channel(const Tensor& input, const Tensor& scales, const Tensor& zeros, int64_t axis, int64_t min, int64_t max,
-                 at::ScalarType type) {
-  return quantize_per_channel(input, scales, zeros, axis, {min, max, type});
-}
-Tensor q_token(const Tensor& input, const Tensor& scales, const Tensor& zeros, int64_t min, int64_t max,
-               at::ScalarType type) {
-  return quantize_per_token(input, scales, zeros, {min, max, type});
-}
 
 // --- dequantize
 Tensor d_tensor(const Tensor& input, double scale, int64_t zero, int64_t min, int64_t max, at::ScalarType type,
@@ -231,14 +240,6 @@ Tensor d_tensor1(const Tensor& input, const Tensor& scale, const Tensor& zero, i
 Tensor d_tensor2(const Tensor& input, const Tensor& scale, const Tensor& zero, const Tensor&, const Tensor&,
                  at::ScalarType type, OptionalType out) {
   return d_tensor1(input, scale, zero, 0, 0, type, out);
-}
-Tensor d_channel(const Tensor& input, const Tensor& scales, const OptionalTensor& zeros, int64_t axis, int64_t min,
-                 int64_t max, at::ScalarType type, OptionalType out) {
-  return dequantize_per_channel(input, scales, zeros, axis, {min, max, type}, type_or_float(out));
-}
-Tensor d_token(const Tensor& input, const Tensor& scales, const Tensor& zeros, int64_t min, int64_t max,
-               at::ScalarType type, at::ScalarType out) {
-  return dequantize_per_token(input, scales, zeros, {min, max, type}, out);
 }
 
 // --- meta
@@ -277,13 +278,13 @@ FP8_LIBRARY_IMPL(quantized_decomposed, HPU, m) {
   edge.impl("quantize_per_tensor", &q_tensor);
   edge.impl("quantize_per_tensor.tensor", &q_tensor1);
   edge.impl("quantize_per_tensor.tensor2", &q_tensor2);
-  edge.impl("quantize_per_channel", &q_channel);
-  edge.impl("quantize_per_token", &q_token);
+  edge.impl("quantize_per_channel", &quantize_per_channel);
+  edge.impl("quantize_per_token", &quantize_per_token);
   edge.impl("dequantize_per_tensor", &d_tensor);
   edge.impl("dequantize_per_tensor.tensor", &d_tensor1);
   edge.impl("dequantize_per_tensor.tensor2", &d_tensor2);
-  edge.impl("dequantize_per_channel", &d_channel);
-  edge.impl("dequantize_per_token", &d_token);
+  edge.impl("dequantize_per_channel", &dequantize_per_channel);
+  edge.impl("dequantize_per_token", &dequantize_per_token);
 }
 
 /// PyTorch's own texts (torch/ao/quantization/fx/_decomposed.py, 2.13).
@@ -342,7 +343,6 @@ bool has_python() { return dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr; }
 
 FP8_LIBRARY_FRAGMENT(quantized_decomposed, m) {
   if (!has_python()) define(m);
-  autocast::keep_out_of_own_ops();
 }
 FP8_LIBRARY_IMPL(quantized_decomposed, Meta, m) {
   if (!has_python()) register_meta(m);

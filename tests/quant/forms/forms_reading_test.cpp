@@ -3,7 +3,7 @@
 // tensor or key.
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/test_data.h"
 

@@ -13,7 +13,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "support/hpu_test.h"
 

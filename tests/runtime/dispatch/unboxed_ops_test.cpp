@@ -19,7 +19,7 @@ struct Op {
   std::function<at::Tensor(T a, T b)> run;
 };
 
-/// All of the two tables (dispatch/unboxed.cpp, ops/cast/float8_math.cpp); a and b: [3, 5].
+/// All of the two tables (dispatch/register_ops.cpp, ops/cast/float8_math.cpp); a and b: [3, 5].
 const std::vector<Op>& ops() {
   static const std::vector<Op> all = {
       {"_log_softmax", [](T a, T) { return at::_log_softmax(a, 1, false); }},

@@ -5,7 +5,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
 

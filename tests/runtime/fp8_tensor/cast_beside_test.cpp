@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "support/hpu_test.h"
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // When codes are shared, and when they must not be.
-#include "fp8/runtime/fp8_tensor/cast_once.h"
-
 #include <c10/core/InferenceMode.h>
 
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

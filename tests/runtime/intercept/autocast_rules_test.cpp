@@ -109,7 +109,7 @@ TEST(OwnOps, RunWithAutocastOffInside) {
     if (!op->hasKernelForDispatchKey(c10::DispatchKey::HPU)) continue;
     ++kernels;
     EXPECT_TRUE(op->hasKernelForDispatchKey(c10::DispatchKey::AutocastHPU))
-        << name << ": end the block that defines it with autocast::keep_out_of_own_ops()";
+        << name << ": define it with FP8_LIBRARY or FP8_LIBRARY_FRAGMENT";
   }
   EXPECT_GT(kernels, 20u);
 }

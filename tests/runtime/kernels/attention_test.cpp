@@ -8,7 +8,7 @@
 #include <cmath>
 #include <random>
 
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MX casts, with a power of two (E8M0) per 32 elements of a row or a column, against the formula of block_cast.h in
+// MX casts, with a power of two (E8M0) per 32 elements of a row or a column, against the formula of cast.h in
 // f64, on every level.
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/block_cast_reference.h"
 #include "runtime/kernels/cast_test.h"
 

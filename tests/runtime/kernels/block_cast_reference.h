@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of the block casts share: matrices with gaps full of NaN, and a tile's amax and an element's code from
-// the formulas of block_cast.h in f64.
+// the formulas of cast.h in f64.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels::test {

@@ -21,7 +21,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"

@@ -14,7 +14,7 @@
 #include <memory>
 #include <mutex>
 
-#include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {

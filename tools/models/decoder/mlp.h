@@ -6,7 +6,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "fp8/tools/models/decoder/description.h"
 
