@@ -7,13 +7,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"

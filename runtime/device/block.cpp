@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <new>
 
 #include "fp8/runtime/device/allocator.h"

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -19,7 +18,6 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::runtime {
 namespace {

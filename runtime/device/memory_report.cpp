@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>

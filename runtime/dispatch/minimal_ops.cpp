@@ -22,14 +22,9 @@
 #include <numeric>
 #include <vector>
 
-#include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/pointwise.h"
-#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <string_view>
 
 #include "fp8/runtime/device/device.h"
 

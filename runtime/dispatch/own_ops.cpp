@@ -12,14 +12,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/gemv.h"
-#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {

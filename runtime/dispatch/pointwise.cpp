@@ -10,11 +10,8 @@
 #include <cstring>
 #include <optional>
 
-#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {

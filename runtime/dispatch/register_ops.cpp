@@ -51,14 +51,10 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/dispatch/pointwise.h"
-#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {

@@ -11,11 +11,9 @@
 #include <cstdint>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -8,7 +8,6 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {

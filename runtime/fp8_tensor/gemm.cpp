@@ -4,14 +4,8 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cstring>
-#include <optional>
 #include <utility>
-
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/gemm.h"
 
 namespace fp8::runtime {
 namespace {

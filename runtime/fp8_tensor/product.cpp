@@ -16,17 +16,12 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <utility>
 
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "fp8/runtime/kernels/attention.h"
-#include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {

@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>

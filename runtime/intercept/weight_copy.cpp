@@ -8,14 +8,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 

@@ -2,11 +2,8 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
-#include <typeinfo>
 
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/runtime/io/base/text.h"
 

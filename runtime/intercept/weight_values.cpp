@@ -11,7 +11,6 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/weight_copy.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::runtime {
 namespace {

@@ -17,7 +17,6 @@
 #include <shared_mutex>
 #include <sstream>
 #include <stdexcept>
-#include <string_view>
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"

@@ -16,7 +16,6 @@
 #include <cstdint>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/format.h"
 
 namespace fp8::kernels {
 

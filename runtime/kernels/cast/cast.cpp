@@ -11,7 +11,6 @@
 #include <string>
 
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
-#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/random_bits.h"

@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "fp8/runtime/kernels/gemm/gemm_avx512_tiles.h"
-#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 
 namespace fp8::kernels {
 namespace {

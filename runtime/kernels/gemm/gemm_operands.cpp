@@ -9,7 +9,6 @@
 #include <cmath>
 #include <limits>
 
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {

@@ -8,8 +8,6 @@
 #include <cstring>
 #include <limits>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <map>
 
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/attention/attention.h"

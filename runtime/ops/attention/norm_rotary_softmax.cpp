@@ -10,15 +10,11 @@
 #include <limits>
 #include <vector>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -6,11 +6,9 @@
 
 #include <string>
 
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/attention/norm_rotary_softmax.h"
 #include "fp8/runtime/ops/attention/sdpa.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -12,12 +12,9 @@
 #include <cmath>
 #include <mutex>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -25,10 +25,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
-#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/weight_tag.h"

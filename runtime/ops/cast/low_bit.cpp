@@ -23,14 +23,10 @@
 #include <optional>
 #include <string_view>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

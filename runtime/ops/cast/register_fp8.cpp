@@ -6,9 +6,7 @@
 // An operator's schema, kernel and meta function are registered here, its work is in <op>.cpp.
 #include <torch/library.h>
 
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/gemm/gemm.h"
 
 namespace fp8::runtime::ops {

@@ -9,12 +9,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <string>
-#include <utility>
-
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
-
 namespace fp8::runtime::ops {
 namespace {
 

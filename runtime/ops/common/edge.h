@@ -29,6 +29,9 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/io/base/text.h"

@@ -3,8 +3,6 @@
 // as [C_out / groups, C_in / groups * R * S].
 #include <ATen/ops/empty.h>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"

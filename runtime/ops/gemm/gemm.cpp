@@ -5,12 +5,8 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

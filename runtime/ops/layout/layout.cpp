@@ -12,10 +12,7 @@
 
 #include <vector>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/gemm/gemm.h"
 
 namespace fp8::runtime::ops {

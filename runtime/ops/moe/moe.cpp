@@ -15,8 +15,6 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/moe/moe_ops.h"
 

@@ -16,9 +16,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"

@@ -5,8 +5,6 @@
 
 #include <string_view>
 
-#include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/moe/moe.h"
 
 namespace fp8::runtime::ops {

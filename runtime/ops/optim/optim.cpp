@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
 

@@ -12,11 +12,8 @@
 
 #include <cmath>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::ops {

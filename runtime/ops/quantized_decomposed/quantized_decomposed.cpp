@@ -22,10 +22,8 @@
 #include <optional>
 #include <type_traits>
 
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {
