@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime {
 namespace {
@@ -119,6 +120,17 @@ bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10:
   define(*new torch::Library(kind, name, key, file, line));  // lives as long as the process
   if (const auto act = g_after_definitions.load(); kind != torch::Library::IMPL && act != nullptr) act();
   return true;
+}
+
+void define(torch::Library& library, std::string_view schemas) {
+  std::string schema;
+  for (const std::string& word : io::words(schemas)) {
+    schema += (schema.empty() ? "" : " ") + word;
+    if (word.back() != ';') continue;
+    schema.pop_back();
+    library.def(schema.c_str());
+    schema.clear();
+  }
 }
 
 void after_definitions(void (*act)()) {

@@ -16,6 +16,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace fp8::runtime {
 
@@ -31,6 +32,9 @@ void require_registered();
 /// operators what after_definitions() was given. Returns may_register().
 bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10::DispatchKey> key, const char* file,
                  std::uint32_t line, void (*define)(torch::Library&));
+
+/// Defines the operators of a text of schemas, each with ";" behind it; spaces and line ends count as one space.
+void define(torch::Library& library, std::string_view schemas);
 
 /// Runs `act` now, and after each definition of operators from now on. One for all: runtime/autocast has it.
 void after_definitions(void (*act)());

@@ -225,16 +225,14 @@ std::string sdpa_schema(bool recomp, bool fp8, const std::string& form, bool sca
 
 FP8_LIBRARY_FRAGMENT(hpu, m) {
   // --- softmax and sum
-  m.def(
-      "softmax_fp8(Tensor input, int dim, Tensor? input_scale=None, Tensor? output_scale=None, Tensor? "
-      "inv_attn_heads=None, Tensor? fused_add=None) -> Tensor");
-  m.def(
-      "softmax_fp8.Scalar_scales(Tensor input, int dim, float input_scale, float output_scale, Tensor? "
-      "inv_attn_heads=None, Tensor? fused_add=None) -> Tensor");
-  m.def(
-      "softmax_fp8.Scalar(Tensor input, int dim, float input_scale, float output_scale, float inv_attn_heads, "
-      "Tensor? fused_add=None) -> Tensor");
-  m.def("sum_fp8(Tensor self, int[1]? dim=None, bool keepdim=False, ScalarType? out_dtype=None) -> Tensor");
+  define(m, R"(
+    softmax_fp8(Tensor input, int dim, Tensor? input_scale=None, Tensor? output_scale=None, Tensor?
+        inv_attn_heads=None, Tensor? fused_add=None) -> Tensor;
+    softmax_fp8.Scalar_scales(Tensor input, int dim, float input_scale, float output_scale, Tensor?
+        inv_attn_heads=None, Tensor? fused_add=None) -> Tensor;
+    softmax_fp8.Scalar(Tensor input, int dim, float input_scale, float output_scale, float inv_attn_heads, Tensor?
+        fused_add=None) -> Tensor;
+    sum_fp8(Tensor self, int[1]? dim=None, bool keepdim=False, ScalarType? out_dtype=None) -> Tensor;)");
 
   // --- attention
   for (const bool recomp : {false, true}) {
@@ -245,39 +243,31 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
       }
     }
   }
-  m.def(
-      "sdpa_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor P, Tensor? dm, bool is_causal, float p, float "
-      "scale, Tensor fwd_out) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "sdpa_recomp_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, Tensor m, Tensor linv, "
-      "Tensor? seed, bool is_causal, float p, float scale, str softmax_mode, Tensor fwd_out) -> (Tensor, Tensor, "
-      "Tensor)");
-  m.def(
-      "fp8_sdpa_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor P, Tensor? dm, bool is_causal, float p, float "
-      "scale, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? d_scale_v, Tensor? d_scale_s, Tensor? d_scale_do, "
-      "Tensor? d_scale_ds, Tensor? q_scale_s, Tensor? q_scale_ds, bool is_amax_ds, Tensor fwd_out) -> (Tensor, "
-      "Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, Tensor m, Tensor "
-      "linv, Tensor? seed, bool is_causal, float p, float scale, str softmax_mode, Tensor? d_scale_q, Tensor? "
-      "d_scale_k, Tensor? d_scale_v, Tensor? d_scale_s, Tensor? d_scale_do, Tensor? d_scale_ds, Tensor? q_scale_s, "
-      "Tensor? q_scale_ds, bool is_amax_ds, Tensor fwd_out) -> (Tensor, Tensor, Tensor, Tensor)");
+  define(m, R"(
+    sdpa_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor P, Tensor? dm, bool is_causal, float p, float scale,
+        Tensor fwd_out) -> (Tensor, Tensor, Tensor);
+    sdpa_recomp_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, Tensor m, Tensor linv, Tensor?
+        seed, bool is_causal, float p, float scale, str softmax_mode, Tensor fwd_out) -> (Tensor, Tensor, Tensor);
+    fp8_sdpa_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor P, Tensor? dm, bool is_causal, float p, float
+        scale, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? d_scale_v, Tensor? d_scale_s, Tensor? d_scale_do, Tensor?
+        d_scale_ds, Tensor? q_scale_s, Tensor? q_scale_ds, bool is_amax_ds, Tensor fwd_out) -> (Tensor, Tensor,
+        Tensor, Tensor);
+    fp8_sdpa_recomp_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, Tensor m, Tensor linv,
+        Tensor? seed, bool is_causal, float p, float scale, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k,
+        Tensor? d_scale_v, Tensor? d_scale_s, Tensor? d_scale_do, Tensor? d_scale_ds, Tensor? q_scale_s, Tensor?
+        q_scale_ds, bool is_amax_ds, Tensor fwd_out) -> (Tensor, Tensor, Tensor, Tensor);)");
 
   // --- position embedding and normalization
-  m.def(
-      "rotary_pos_embedding(Tensor input, Tensor sin, Tensor cos, Tensor? position_ids, int offset, int mode) -> "
-      "Tensor");
-  m.def(
-      "rotary_pos_embedding_backward(Tensor grad_in, Tensor sin, Tensor cos, Tensor? position_ids, int offset, int "
-      "mode) -> Tensor");
-  m.def("rms_norm(Tensor data_in, Tensor gamma, float epsilon) -> (Tensor, Tensor)");
-  m.def(
-      "rms_norm_backward(Tensor grad_in, Tensor data_in, Tensor gamma, Tensor inverse_rms, bool use_stages, int "
-      "bwd_mode) -> (Tensor, Tensor)");
-  m.def("rms_norm_fast(Tensor data_in, Tensor gamma, float epsilon) -> (Tensor, Tensor)");
-  m.def(
-      "rms_norm_fast_backward(Tensor grad_in, Tensor data_in, Tensor gamma, Tensor inverse_rms, bool use_stages, "
-      "int bwd_mode) -> (Tensor, Tensor)");
+  define(m, R"(
+    rotary_pos_embedding(Tensor input, Tensor sin, Tensor cos, Tensor? position_ids, int offset, int mode) -> Tensor;
+    rotary_pos_embedding_backward(Tensor grad_in, Tensor sin, Tensor cos, Tensor? position_ids, int offset, int mode)
+        -> Tensor;
+    rms_norm(Tensor data_in, Tensor gamma, float epsilon) -> (Tensor, Tensor);
+    rms_norm_backward(Tensor grad_in, Tensor data_in, Tensor gamma, Tensor inverse_rms, bool use_stages, int bwd_mode)
+        -> (Tensor, Tensor);
+    rms_norm_fast(Tensor data_in, Tensor gamma, float epsilon) -> (Tensor, Tensor);
+    rms_norm_fast_backward(Tensor grad_in, Tensor data_in, Tensor gamma, Tensor inverse_rms, bool use_stages, int
+        bwd_mode) -> (Tensor, Tensor);)");
 }
 
 FP8_LIBRARY_IMPL(hpu, HPU, m) {

@@ -224,11 +224,10 @@ at::Tensor block_linear_meta(const at::Tensor& x, const std::optional<at::Tensor
 }  // namespace
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
-  m.def(
-      "block_linear(Tensor x, Tensor? x_scale_inv, Tensor weight, Tensor weight_scale_inv, int block_rows, int "
-      "block_cols, int first_row, "
-      "Tensor? bias, ScalarType out_dtype) -> Tensor");
-  m.def("weight_only_linear(Tensor x, Tensor weight, Tensor scale_inv, Tensor? bias=None) -> Tensor");
+  define(m, R"(
+    block_linear(Tensor x, Tensor? x_scale_inv, Tensor weight, Tensor weight_scale_inv, int block_rows, int
+        block_cols, int first_row, Tensor? bias, ScalarType out_dtype) -> Tensor;
+    weight_only_linear(Tensor x, Tensor weight, Tensor scale_inv, Tensor? bias=None) -> Tensor;)");
 }
 FP8_LIBRARY_IMPL(fp8, HPU, m) {
   Edge edge(m, "fp8");

@@ -186,7 +186,7 @@ FP8_LIBRARY_IMPL(hpu, Meta, m) {
 }  // namespace fp8::runtime::ops
 
 // The second page of hpu:: schemas: experts, cache layout, 4-bit formats and the deprecated forms. The same rules as in
-// schemas.cpp.
+// cast/register_fp8.cpp.
 //
 // The mixture_of_experts overloads without fp8_ but fp8_measurement are the 1.19 bridge's. The others came later; their
 // argument order is that of the later bridge's functions. `chunk_size` and `total_experts` steer the device's work

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu::optimizer_* and hpu::fused_clip_norm, translated to optim/optim.h. The math is the vendor's, but for
+// hpu::optimizer_* and hpu::fused_clip_norm, steps over lists of tensors as the bridge's eager mode has them, translated to optim/optim.h. The math is the vendor's, but for
 //   adamw       fp8 moments are read back with the reciprocal of their scale (the vendor multiplies by the scale
 //               itself), and a moment that is all zero keeps its scale
 //   sgd         mom must be 0: there is no buffer to hold it
@@ -11,6 +11,8 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <initializer_list>
+#include <utility>
 
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
@@ -27,8 +29,10 @@ double scalar(const char* op, const char* what, const Tensor& t) {
   return cpu_alias(t.detach()).item<double>();
 }
 
-void check_length(const char* op, const char* what, TensorList list, std::size_t length) {
-  TORCH_CHECK(list.size() == length, "[", op, "] expected ", length, " tensors in ", what, ", got ", list.size());
+void check_lengths(const char* op, std::size_t length,
+                   std::initializer_list<std::pair<const char*, TensorList>> lists) {
+  for (const auto& [what, list] : lists)
+    TORCH_CHECK(list.size() == length, "[", op, "] expected ", length, " tensors in ", what, ", got ", list.size());
 }
 
 void check_place(const char* op, const char* what, const Tensor& t) {
@@ -50,11 +54,10 @@ void optimizer_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList 
                      std::optional<TensorList> exp_avg_sq_scales) {
   const char* op = "optimizer_adamw";
   const std::size_t n = weight_vec.size();
-  check_length(op, "gradient_vec", gradient_vec, n);
-  check_length(op, "exp_avg_vec", exp_avg_vec, n);
-  check_length(op, "exp_avg_sq_vec", exp_avg_sq_vec, n);
-  if (exp_avg_scales) check_length(op, "exp_avg_scales", *exp_avg_scales, n);
-  if (exp_avg_sq_scales) check_length(op, "exp_avg_sq_scales", *exp_avg_sq_scales, n);
+  check_lengths(op, n,
+                {{"gradient_vec", gradient_vec}, {"exp_avg_vec", exp_avg_vec}, {"exp_avg_sq_vec", exp_avg_sq_vec}});
+  if (exp_avg_scales) check_lengths(op, n, {{"exp_avg_scales", *exp_avg_scales}});
+  if (exp_avg_sq_scales) check_lengths(op, n, {{"exp_avg_sq_scales", *exp_avg_sq_scales}});
   AdamItem common;
   common.factors = {static_cast<float>(beta1), rest_of(beta1), static_cast<float>(beta2), rest_of(beta2)};
   common.factors.eps = static_cast<float>(epsilon);
@@ -81,7 +84,7 @@ void optimizer_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList 
 
 void optimizer_ema(TensorList model_inputs, TensorList updated_ema, const Tensor& decay) {
   const char* op = "optimizer_ema";
-  check_length(op, "model_inputs", model_inputs, updated_ema.size());
+  check_lengths(op, updated_ema.size(), {{"model_inputs", model_inputs}});
   const double d = scalar(op, "decay", decay);
   std::vector<ScaleAddItem> items;
   for (std::size_t i = 0; i < updated_ema.size(); ++i) {
@@ -122,12 +125,13 @@ void optimizer_lamb_phase1(TensorList gradients, TensorList weights, TensorList 
                            double weight_decay) {
   const char* op = "optimizer_lamb_phase1";
   const std::size_t n = weights.size();
-  check_length(op, "gradients", gradients, n);
-  check_length(op, "exp_avg", exp_avg, n);
-  check_length(op, "exp_avg_sq", exp_avg_sq, n);
-  check_length(op, "out_weight_norms", out_weight_norms, n);
-  check_length(op, "out_adam_norms", out_adam_norms, n);
-  check_length(op, "out_adam_steps", out_adam_steps, n);
+  check_lengths(op, n,
+                {{"gradients", gradients},
+                 {"exp_avg", exp_avg},
+                 {"exp_avg_sq", exp_avg_sq},
+                 {"out_weight_norms", out_weight_norms},
+                 {"out_adam_norms", out_adam_norms},
+                 {"out_adam_steps", out_adam_steps}});
   kernels::LambTensor factors;
   factors.clip = static_cast<float>(scalar(op, "clip_global_grad_norm", clip_global_grad_norm));
   factors.beta1 = static_cast<float>(beta1);
@@ -154,9 +158,8 @@ void optimizer_lamb_phase1(TensorList gradients, TensorList weights, TensorList 
 void optimizer_lamb_phase2(TensorList weights, TensorList adam_norms, TensorList weight_norms, TensorList adam_steps,
                            const Tensor& neg_step, double wd, bool use_lamb) {
   const char* op = "optimizer_lamb_phase2";
-  check_length(op, "adam_norms", adam_norms, weights.size());
-  check_length(op, "weight_norms", weight_norms, weights.size());
-  check_length(op, "adam_steps", adam_steps, weights.size());
+  check_lengths(op, weights.size(),
+                {{"adam_norms", adam_norms}, {"weight_norms", weight_norms}, {"adam_steps", adam_steps}});
   const double step = scalar(op, "neg_step", neg_step);
   std::vector<ScaleAddItem> items;
   for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -170,7 +173,7 @@ void optimizer_lamb_phase2(TensorList weights, TensorList adam_norms, TensorList
 void optimizer_lars(TensorList params, TensorList grads, at::IntArrayRef skip_masks, double eeta, double weight_decay,
                     double eps, const Tensor& lr) {
   const char* op = "optimizer_lars";
-  check_length(op, "grads", grads, params.size());
+  check_lengths(op, params.size(), {{"grads", grads}});
   TORCH_CHECK(skip_masks.size() == params.size(), "[", op, "] expected ", params.size(), " skip_masks, got ",
               skip_masks.size());
   const auto weight_norms = norms(op, params), grad_norms = norms(op, grads);
@@ -191,7 +194,7 @@ void optimizer_lars(TensorList params, TensorList grads, at::IntArrayRef skip_ma
 /// buf = buf * momentum - dp; p = p + buf.
 void optimizer_resource_apply_momentum(TensorList params_momentum_buf_list, TensorList dp_list, double momentum) {
   const char* op = "optimizer_resource_apply_momentum";
-  check_length(op, "params_momentum_buf_list", params_momentum_buf_list, 2 * dp_list.size());
+  check_lengths(op, 2 * dp_list.size(), {{"params_momentum_buf_list", params_momentum_buf_list}});
   std::vector<SgdItem> items(dp_list.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     items[i].grad = dp_list[i];
@@ -207,7 +210,7 @@ void optimizer_resource_apply_momentum(TensorList params_momentum_buf_list, Tens
 void optimizer_sgd(TensorList gradients, TensorList weights_in, const Tensor& learning_rate, double wd, double mom,
                    double, bool) {
   const char* op = "optimizer_sgd";
-  check_length(op, "gradients", gradients, weights_in.size());
+  check_lengths(op, weights_in.size(), {{"gradients", gradients}});
   TORCH_CHECK(mom == 0, "[", op, "] expected mom 0 (optimizer_sgd_momentum has the buffers), got ", mom);
   SgdItem common;
   common.weight_decay = static_cast<float>(wd);
@@ -225,8 +228,7 @@ void optimizer_sgd_momentum(TensorList gradients, TensorList weights_in, TensorL
                             const Tensor& epoch_num, const Tensor& learning_rate, const Tensor& mom, double wd,
                             double damp, bool nesterov) {
   const char* op = "optimizer_sgd_momentum";
-  check_length(op, "gradients", gradients, weights_in.size());
-  check_length(op, "momentum_in", momentum_in, weights_in.size());
+  check_lengths(op, weights_in.size(), {{"gradients", gradients}, {"momentum_in", momentum_in}});
   SgdItem common;
   common.weight_decay = static_cast<float>(wd);
   common.momentum = static_cast<float>(scalar(op, "mom", mom));
@@ -262,8 +264,7 @@ void lazy_lars(TensorList params, TensorList grads, const Tensor& lr_t, at::IntA
 void fused_adagrad(TensorList gradients, TensorList weights_in, TensorList variances_in, const Tensor& epoch_num,
                    const Tensor& learning_rate, double wd, double lrd, double eps) {
   const char* op = "habanaOptimizerFusedAdagrad";
-  check_length(op, "gradients", gradients, weights_in.size());
-  check_length(op, "variances_in", variances_in, weights_in.size());
+  check_lengths(op, weights_in.size(), {{"gradients", gradients}, {"variances_in", variances_in}});
   for (std::size_t i = 0; i < weights_in.size(); ++i) {
     for (const Tensor* t : {&gradients[i], &weights_in[i], &variances_in[i]})
       TORCH_CHECK(is_high_precision(t->scalar_type()) && t->sizes() == weights_in[i].sizes(), "[", op,
@@ -328,6 +329,51 @@ void register_steps(const Add& add) {
 }
 
 }  // namespace
+
+FP8_LIBRARY_FRAGMENT(hpu, m) {
+  define(m, R"(
+    optimizer_adamw(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[]
+        exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool
+        has_weight_decay, Tensor(d!)[]? exp_avg_scales=None, Tensor(e!)[]? exp_avg_sq_scales=None) -> ();
+    optimizer_ema(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ();
+    fused_clip_norm(Tensor(a!)[] grad, Tensor max_norm, float norm_type) -> Tensor;
+    optimizer_lamb_fused_norm(Tensor[] grad, float max_norm) -> Tensor;
+    optimizer_lamb_phase1(Tensor[] gradients, Tensor[] weights, Tensor(a!)[] exp_avg, Tensor(b!)[] exp_avg_sq,
+        Tensor(c!)[] out_weight_norms, Tensor(d!)[] out_adam_norms, Tensor(e!)[] out_adam_steps, Tensor
+        clip_global_grad_norm, int grad_averaging, float beta1, float beta2, float epsilon, Tensor bias_correction1,
+        Tensor bias_correction2, float weight_decay) -> ();
+    optimizer_lamb_phase2(Tensor(a!)[] weights, Tensor[] adam_norms, Tensor[] weight_norms, Tensor[] adam_steps,
+        Tensor neg_step, float wd, bool use_lamb) -> ();
+    optimizer_lars(Tensor[] params, Tensor(a!)[] grads, int[] skip_masks, float eeta, float weight_decay, float eps,
+        Tensor lr) -> ();
+    optimizer_resource_apply_momentum(Tensor(a!)[] params_momentum_buf_list, Tensor[] dp_list, float momentum) -> ();
+    optimizer_sgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float
+        damp, bool nesterov) -> ();
+    optimizer_sgd_momentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num,
+        Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ();)");
+
+  // --- the names of the bridge's lazy mode, which its Python package calls there (fused_norm by _hpex_C): the same kernels
+  define(m, R"(
+    habanaOptimizerFusedEMA(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ();
+    habanaOptimizerLars(Tensor[] params, Tensor(a!)[] grads, Tensor lr_t, int[] skip_masks, float eeta, float
+        weight_decay, float eps) -> ();
+    habanaOptimizerSgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom,
+        float damp, bool nesterov) -> ();
+    habanaOptimizerSgdMomentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor
+        epoch_num, Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ();
+    habanaOptimizerAdamW(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[]
+        exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool
+        has_weight_decay) -> ();
+    habanaOptimizerFusedAdagrad(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] variances_in, Tensor
+        epoch_num, Tensor(c!) learning_rate, float wd, float lrd, float eps) -> ();
+    fused_norm(Tensor(a!)[] grad, Tensor max_norm, float norm_type) -> Tensor;)");
+  // refused by name: nothing here makes row-sparse gradients
+  define(m, R"(
+    habanaOptimizerSparseSgd(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices, Tensor
+        learning_rate, Tensor valid_count_tensor) -> (Tensor(a!), Tensor(b!));
+    habanaOptimizerSparseAdagrad(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices,
+        Tensor learning_rate, Tensor valid_count_tensor) -> (Tensor(a!), Tensor(b!));)");
+}
 
 FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");

@@ -285,43 +285,6 @@ FP8_LIBRARY_IMPL(quantized_decomposed, HPU, m) {
   edge.impl("dequantize_per_token", &dequantize_per_token);
 }
 
-/// PyTorch's own texts (torch/ao/quantization/fx/_decomposed.py, 2.13).
-void define(torch::Library& m) {
-  m.def(
-      "quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) "
-      "-> Tensor");
-  m.def(
-      "quantize_per_tensor.tensor(Tensor input, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
-      "ScalarType dtype) -> Tensor");
-  m.def(
-      "quantize_per_tensor.tensor2(Tensor input, Tensor scale, Tensor zero_point, Tensor quant_min, Tensor quant_max, "
-      "ScalarType dtype) -> Tensor");
-  m.def(
-      "quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max, "
-      "ScalarType dtype) -> Tensor");
-  m.def(
-      "quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType "
-      "dtype) -> Tensor");
-  m.def(
-      "dequantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType "
-      "dtype, "
-      "*, ScalarType? out_dtype=None) -> Tensor");
-  m.def(
-      "dequantize_per_tensor.tensor(Tensor input, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
-      "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor");
-  m.def(
-      "dequantize_per_tensor.tensor2(Tensor input, Tensor scale, Tensor zero_point, Tensor quant_min, Tensor "
-      "quant_max, "
-      "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor");
-  m.def(
-      "dequantize_per_channel(Tensor input, Tensor scales, Tensor? zero_points, int axis, int quant_min, int "
-      "quant_max, "
-      "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor");
-  m.def(
-      "dequantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType "
-      "dtype, ScalarType output_dtype) -> Tensor");
-}
-
 void register_meta(torch::Library& m) {
   using T = const Tensor&;
   m.impl("quantize_per_tensor", &q_tensor_meta<double, int64_t, int64_t>);
@@ -340,7 +303,29 @@ void register_meta(torch::Library& m) {
 bool has_python() { return dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr; }
 
 FP8_LIBRARY_FRAGMENT(quantized_decomposed, m) {
-  if (!has_python()) define(m);
+  if (has_python()) return;
+  // PyTorch's own texts (torch/ao/quantization/fx/_decomposed.py, 2.13).
+  define(m, R"(
+    quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) ->
+        Tensor;
+    quantize_per_tensor.tensor(Tensor input, Tensor scale, Tensor zero_point, int quant_min, int quant_max, ScalarType
+        dtype) -> Tensor;
+    quantize_per_tensor.tensor2(Tensor input, Tensor scale, Tensor zero_point, Tensor quant_min, Tensor quant_max,
+        ScalarType dtype) -> Tensor;
+    quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max,
+        ScalarType dtype) -> Tensor;
+    quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType
+        dtype) -> Tensor;
+    dequantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype,
+        *, ScalarType? out_dtype=None) -> Tensor;
+    dequantize_per_tensor.tensor(Tensor input, Tensor scale, Tensor zero_point, int quant_min, int quant_max,
+        ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor;
+    dequantize_per_tensor.tensor2(Tensor input, Tensor scale, Tensor zero_point, Tensor quant_min, Tensor quant_max,
+        ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor;
+    dequantize_per_channel(Tensor input, Tensor scales, Tensor? zero_points, int axis, int quant_min, int quant_max,
+        ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor;
+    dequantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType
+        dtype, ScalarType output_dtype) -> Tensor;)");
 }
 FP8_LIBRARY_IMPL(quantized_decomposed, Meta, m) {
   if (!has_python()) register_meta(m);
