@@ -189,10 +189,6 @@ std::unique_ptr<at::HPUHooksInterface> make_hooks(at::HPUHooksArgs arguments) {
   return true;
 }();
 
-}  // namespace
-
-namespace {
-
 class HpuGenerator final : public c10::GeneratorImpl {
  public:
   HpuGenerator(at::Generator cpu, c10::DeviceIndex device)

@@ -26,8 +26,7 @@ bool rows_are_contiguous(const at::Tensor& t) {
 
 /// x as the kernels read it, checked.
 at::Tensor readable(const at::Tensor& x) {
-  TORCH_CHECK(is_high_precision(x.scalar_type()), "[quantize] expected x of dtype Float, BFloat16 or Half, got ",
-              x.scalar_type());
+  check_high_precision("quantize", "x of dtype", x.scalar_type());
   TORCH_CHECK(x.device().is_cpu() || x.device().is_hpu(), "[quantize] expected a tensor on hpu or cpu, got ",
               x.device());
   return rows_are_contiguous(x) ? x : x.detach().contiguous();

@@ -42,6 +42,10 @@ void check_fp8(const char* op, const char* what, at::ScalarType type) {
   TORCH_CHECK(is_fp8(type), "[", op, "] expected ", what, " of dtype Float8_e4m3fn or Float8_e5m2, got ", type);
 }
 
+void check_high_precision(const char* op, const char* what, at::ScalarType type) {
+  TORCH_CHECK(is_high_precision(type), "[", op, "] expected ", what, " Float, BFloat16 or Half, got ", type);
+}
+
 // dequantize() of cast.h.
 
 namespace {
@@ -140,8 +144,7 @@ at::Tensor decode(const Fp8Tensor& x, at::ScalarType dtype) {
 at::Tensor dequantize(const Fp8Tensor& x, at::ScalarType dtype) {
   OpScope leaf("fp8::dequantize", x.codes);
   check_fp8("dequantize", "codes", x.codes.scalar_type());
-  TORCH_CHECK(is_high_precision(dtype), "[dequantize] expected an output of dtype Float, BFloat16 or Half, got ",
-              dtype);
+  check_high_precision("dequantize", "an output of dtype", dtype);
   at::Tensor y = decode(x, dtype);
   leaf.gives(y);
   return y;

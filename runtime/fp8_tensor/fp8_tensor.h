@@ -54,5 +54,7 @@ bool is_high_precision(at::ScalarType type);            ///< f32, bf16, f16
 
 /// Throws "[op] expected <what> of dtype float8_e4m3fn or float8_e5m2, got ..." unless it is.
 void check_fp8(const char* op, const char* what, at::ScalarType type);
+/// Throws "[op] expected <what> Float, BFloat16 or Half, got ..." unless it is. what: "x of dtype", "out_dtype".
+void check_high_precision(const char* op, const char* what, at::ScalarType type);
 
 }  // namespace fp8::runtime

@@ -23,8 +23,7 @@ constexpr std::int64_t kBlockRows = 64;  // rows whose part of dgamma is summed 
 
 void check_norm(const at::Tensor& x, const at::Tensor& gamma) {
   for (const at::Tensor* t : {&x, &gamma}) {
-    TORCH_CHECK(is_high_precision(t->scalar_type()),
-                "[rms_norm] expected data_in and gamma of dtype Float, BFloat16 or Half, got ", t->scalar_type());
+    check_high_precision("rms_norm", "data_in and gamma of dtype", t->scalar_type());
   }
   TORCH_CHECK(x.dim() >= 1 && x.size(-1) > 0 && gamma.numel() == x.size(-1),
               "[rms_norm] expected data_in [..., N] and gamma [N], got sizes ", x.sizes(), " and ", gamma.sizes());
@@ -215,8 +214,7 @@ at::Tensor rotary_pos_embedding_meta(const at::Tensor& input, const at::Tensor& 
                                      const std::optional<at::Tensor>& position_ids, int64_t offset, int64_t mode) {
   TORCH_CHECK(mode == 0 || mode == 1, "[", kOp, "] expected mode 0 (BLOCKWISE) or 1 (PAIRWISE), got ", mode);
   for (const at::Tensor* t : {&input, &sin, &cos}) {
-    TORCH_CHECK(is_high_precision(t->scalar_type()), "[", kOp,
-                "] expected input, sin and cos of dtype Float, BFloat16 or Half, got ", t->scalar_type());
+    check_high_precision(kOp, "input, sin and cos of dtype", t->scalar_type());
   }
   TORCH_CHECK(input.dim() >= 1 && input.size(-1) % 2 == 0, "[", kOp, "] expected an even last size of input, got ",
               input.sizes());

@@ -107,8 +107,7 @@ std::vector<int64_t> reduced_sizes(const at::Tensor& input, int64_t max_mode, in
 }
 
 void check_modes(const at::Tensor& input, int64_t max_mode, int64_t scale_mode) {
-  TORCH_CHECK(is_high_precision(input.scalar_type()),
-              "[calculate_scale_for_cast] expected input of dtype Float, BFloat16 or Half, got ", input.scalar_type());
+  check_high_precision("calculate_scale_for_cast", "input of dtype", input.scalar_type());
   TORCH_CHECK(max_mode >= 0 && max_mode <= 2,
               "[calculate_scale_for_cast] expected maxMode 0 (none), 1 (per tensor) or 2 (per channel), got ",
               max_mode);
@@ -200,8 +199,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
 namespace {
 void check_decode(const at::Tensor& input, at::ScalarType out_dtype) {
   check_fp8("cast_from_fp8", "input", input.scalar_type());
-  TORCH_CHECK(is_high_precision(out_dtype), "[cast_from_fp8] expected out_dtype Float, BFloat16 or Half, got ",
-              out_dtype);
+  check_high_precision("cast_from_fp8", "out_dtype", out_dtype);
 }
 }  // namespace
 

@@ -157,8 +157,7 @@ at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
 /// one with a NaN or an infinity becomes NaN. Stochastic bits depend on the generator's seed and the element alone.
 at::Tensor fake_quant_fp4_meta(const at::Tensor& input, int64_t axis, std::string_view dtype) {
   (void)fp4_of(dtype);
-  TORCH_CHECK(is_high_precision(input.scalar_type()),
-              "[fake_quant_fp4] expected input of dtype Float, BFloat16 or Half, got ", input.scalar_type());
+  check_high_precision("fake_quant_fp4", "input of dtype", input.scalar_type());
   TORCH_CHECK(axis >= -input.dim() && axis < input.dim(), "[fake_quant_fp4] expected axis in [", -input.dim(), ", ",
               input.dim() - 1, "], got ", axis);
   return at::empty(input.sizes(), input.options());

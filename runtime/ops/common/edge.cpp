@@ -63,8 +63,7 @@ kernels::Dialect reading() { return kernels::dialect_of(device_kind()); }
 Scale scale_of(const std::optional<at::Tensor>& scale, at::OptionalIntArrayRef shape) {
   Scale s;
   if (!scale.has_value() || !scale->defined()) return s;
-  TORCH_CHECK(is_high_precision(scale->scalar_type()), "[fp8] expected a scale of dtype Float, BFloat16 or Half, got ",
-              scale->scalar_type());
+  check_high_precision("fp8", "a scale of dtype", scale->scalar_type());
   const at::Tensor host = cpu_alias(scale->detach()).contiguous();
   const auto n = static_cast<std::size_t>(host.numel());
   s.values.resize(n);

@@ -186,6 +186,7 @@ Result call_op(const Arguments&... arguments) {
 // Shared by the fp8 operators: scales as f32 arrays with broadcast strides.
 
 using runtime::check_fp8;
+using runtime::check_high_precision;
 using runtime::dtype_of;
 using runtime::float_type_of;
 using runtime::format_of;

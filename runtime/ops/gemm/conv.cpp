@@ -32,8 +32,7 @@ Geometry geometry_of(const at::Tensor& input, const at::Tensor& weight, const st
                      const ConvOptions& o) {
   check_fp8("conv2d_fp8", "input", input.scalar_type());
   check_fp8("conv2d_fp8", "weight", weight.scalar_type());
-  TORCH_CHECK(is_high_precision(o.out_dtype), "[conv2d_fp8] expected out_dtype Float, BFloat16 or Half, got ",
-              o.out_dtype);
+  check_high_precision("conv2d_fp8", "out_dtype", o.out_dtype);
   TORCH_CHECK(input.dim() == 4 && weight.dim() == 4,
               "[conv2d_fp8] expected input [B, C, H, W] and weight [C_out, C_in/groups, R, S], got ", input.sizes(),
               " and ", weight.sizes());

@@ -12,8 +12,7 @@ namespace fp8::runtime::ops {
 namespace {
 
 GemmShape shape_of(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
-  TORCH_CHECK(is_high_precision(o.out_dtype), "[fp8_gemm_v2] expected out_dtype Float, BFloat16 or Half, got ",
-              o.out_dtype);
+  check_high_precision("fp8_gemm_v2", "out_dtype", o.out_dtype);
   return {"fp8_gemm_v2", a, o.trans_a, b, o.trans_b};
 }
 
@@ -120,8 +119,7 @@ namespace {
 
 void check_weight_only(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale_inv,
                        const std::optional<at::Tensor>& bias) {
-  TORCH_CHECK(is_high_precision(x.scalar_type()),
-              "[weight_only_linear] expected x of dtype Float, BFloat16 or Half, got ", x.scalar_type());
+  check_high_precision("weight_only_linear", "x of dtype", x.scalar_type());
   check_fp8("weight_only_linear", "weight", weight.scalar_type());
   TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
               "[weight_only_linear] expected x [..., K] and weight [N, K], got ", x.sizes(), " and ", weight.sizes());
@@ -157,10 +155,7 @@ void check_blocks(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_
               x_scale_inv.has_value() ? x_scale_inv->numel() : 0);
 }
 
-void check_out_dtype(at::ScalarType out_dtype) {
-  TORCH_CHECK(is_high_precision(out_dtype), "[block_linear] expected out_dtype Float, BFloat16 or Half, got ",
-              out_dtype);
-}
+void check_out_dtype(at::ScalarType out_dtype) { check_high_precision("block_linear", "out_dtype", out_dtype); }
 
 /// [..., K] -> [..., N].
 at::Tensor empty_result(const at::Tensor& x, const at::Tensor& weight, at::ScalarType dtype) {

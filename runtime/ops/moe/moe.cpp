@@ -54,9 +54,7 @@ float amax_of(const at::Tensor& t) {
 
 at::Tensor mixture_of_experts(const MoeCall& c, at::Tensor* amax) {
   LeafScope leaf("hpu::mixture_of_experts", c.hidden, c.table, c.router_weights, c.w1, c.w2, c.w3);
-  TORCH_CHECK(is_high_precision(c.hidden.scalar_type()),
-              "[mixture_of_experts] expected hidden_states of dtype Float, BFloat16 or Half, got ",
-              c.hidden.scalar_type());
+  check_high_precision("mixture_of_experts", "hidden_states of dtype", c.hidden.scalar_type());
   const std::vector<ExpertRows> rows = group_tokens(c);
   const std::int64_t slots = c.table.size(1);
   const at::Tensor router = c.router_weights.reshape({-1}).to(at::kFloat);
@@ -92,9 +90,7 @@ void check_inputs(const MoeCall& c) {
   TORCH_CHECK(c.table.dim() == 2 && c.table.size(0) == c.hidden.size(0) && c.table.sizes() == c.router_weights.sizes(),
               "[mixture_of_experts] expected expert_routing_table and router_weights [", c.hidden.size(0),
               ", experts per token], got sizes ", c.table.sizes(), " and ", c.router_weights.sizes());
-  TORCH_CHECK(is_high_precision(c.router_weights.scalar_type()),
-              "[mixture_of_experts] expected router_weights of dtype Float, BFloat16 or Half, got ",
-              c.router_weights.scalar_type());
+  check_high_precision("mixture_of_experts", "router_weights of dtype", c.router_weights.scalar_type());
 }
 
 void check_weight(const MoeCall& c, const char* name, std::size_t e, const at::Tensor& w, std::int64_t in,

@@ -159,10 +159,6 @@ void register_fp8(Library& m) {
   m.impl("mixture_of_experts.fp8_fused_weights_blockwise", &blockwise_fused<kMeta>);
 }
 
-}  // namespace
-
-namespace {
-
 void register_plain_at_edge(torch::Library& m) {
   Edge edge(m, "hpu");
   register_plain<false>([&](const char* name, auto kernel) { edge.impl(name, kernel, Codes::passed_on); });

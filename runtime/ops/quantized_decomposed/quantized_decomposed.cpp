@@ -119,8 +119,7 @@ at::Tensor scaled_fp8(const at::Tensor& input, const at::Tensor& scale, const at
 at::Tensor values_of(const at::Tensor& codes) { return cast_from_fp8(codes, Scale{}, at::kFloat); }
 
 void check_quantize(const at::Tensor& input, const QuantRange& range) {
-  TORCH_CHECK(is_high_precision(input.scalar_type()),
-              "[quantized_decomposed] expected input of dtype Float, BFloat16 or Half, got ", input.scalar_type());
+  check_high_precision("quantized_decomposed", "input of dtype", input.scalar_type());
   check_range(range);
 }
 
@@ -128,8 +127,7 @@ void check_dequantize(const at::Tensor& input, const QuantRange& range, at::Scal
   (void)bounds_of(range.dtype);
   TORCH_CHECK(input.scalar_type() == range.dtype, "[quantized_decomposed] expected input of dtype ", range.dtype,
               ", got ", input.scalar_type());
-  TORCH_CHECK(is_high_precision(out_dtype), "[quantized_decomposed] expected out_dtype Float, BFloat16 or Half, got ",
-              out_dtype);
+  check_high_precision("quantized_decomposed", "out_dtype", out_dtype);
 }
 
 /// input: f32, bf16 or f16; result of range.dtype and input's sizes.
