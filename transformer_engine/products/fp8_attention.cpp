@@ -11,7 +11,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/attention/sdpa.h"
+#include "fp8/runtime/ops/attention/attention.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/region/recomputation.h"

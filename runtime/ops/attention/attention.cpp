@@ -12,7 +12,6 @@
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/random_bits.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -20,10 +20,11 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 
@@ -173,5 +174,126 @@ class ScoreBlock {
 
 /// Rows of queries worked on together: 64, fewer where S is so long that their scores would pass 4 MiB.
 std::int64_t block_rows(std::int64_t keys);
+
+// sdpa.cpp: hpu::sdpa_*, fp8_sdpa_*: what their arguments mean, their checks and their results.
+//
+//   d_scale_*  dequantization multipliers    q_scale_*  multipliers into fp8    s = softmax, o = output, do, ds = grads
+//   P is cast with q_scale_s (default 1) and undone with d_scale_s (default 1 / q_scale_s); dS likewise, in grad's
+//   format (E5M2 where grad is in high precision). fp8 q: out has q's dtype if q_scale_o is given, else bf16; P has q's
+//   dtype.
+//   amax_*: f32, shape {1}, of the unscaled values; 0 where not asked for.
+//
+// Scales belong to fp8 operands: beside high-precision q, k, v they are refused by name. softmax_mode "fast" changes no
+// number here, only linv's dtype (as the vendor's). mask and is_causal may be given together: both apply. fwd_out is
+// what the forward gave; the sum over keys of P dP is taken as it stands, so only its sizes are read.
+
+/// The arguments that every forward has.
+struct SdpaOptions {
+  const std::optional<at::Tensor>& mask;
+  double p = 0;      ///< dropout
+  double scale = 1;  ///< of q . k^T
+  bool is_causal = false;
+  std::string_view softmax_mode;
+  const std::optional<at::Tensor>& valid_seq_len;  ///< int32 or int64 [batch], of the keys
+  std::string_view seq_padding_type;               ///< left | right
+  std::optional<at::Tensor> seed;                  ///< one int32 or int64; without it one is drawn when p > 0
+};
+
+/// One element each, or none. With none of them an operand's multiplier is 1.
+struct SdpaScales {
+  Scale d_q, d_k, d_v, d_s, d_do, d_ds;
+  Scale q_s, q_o, q_ds;
+};
+
+/// Tensors only, no arithmetic: sizes and dtypes of the results, for meta tensors too.
+enum class Run { meta, real };
+
+using SdpaResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;                    // out, P, dm
+using SdpaRecompResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // out, m, linv, seed
+using Fp8SdpaResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;     // out, P, dm, amax_s
+using Fp8SdpaRecompResult =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // ..., seed, amax_s, amax_o
+using SdpaGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;                    // dq, dk, dv
+using Fp8SdpaGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;     // ..., amax_ds
+
+/// q: [..., L, D], k: [..., S, D], v: [..., S, Dv] of one rank >= 3, batch dimensions broadcast. dm: int8, {1} when p
+/// is 0.
+Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const SdpaOptions& options, const SdpaScales& scales, bool is_amax_s);
+
+/// m, linv: [..., L, 1], seed: int32 {1}; {1} each (and 0) unless requires_backward.
+Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tensor& q, const at::Tensor& k,
+                                        const at::Tensor& v, const SdpaOptions& options, const SdpaScales& scales,
+                                        bool requires_backward, bool is_amax_s, bool is_amax_o);
+
+/// The results of a forward that its backward needs: P and dm, or m, linv, seed and the mask.
+struct SdpaSaved {
+  at::Tensor p, m, linv;
+  std::optional<at::Tensor> dm, seed, mask;
+};
+
+/// grad, fwd_out: [..., L, Dv]. Gradients in `dtype`; amax_ds {1}.
+Fp8SdpaGradients sdpa_backward(const char* op, Run run, const at::Tensor& grad, const at::Tensor& q,
+                               const at::Tensor& k, const at::Tensor& v, const SdpaSaved& saved, bool is_causal,
+                               double p, double scale, const SdpaScales& scales, bool is_amax_ds,
+                               const at::Tensor& fwd_out, at::ScalarType dtype);
+
+// norm_rotary_softmax.cpp: hpu::rms_norm, rms_norm_fast and their backwards.
+//
+//   r = 1 / sqrt(mean(x^2) + epsilon)       y = x * r * gamma                over the last dimension, of size N
+//   dx = r * (g - x r * mean(g * x r))      dgamma = sum over rows of dy * x r        g = dy * gamma
+//
+// f32, sums in f64, one rounding. Results have x's dtype when all inputs share it, else f32. The fast forms give the
+// same numbers; use_stages and bwd_mode (0 or 1) choose kernels on the device and nothing here.
+
+/// data_in: [..., N], gamma: [N]; f32, bf16 or f16 each. Returns {y, r [..., 1]}.
+std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& data_in, const at::Tensor& gamma, double epsilon);
+std::tuple<at::Tensor, at::Tensor> rms_norm_meta(const at::Tensor& data_in, const at::Tensor& gamma, double epsilon);
+
+/// grad_in: [..., N] (dy), inverse_rms: [..., 1]. Returns {dx, dgamma}.
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_in, const at::Tensor& data_in,
+                                                     const at::Tensor& gamma, const at::Tensor& inverse_rms,
+                                                     bool use_stages, int64_t bwd_mode);
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_meta(const at::Tensor& grad_in, const at::Tensor& data_in,
+                                                          const at::Tensor& gamma, const at::Tensor& inverse_rms,
+                                                          bool use_stages, int64_t bwd_mode);
+
+// hpu::rotary_pos_embedding and its backward. Note the order: sin before cos.
+//
+//   mode 0, BLOCKWISE   y = x * cos + rotate(x) * sin    rotate(x) = [-x2, x1], x1, x2 the halves of the last dimension
+//   mode 1, PAIRWISE                                     rotate(x) = [-x1, x0, -x3, x2, ...]
+//   backward            dx = dy * cos + rotate^T(dy * sin)
+//
+// f32 products and sum, one rounding to x's dtype.
+
+/// input: [..., D], D even, f32, bf16 or f16. sin, cos: high precision, of equal sizes; columns [offset, offset + D) of
+/// their last dimension are used (offset != 0 for BLOCKWISE only).
+///  - without position_ids they broadcast to input (last dimension aside);
+///  - with position_ids, int32 or int64 [B, T] (or [1, T], [T]) for an input [B, H, T, D] or [B, T, D], they are tables
+///    [..., positions, D], leading sizes 1, and row position_ids[b, t] is used.
+/// backward = true: input is the gradient of the output.
+at::Tensor rotary_pos_embedding(const at::Tensor& input, const at::Tensor& sin, const at::Tensor& cos,
+                                const std::optional<at::Tensor>& position_ids, int64_t offset, int64_t mode,
+                                bool backward);
+at::Tensor rotary_pos_embedding_meta(const at::Tensor& input, const at::Tensor& sin, const at::Tensor& cos,
+                                     const std::optional<at::Tensor>& position_ids, int64_t offset, int64_t mode);
+
+// hpu::softmax_fp8.
+//
+//   y = softmax(x * inv_attn_heads * input_scale + fused_add) * output_scale      over the last dimension
+//
+// f32 inside, one rounding: to bf16 without scales, else to E4M3 as the device saturates. A row of -inf gives zeros.
+
+/// One element each, or none; both of input and output or none of them.
+struct SoftmaxScales {
+  Scale input, output, inv_attn_heads;
+};
+
+/// input: bf16, or E4M3 with scales. fused_add: bf16, of input's rank, first and last size equal to input's, the others
+/// equal or 1; only with scales.
+at::Tensor softmax_fp8(const at::Tensor& input, int64_t dim, const SoftmaxScales& scales,
+                       const std::optional<at::Tensor>& fused_add);
+at::Tensor softmax_fp8_meta(const at::Tensor& input, int64_t dim, const SoftmaxScales& scales,
+                            const std::optional<at::Tensor>& fused_add);
 
 }  // namespace fp8::runtime::ops

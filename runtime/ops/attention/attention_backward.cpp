@@ -7,7 +7,6 @@
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/attention/attention.h"
-#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -58,7 +58,7 @@ at::Tensor fused_rms_norm(const at::Tensor& x, const at::Tensor& gamma, double e
 
 enum class RotaryMode { blockwise = 0, pairwise = 1 };
 
-/// hpu::rotary_pos_embedding: x * cos + rotate(x) * sin. Shapes: attention/norm_rotary_softmax.h. Gradient for x alone.
+/// hpu::rotary_pos_embedding: x * cos + rotate(x) * sin. Shapes: attention.h. Gradient for x alone.
 at::Tensor apply_rotary_pos_emb(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                                 const std::optional<at::Tensor>& position_ids = std::nullopt, int64_t offset = 0,
                                 RotaryMode mode = RotaryMode::blockwise);

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/ops/attention/norm_rotary_softmax.h"
-
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>

@@ -6,8 +6,7 @@
 
 #include <string>
 
-#include "fp8/runtime/ops/attention/norm_rotary_softmax.h"
-#include "fp8/runtime/ops/attention/sdpa.h"
+#include "fp8/runtime/ops/attention/attention.h"
 #include "fp8/runtime/ops/cast/cast.h"
 
 namespace fp8::runtime::ops {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/ops/attention/sdpa.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>

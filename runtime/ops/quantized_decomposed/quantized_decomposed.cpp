@@ -18,6 +18,8 @@
 #include <dlfcn.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -39,38 +41,29 @@ struct QuantRange {
 };
 
 struct Bounds {
+  at::ScalarType type;
   std::int64_t min, max;
 };
 
 template <typename T>
-constexpr Bounds bounds() {
-  return {std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
+constexpr Bounds bounds(at::ScalarType type) {
+  return {type, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
 }
 
-Bounds bounds_of(at::ScalarType type) {
-  switch (type) {
-    case at::kChar:
-      return bounds<std::int8_t>();
-    case at::kByte:
-      return bounds<std::uint8_t>();
-    case at::kShort:
-      return bounds<std::int16_t>();
-    case at::kUInt16:
-      return bounds<std::uint16_t>();
-    case at::kInt:
-      return bounds<std::int32_t>();
-    case at::kFloat8_e4m3fn:
-      return {-448, 448};
-    case at::kFloat8_e5m2:
-      return {-57344, 57344};
-    default:
-      TORCH_CHECK(false, "[quantized_decomposed] Unsupported dtype: ", type,
-                  "; expected Char, Byte, Short, UInt16, Int, Float8_e4m3fn or Float8_e5m2");
-  }
+constexpr Bounds kBounds[] = {bounds<std::int8_t>(at::kChar),   bounds<std::uint8_t>(at::kByte),
+                              bounds<std::int16_t>(at::kShort), bounds<std::uint16_t>(at::kUInt16),
+                              bounds<std::int32_t>(at::kInt),   {at::kFloat8_e4m3fn, -448, 448},
+                              {at::kFloat8_e5m2, -57344, 57344}};
+
+const Bounds& bounds_of(at::ScalarType type) {
+  const auto* found = std::ranges::find(kBounds, type, &Bounds::type);
+  TORCH_CHECK(found != std::end(kBounds), "[quantized_decomposed] Unsupported dtype: ", type,
+              "; expected Char, Byte, Short, UInt16, Int, Float8_e4m3fn or Float8_e5m2");
+  return *found;
 }
 
 void check_range(const QuantRange& range) {
-  const Bounds b = bounds_of(range.dtype);
+  const Bounds& b = bounds_of(range.dtype);
   TORCH_CHECK(range.min >= b.min && range.max <= b.max, "[quantized_decomposed] expected quant_min >= ", b.min,
               " and quant_max <= ", b.max, " for ", range.dtype, ", got ", range.min, " and ", range.max);
 }
