@@ -17,7 +17,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <string_view>
 #include <utility>
 #include <vector>
 

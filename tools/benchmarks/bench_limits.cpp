@@ -22,7 +22,7 @@
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/benchmarks/bench.h"
 #if defined(__x86_64__)
-#include "fp8/runtime/kernels/gemm/amx_tiles.h"
+#include "fp8/runtime/kernels/gemm/software_tiles.h"
 #endif
 
 namespace fp8::bench::limits_cases {

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

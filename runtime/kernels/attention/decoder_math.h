@@ -8,7 +8,7 @@
 //              y[i + h] = round(round(x[i + h] * cos[i + h]) + round(x[i] * sin[i + h]))
 //   layer_norm y[i]     = round(((x[i] - mean) * r) * weight[i] + bias[i])
 //                         mean = sum(x) / n,  r = 1 / sqrt(sum((x - mean)^2) / n + eps)
-//   silu_mul   y[i]     = round(round(gate[i] / (1 + e^-gate[i])) * up[i])             e^x of f32_math.h
+//   silu_mul   y[i]     = round(round(gate[i] / (1 + e^-gate[i])) * up[i])             e^x of attention.h
 //
 // Every level gives the same bits: a sum runs in 32 sums, sum j over i = j, j + 32, ... in that order, which are added
 // as s[j] += s[j + 16], s[j + 8], ... s[j + 1]; the relative error of sums of squares is at most (n / 32 + 7) * 2^-24.

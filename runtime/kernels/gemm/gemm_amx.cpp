@@ -14,9 +14,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "fp8/runtime/kernels/gemm/amx_tiles.h"
 #include "fp8/runtime/kernels/gemm/gemm_avx512.h"
 #include "fp8/runtime/kernels/gemm/gemm_lookup.h"
+#include "fp8/runtime/kernels/gemm/software_tiles.h"
 
 namespace fp8::kernels {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// f32_math.h in Highway's portable vectors, compiled once per target by f32_math.cpp. A tile is kTileRows rows of c by
+// The f32 products of attention.h in Highway's portable vectors, compiled once per target by f32_math.cpp. A tile is kTileRows rows of c by
 // two vectors of columns held in registers; the columns of b that it meets lie packed as [k][2 * lanes].
 #if defined(FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_
@@ -10,7 +10,7 @@
 
 #include <hwy/highway.h>
 
-#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fp8::kernels {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/optim.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/random_bits.h"

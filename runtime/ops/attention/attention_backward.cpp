@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/attention/attention.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/attention/attention.h"

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"

@@ -9,7 +9,6 @@
 #include <random>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"

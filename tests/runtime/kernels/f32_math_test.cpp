@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 products against f64 sums and against the one chain of sums they promise, on every level; exponentials against
 // std::exp in f64 over all exponents.
-#include "fp8/runtime/kernels/f32_math.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "runtime/kernels/kernel_test.h"
 
