@@ -69,7 +69,8 @@ class InsideOp {
   std::optional<at::ScalarType> around_;
 };
 
-/// Autocast on again where InsideOp turned it off (was_enabled: its answer), for a call that a handler leaves to the op.
+/// Autocast on again where InsideOp turned it off (was_enabled: its answer), for a call that a handler leaves to the
+/// op.
 class OutsideOp {
  public:
   explicit OutsideOp(bool was_enabled);

@@ -20,8 +20,8 @@
 
 namespace fp8::runtime {
 
-/// The mark that intercept/ hangs on a weight's memory. It survives views, detach, t() and InferenceMode, and may object to
-/// accesses that would misread the memory; dispatch/ asks it without knowing why.
+/// The mark that intercept/ hangs on a weight's memory. It survives views, detach, t() and InferenceMode, and may
+/// object to accesses that would misread the memory; dispatch/ asks it without knowing why.
 struct BlockTag : c10::BackendMeta {
   /// An op without a handler is about to use `tensor`, which lies in the tagged block. Throws to refuse.
   virtual void check_access(const std::string& op, const at::Tensor& tensor) const = 0;
@@ -76,8 +76,8 @@ inline Block* block_of(const at::TensorBase& t) {
 bool same_place(const at::Tensor& a, const at::Tensor& b);
 
 /// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The
-/// memory lives as long as the hpu tensor: a caller that keeps the alias longer keeps that too. CPU tensors are returned
-/// as they are. Codes that lie packed for products are put back into rows.
+/// memory lives as long as the hpu tensor: a caller that keeps the alias longer keeps that too. CPU tensors are
+/// returned as they are. Codes that lie packed for products are put back into rows.
 at::Tensor cpu_alias(const at::Tensor& hpu);
 
 /// Turns a freshly made CPU tensor into an hpu tensor in place: its memory moves into a new Block, no copy.
@@ -123,7 +123,8 @@ inline c10::intrusive_ptr<BlockTag> tag_of_memory(const at::TensorBase& t) {
 //               <-- other readers and writers of the memory --------
 //
 // cpu_alias() and CodesReader put packed codes back into rows. Any other way to their address throws, so that one
-// order is not taken for the other. Each time they had to be put back, the next change waits for twice as many products.
+// order is not taken for the other. Each time they had to be put back, the next change waits for twice as many
+// products.
 
 /// Of a Block whose codes products have read.
 struct CodeOrder {
@@ -133,8 +134,8 @@ struct CodeOrder {
   std::atomic<std::int64_t> products = 0, wanted = 2;
 };
 
-/// The codes of a tensor on hpu or on the host, for as long as it is read: meanwhile their order does not change. One of
-/// a tensor at a time on a thread.
+/// The codes of a tensor on hpu or on the host, for as long as it is read: meanwhile their order does not change. One
+/// of a tensor at a time on a thread.
 class CodesReader {
  public:
   /// Row by row.

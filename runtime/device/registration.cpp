@@ -146,8 +146,8 @@ void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKer
   kept.push_back(std::move(handle));
 }
 
-// ATen's questions to an accelerator: is it there, how many, its generator. The registry's key must be exactly "HPUHooks":
-// with another one nothing fails until the first backward.
+// ATen's questions to an accelerator: is it there, how many, its generator. The registry's key must be exactly
+// "HPUHooks": with another one nothing fails until the first backward.
 
 struct HPUHooks final : at::HPUHooksInterface {
   explicit HPUHooks(at::HPUHooksArgs) {}

@@ -69,7 +69,8 @@ class OperandDevices {
 /// The whole check for a call whose arguments are on a stack: the last `count` values are op's. Those to be moved are
 /// replaced.
 void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std::size_t count);
-/// settle_devices() for operands of a library call that is made above autograd: what is moved has its way back for gradients.
+/// settle_devices() for operands of a library call that is made above autograd: what is moved has its way back for
+/// gradients.
 void settle_devices(std::string_view op, std::initializer_list<at::Tensor*> operands);
 
 // The tensors of a boxed argument, in lists, lists of lists and optionals too.

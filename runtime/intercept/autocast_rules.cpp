@@ -33,8 +33,8 @@ constexpr std::string_view kFirstOnly[] = {"layer_norm", "group_norm", "instance
 constexpr std::string_view kHandOn[] = {"lstm",     "gru",           "rnn_tanh",      "rnn_relu", "lstm_cell",
                                         "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "einsum",   "tensordot"};
 
-/// Ops that a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never end,
-/// or undo what was asked for. Not in the catalogue, so no list can name them.
+/// Ops that a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never
+/// end, or undo what was asked for. Not in the catalogue, so no list can name them.
 constexpr std::string_view kCasts[] = {
     "to", "_to_copy", "copy", "type_as", "empty_like", "_autocast_to_full_precision", "_autocast_to_reduced_precision"};
 

@@ -203,8 +203,8 @@ at::Tensor product(const Operand& w, const at::Tensor& x, const std::optional<at
   return w.view.batch > 0 ? batched_linear(w, x, original) : call_linear(w, x, bias, original);
 }
 
-/// A form that no handler has a kernel for: the op with what the handler takes for the weight's values, or as if untagged
-/// where that is the weight itself.
+/// A form that no handler has a kernel for: the op with what the handler takes for the weight's values, or as if
+/// untagged where that is the weight itself.
 std::optional<at::Tensor> without_kernel(const Arguments& arguments, const Operand& w) {
   const at::Tensor values = w.tag->handler->dequantize(*w.tag, w.view, w.tensor);
   if (values.is_same(w.tensor)) return std::nullopt;

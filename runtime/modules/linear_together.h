@@ -4,9 +4,9 @@
 //
 //   q, k, v = linear_together(x, {q_proj, k_proj, v_proj})       the bits of q_proj(x), k_proj(x), v_proj(x)
 //
-// Each weight stays its own module's. They are called one after the other wherever the difference could be seen: leaves that are
-// heard (leaf/leaf.h), profilers, torch.jit.trace, autograd, autocast; handlers that watch (measure) or fake; weights
-// that are not all quantized alike (or all in bf16, for one or two rows), inputs with scales of their own.
+// Each weight stays its own module's. They are called one after the other wherever the difference could be seen: leaves
+// that are heard (leaf/leaf.h), profilers, torch.jit.trace, autograd, autocast; handlers that watch (measure) or fake;
+// weights that are not all quantized alike (or all in bf16, for one or two rows), inputs with scales of their own.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/linear.h>
@@ -39,7 +39,8 @@ class TogetherHandler {
 std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<torch::nn::Linear> linears);
 
 /// For who makes their input: what all of them will cast it to. `like`: a tensor of the input's rows, dtype and device.
-/// None where they differ, take it as it is, or are observed, so that the cast has to be seen where it was; none of one row.
+/// None where they differ, take it as it is, or are observed, so that the cast has to be seen where it was; none of one
+/// row.
 NextCast input_cast(const at::Tensor& like, at::ArrayRef<torch::nn::Linear> linears);
 
 }  // namespace fp8::runtime

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cast with AVX-512 F, BW, DQ and VL, 64 elements per step, and the decode, 32 codes per step. Included by cast_avx512.cpp (packs by saturating packs)
-// and cast_avx512vbmi.cpp (packs by byte permutation, which needs neither clean upper bits nor a second permutation).
+// The cast with AVX-512 F, BW, DQ and VL, 64 elements per step, and the decode, 32 codes per step. Included by
+// cast_avx512.cpp (packs by saturating packs) and cast_avx512vbmi.cpp (packs by byte permutation, which needs neither
+// clean upper bits nor a second permutation).
 #pragma once
 #include "fp8/runtime/kernels/cast/cast_loop.h"
 

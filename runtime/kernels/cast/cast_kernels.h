@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between cast.cpp, which knows matrices, threads and levels, and the code of each level, which casts one run of
-// elements. Only PODs and plain functions: cast_avx*.cpp are compiled with instruction sets that the machine may not have,
-// so they may share no inline function with the rest of the library.
+// elements. Only PODs and plain functions: cast_avx*.cpp are compiled with instruction sets that the machine may not
+// have, so they may share no inline function with the rest of the library.
 //
 // Stochastic rounding adds 32 random bits below the last kept bit and truncates. They are a function of (seed, element
 // index) alone, with i = index % 2^32 and the two key words drawn from (seed, index / 2^32):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cast of one run of elements and the decode of one run of codes, written once over an instruction set Isa. Included
-// by the cast_*.cpp of each level, compiled with that file's flags: everything is in an anonymous namespace, so that no
-// copy can reach another level's code.
+// The cast of one run of elements and the decode of one run of codes, written once over an instruction set Isa.
+// Included by the cast_*.cpp of each level, compiled with that file's flags: everything is in an anonymous namespace,
+// so that no copy can reach another level's code.
 //
 //   blocks of 4 vectors of f32 lanes -> 4 vectors of codes -> one vector of bytes
 //   a = min(|x| * |scale|, max)                           t = max(exponent of a, EMIN), a power of 2 (cast_scalar.cpp)

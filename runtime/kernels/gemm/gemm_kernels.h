@@ -153,8 +153,8 @@ struct GemmKernels {
   void (*pack_lines)(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch,
                      std::uint8_t* lines);
   void (*multiply)(const MultiplyArgs& args);
-  /// multiply's sums straight from row-major weights for one tile of at most row_major_tile rows and whole blocks; may be
-  /// null (0).
+  /// multiply's sums straight from row-major weights for one tile of at most row_major_tile rows and whole blocks; may
+  /// be null (0).
   void (*multiply_row_major)(const MultiplyArgs& args);
   int row_major_tile;
   void (*finish)(const FinishArgs& args);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 64 codes -> 64 bf16 by two lookups in 128-byte tables (VBMI), exact for every code of either format, NaN included;
-// and the folds of gemm_operands.h with AVX-512: values that are folded, the folds of weights in the lanes that they are for, and
-// rows of activations. Included by units with flags of their own; everything is in an anonymous namespace so that no
-// copy is shared.
+// and the folds of gemm_operands.h with AVX-512: values that are folded, the folds of weights in the lanes that they
+// are for, and rows of activations. Included by units with flags of their own; everything is in an anonymous namespace
+// so that no copy is shared.
 #pragma once
 #include <immintrin.h>
 

@@ -12,9 +12,9 @@
 
 namespace fp8::kernels {
 
-/// Packs rows [row0, row0 + rows) of args.a, converted exactly, into ceil(rows / tile_rows) tiles, tile_stride() bytes apart; rows and k
-/// beyond the matrix become 0. Those of bf16 take BF16, E4M3 and E5M2 only (F32 and F16 would round). Uses the threads
-/// of the pool when there is enough to do. largest [rows]: args.a_scale_inv, of groups, is folded in.
+/// Packs rows [row0, row0 + rows) of args.a, converted exactly, into ceil(rows / tile_rows) tiles, tile_stride() bytes
+/// apart; rows and k beyond the matrix become 0. Those of bf16 take BF16, E4M3 and E5M2 only (F32 and F16 would round).
+/// Uses the threads of the pool when there is enough to do. largest [rows]: args.a_scale_inv, of groups, is folded in.
 void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
                       void* out, const float* largest = nullptr);
 

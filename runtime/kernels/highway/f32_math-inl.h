@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The f32 products of attention.h in Highway's portable vectors, compiled once per target by f32_math.cpp. A tile is kTileRows rows of c by
-// two vectors of columns held in registers; the columns of b that it meets lie packed as [k][2 * lanes].
+// The f32 products of attention.h in Highway's portable vectors, compiled once per target by f32_math.cpp. A tile is
+// kTileRows rows of c by two vectors of columns held in registers; the columns of b for it lie packed as [k][2 *
+// lanes].
 #if defined(FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_
 #undef FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_

@@ -11,8 +11,8 @@
 
 namespace fp8::kernels {
 
-/// The one check of sizes that every kernel makes: what passes it can be indexed in 64 bits. Throws std::invalid_argument unless 0 <= rows, cols; row_stride >= cols where there are two rows; fewer than 2^60
-/// elements.
+/// The one check of sizes that every kernel makes: what passes it can be indexed in 64 bits. Throws
+/// std::invalid_argument unless 0 <= rows, cols; row_stride >= cols where there are two rows; fewer than 2^60 elements.
 inline void check_matrix(const char* what, std::int64_t rows, std::int64_t cols, std::int64_t row_stride) {
   constexpr std::int64_t kMost = std::int64_t{1} << 60;
   if (rows < 0 || cols < 0) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention family: schemas, and the vendor's argument forms, translated: one table for HPU and Meta. Names, argument
-// order and defaults are the vendor's (bridge 1.19; fp8_sdpa_recomp_bwd a later one), down to softmax_modem and
-// is_amax_0. The names with _dropout and _non_dropout are the same op; those with _dropout_seed take the seed first.
+// The attention family: schemas, and the vendor's argument forms, translated: one table for HPU and Meta. Names,
+// argument order and defaults are the vendor's (bridge 1.19; fp8_sdpa_recomp_bwd a later one), down to softmax_modem
+// and is_amax_0. The names with _dropout and _non_dropout are the same op; those with _dropout_seed take the seed
+// first.
 #include <torch/library.h>
 
 #include <string>

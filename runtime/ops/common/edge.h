@@ -259,8 +259,8 @@ class Handles {
 
 // For autograd functions of our own that have first derivatives only.
 
-/// The result of such a function's backward. First order passes; asking for a second derivative (create_graph) throws by
-/// name instead of silently losing this part, by backward() and by autograd::grad() alike: "WHAT has no second
+/// The result of such a function's backward. First order passes; asking for a second derivative (create_graph) throws
+/// by name instead of silently losing this part, by backward() and by autograd::grad() alike: "WHAT has no second
 /// derivative", with a module "'MODULE': WHAT has ...". Call it inside of the function's backward; incoming: the
 /// gradients that this got.
 at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what, std::string_view module = {},

@@ -60,7 +60,8 @@ at::Tensor& in_place_interleave_(at::Tensor& self) {
   return self;
 }
 
-/// self: [B, 4, ..., S, D]; start, end: int32 [B], 0 <= start <= end <= S; beam_idx: uint8 [B]. Values are not looked at.
+/// self: [B, 4, ..., S, D]; start, end: int32 [B], 0 <= start <= end <= S; beam_idx: uint8 [B]. Values are not looked
+/// at.
 void check_kv_reorder(const at::Tensor& self, const at::Tensor& start, const at::Tensor& end,
                       const at::Tensor& beam_idx) {
   TORCH_CHECK(start.scalar_type() == at::kInt, "Start tensor must be of type Int32");

@@ -8,8 +8,8 @@
 
 namespace fp8::runtime::ops {
 
-/// The inputs of every form: hidden states [T, H], routing table [T, k] (expert ids) and router weights [T, k]; permuted
-/// weights are [out, in] as in nn::Linear. experts_min..experts_max: this rank's experts, both included.
+/// The inputs of every form: hidden states [T, H], routing table [T, k] (expert ids) and router weights [T, k];
+/// permuted weights are [out, in] as in nn::Linear. experts_min..experts_max: this rank's experts, both included.
 struct MoeRoute {
   at::Tensor hidden_states, expert_routing_table, router_weights;
   bool permuted_weights = true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu::optimizer_* and hpu::fused_clip_norm, steps over lists of tensors as the bridge's eager mode has them, translated to optim/optim.h. The math is the vendor's, but for
+// hpu::optimizer_* and hpu::fused_clip_norm, steps over lists of tensors as the bridge's eager mode has them,
+// translated to optim/optim.h. The math is the vendor's, but for
 //   adamw       fp8 moments are read back with the reciprocal of their scale (the vendor multiplies by the scale
 //               itself), and a moment that is all zero keeps its scale
 //   sgd         mom must be 0: there is no buffer to hold it
@@ -352,7 +353,8 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
     optimizer_sgd_momentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num,
         Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ();)");
 
-  // --- the names of the bridge's lazy mode, which its Python package calls there (fused_norm by _hpex_C): the same kernels
+  // --- the names of the bridge's lazy mode, which its Python package calls there (fused_norm by _hpex_C): the same
+  // kernels
   define(m, R"(
     habanaOptimizerFusedEMA(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ();
     habanaOptimizerLars(Tensor[] params, Tensor(a!)[] grads, Tensor lr_t, int[] skip_masks, float eeta, float
