@@ -3,6 +3,7 @@
 // and so stand at AutogradHPU too.
 #include <torch/library.h>
 
+#include <string>
 #include <string_view>
 
 #include "fp8/runtime/ops/moe/moe.h"
@@ -179,9 +180,7 @@ FP8_LIBRARY_IMPL(hpu, Meta, m) {
   register_fp8<true>(m);
 }
 
-}  // namespace fp8::runtime::ops
-
-// The second page of hpu:: schemas: experts, cache layout, 4-bit formats and the deprecated forms. The same rules as in
+// hpu:: schemas of experts, cache layout, 4-bit formats and the deprecated forms; names, order and defaults as in
 // cast/register_fp8.cpp.
 //
 // The mixture_of_experts overloads without fp8_ but fp8_measurement are the 1.19 bridge's. The others came later; their
@@ -190,86 +189,68 @@ FP8_LIBRARY_IMPL(hpu, Meta, m) {
 
 namespace {
 
-#define FP8_MOE_INPUTS "Tensor hidden_states, Tensor expert_routing_table, Tensor router_weights, "
-#define FP8_MOE_TAIL "bool permuted_weights, str activation, int experts_min, int experts_max"
-#define FP8_MOE_CHUNKS ", int chunk_size=0, int total_experts=0) -> Tensor"
-
-FP8_LIBRARY_FRAGMENT(hpu, m) {
-  // --- experts in high precision
-  m.def("mixture_of_experts(" FP8_MOE_INPUTS "Tensor[] w1, Tensor[] w2, Tensor[] w3, " FP8_MOE_TAIL ") -> Tensor");
-  m.def("mixture_of_experts.fused_weights(" FP8_MOE_INPUTS "Tensor[] w12, Tensor[] w3, " FP8_MOE_TAIL ") -> Tensor");
-  // Second result: amax[e] = max |act(x w1) * (x w2)| over the tokens that are routed to expert e, f32, 0 where there
-  // are none: what its fp8 intermediate will hold. The vendor's reference takes the maximum without the magnitude and
-  // over all tokens, which scales by values that never occur and saturates negative ones.
-  m.def("mixture_of_experts.fp8_measurement(" FP8_MOE_INPUTS "Tensor[] w1, Tensor[] w2, Tensor[] w3, " FP8_MOE_TAIL
-        ", bool measurement_mode) -> (Tensor, Tensor)");
-  m.def("mixture_of_experts.fp8_measurement_fused_weights(" FP8_MOE_INPUTS "Tensor[] w12, Tensor[] w3, " FP8_MOE_TAIL
-        ", bool measurement_mode) -> (Tensor, Tensor)");
-
-  // --- experts in fp8: scales as tensors or floats, the intermediate's given or taken per token, weights in blocks
-  m.def(
-      "mixture_of_experts.fp8(" FP8_MOE_INPUTS
-      "Tensor[] w1, Tensor[] w2, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] "
-      "d_scale_intermediate_hidden_states, Tensor[] d_scale_w1, Tensor[] d_scale_w2, Tensor[] d_scale_w3, " FP8_MOE_TAIL
-          FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_scalars(" FP8_MOE_INPUTS
-        "Tensor[] w1, Tensor[] w2, Tensor[] w3, float d_scale_hidden_states, float[] "
-        "d_scale_intermediate_hidden_states, float[] d_scale_w1, float[] d_scale_w2, float[] d_scale_w3, " FP8_MOE_TAIL
-            FP8_MOE_CHUNKS);
-  m.def(
-      "mixture_of_experts.fp8_fused_weights(" FP8_MOE_INPUTS
-      "Tensor[] w12, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_intermediate_hidden_states, Tensor[] "
-      "d_scale_w12, Tensor[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_fused_weights_scalars(" FP8_MOE_INPUTS
-        "Tensor[] w12, Tensor[] w3, float d_scale_hidden_states, float[] d_scale_intermediate_hidden_states, float[] "
-        "d_scale_w12, float[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
-  m.def(
-      "mixture_of_experts.fp8_dynamic(" FP8_MOE_INPUTS
-      "Tensor[] w1, Tensor[] w2, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_w1, Tensor[] d_scale_w2, "
-      "Tensor[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_scalars_dynamic(" FP8_MOE_INPUTS
-        "Tensor[] w1, Tensor[] w2, Tensor[] w3, float d_scale_hidden_states, float[] d_scale_w1, float[] d_scale_w2, "
-        "float[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_fused_weights_dynamic(" FP8_MOE_INPUTS
-        "Tensor[] w12, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_w12, Tensor[] "
-        "d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_fused_weights_scalars_dynamic(" FP8_MOE_INPUTS
-        "Tensor[] w12, Tensor[] w3, float d_scale_hidden_states, float[] d_scale_w12, float[] d_scale_w3, " FP8_MOE_TAIL
-            FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_blockwise(" FP8_MOE_INPUTS
-        "Tensor[] w1, Tensor[] w2, Tensor[] w3, Tensor[] d_scale_w1, Tensor[] d_scale_w2, Tensor[] d_scale_w3, int "
-        "block_size, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_fused_weights_blockwise(" FP8_MOE_INPUTS
-        "Tensor[] w12, Tensor[] w3, Tensor[] d_scale_w12, Tensor[] d_scale_w3, int block_size, " FP8_MOE_TAIL
-            FP8_MOE_CHUNKS);
-
-  // --- layout of caches
-  m.def("in_place_interleave(Tensor self) -> Tensor");
-  m.def("in_place_interleave_(Tensor(a!) self) -> Tensor(a!)");
-  m.def("kv_reorder(Tensor self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor");
-  m.def("kv_reorder_(Tensor(a!) self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor(a!)");
-
-  // --- 4 bits
-  m.def("convert_from_int4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype) -> Tensor");
-  m.def("convert_from_uint4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype) -> Tensor");
-  m.def("fake_quant_fp4(Tensor input, bool stochastic_rounding, int axis, str dtype) -> Tensor");
-
-  // --- deprecated: before aten's own ops took float8 dtypes, and before fp8_gemm_v2
-  m.def(
-      "fp8_gemm(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor D, ScalarType out_dtype, Tensor? A_scale_inv, "
-      "Tensor? B_scale_inv, Tensor? bias, bool accumulate, Tensor(a!) out) -> Tensor(a!)");
-  m.def("fp8_copy_(Tensor(a!) self, Tensor src) -> Tensor(a!)");
-  m.def("fp8_transpose(Tensor input, Tensor(a!) out) -> Tensor(a!)");
-  m.def("fp8_permute(Tensor input, int[] dims, Tensor(a!) out) -> Tensor(a!)");
-  m.def("fp8_reshape(Tensor input, int[] shape) -> Tensor");
-  m.def("fp8_index_copy_(Tensor(a!) self, int dim, Tensor index, Tensor source) -> Tensor(a!)");
-  m.def("fp8_index_select_v2(Tensor self, int dim, Tensor index) -> Tensor");
-  m.def("fp8_repeat_v2(Tensor self, SymInt[] repeats) -> Tensor");
-  m.def("fp8_kv_reorder_(Tensor(a!) self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor(a!)");
+/// "mixture_of_experts<name>(<inputs>, <weights>, <middle><route><tail>"; w1 and w2 are one list where fused.
+std::string experts_schema(const std::string& name, bool fused, const std::string& middle, const char* tail) {
+  return "mixture_of_experts" + name + "(Tensor hidden_states, Tensor expert_routing_table, Tensor router_weights, " +
+         (fused ? "Tensor[] w12, " : "Tensor[] w1, Tensor[] w2, ") + "Tensor[] w3, " + middle +
+         "bool permuted_weights, str activation, int experts_min, int experts_max" + tail;
 }
 
-#undef FP8_MOE_INPUTS
-#undef FP8_MOE_TAIL
-#undef FP8_MOE_CHUNKS
+/// Of experts in fp8. form: scales as tensors or floats ("_scalars"), the intermediate's given or taken per token
+/// ("_dynamic"), weights in blocks ("_blockwise").
+std::string fp8_schema(bool fused, const std::string& form) {
+  const std::string type = form.starts_with("_scalars") ? "float" : "Tensor";
+  std::string scales = form == "_blockwise" ? "" : type + " d_scale_hidden_states, ";
+  if (form.empty() || form == "_scalars") scales += type + "[] d_scale_intermediate_hidden_states, ";
+  for (const char* weight : {"w12", "w1", "w2", "w3"})
+    if (weight == std::string_view("w3") || fused == (weight == std::string_view("w12")))
+      scales += type + "[] d_scale_" + weight + ", ";
+  if (form == "_blockwise") scales += "int block_size, ";
+  return experts_schema(std::string(".fp8") + (fused ? "_fused_weights" : "") + form, fused, scales,
+                        ", int chunk_size=0, int total_experts=0) -> Tensor");
+}
 
 }  // namespace
+
+FP8_LIBRARY_FRAGMENT(hpu, m) {
+  for (const bool fused : {false, true}) {
+    const std::string weights = fused ? "fused_weights" : "";
+    m.def(experts_schema(fused ? "." + weights : "", fused, "", ") -> Tensor").c_str());
+    // Second result: amax[e] = max |act(x w1) * (x w2)| over the tokens that are routed to expert e, f32, 0 where there
+    // are none: what its fp8 intermediate will hold. The vendor's reference takes the maximum without the magnitude and
+    // over all tokens, which scales by values that never occur and saturates negative ones.
+    m.def(experts_schema(".fp8_measurement" + (fused ? "_" + weights : ""), fused, "",
+                         ", bool measurement_mode) -> (Tensor, Tensor)")
+              .c_str());
+    for (const char* form : {"", "_scalars", "_dynamic", "_scalars_dynamic", "_blockwise"})
+      m.def(fp8_schema(fused, form).c_str());
+  }
+
+  // --- layout of caches
+  define(m, R"(
+    in_place_interleave(Tensor self) -> Tensor;
+    in_place_interleave_(Tensor(a!) self) -> Tensor(a!);
+    kv_reorder(Tensor self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor;
+    kv_reorder_(Tensor(a!) self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor(a!);)");
+
+  // --- 4 bits
+  define(m, R"(
+    convert_from_int4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype) -> Tensor;
+    convert_from_uint4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype) -> Tensor;
+    fake_quant_fp4(Tensor input, bool stochastic_rounding, int axis, str dtype) -> Tensor;)");
+
+  // --- deprecated: before aten's own ops took float8 dtypes, and before fp8_gemm_v2
+  define(m, R"(
+    fp8_gemm(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor D, ScalarType out_dtype, Tensor? A_scale_inv,
+        Tensor? B_scale_inv, Tensor? bias, bool accumulate, Tensor(a!) out) -> Tensor(a!);
+    fp8_copy_(Tensor(a!) self, Tensor src) -> Tensor(a!);
+    fp8_transpose(Tensor input, Tensor(a!) out) -> Tensor(a!);
+    fp8_permute(Tensor input, int[] dims, Tensor(a!) out) -> Tensor(a!);
+    fp8_reshape(Tensor input, int[] shape) -> Tensor;
+    fp8_index_copy_(Tensor(a!) self, int dim, Tensor index, Tensor source) -> Tensor(a!);
+    fp8_index_select_v2(Tensor self, int dim, Tensor index) -> Tensor;
+    fp8_repeat_v2(Tensor self, SymInt[] repeats) -> Tensor;
+    fp8_kv_reorder_(Tensor(a!) self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor(a!);)");
+}
+
+}  // namespace fp8::runtime::ops
