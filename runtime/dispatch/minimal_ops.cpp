@@ -17,7 +17,6 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -57,13 +56,6 @@ void check_replace(const at::Tensor& self, const at::Tensor& source, const Block
   if (tag != nullptr) tag->check_replace(self, source);
   TORCH_CHECK(self.scalar_type() == source.scalar_type(), "[hpu] set_: expected a source of dtype ", self.scalar_type(),
               ", got ", source.scalar_type(), "; set_ would take its bytes for float8 codes");
-}
-
-std::atomic<std::int64_t> g_to_device{0}, g_to_host{0}, g_on_device{0};
-
-void count(const at::Tensor& to, const at::Tensor& from) {
-  auto& counter = !to.device().is_hpu() ? g_to_host : from.device().is_hpu() ? g_on_device : g_to_device;
-  counter.fetch_add(static_cast<std::int64_t>(to.nbytes()), std::memory_order_relaxed);
 }
 
 /// The source of a copy on the host. Where Gaudi2 converts to or from E4M3, upstream's conversion does not know that
@@ -217,7 +209,6 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to_cpu, as_gaudi2_converts(self, source),
                                 non_blocking);
   }
-  count(self, source);
   if (tag) tag->copied(self, source);
   leaf.gives(self);
   return self;
@@ -238,8 +229,6 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   TORCH_CHECK(stream.device_type() == c10::kHPU && (!stream.device().has_index() || stream.device() == self.device()),
               "[hpu] record_stream: expected a stream of ", self.device(), ", got one of ", stream.device());
 }
-
-TransferStats transfer_stats() { return {g_to_device, g_to_host, g_on_device}; }
 
 namespace {
 

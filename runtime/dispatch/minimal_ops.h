@@ -45,12 +45,6 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 /// Nothing to keep alive: work is done when its call returns. Throws c10::Error for a stream of another device.
 void record_stream(at::Tensor& self, c10::Stream stream);
 
-/// Bytes moved by copy_ so far.
-struct TransferStats {
-  std::int64_t host_to_device = 0, device_to_host = 0, device_to_device = 0;
-};
-TransferStats transfer_stats();
-
 // Operations on plain tensors (unboxed.h) that copy rows of bytes: of tensors one after the other, or of a table.
 // Results of more than 2^20 bytes are worth all threads, and go to unboxed.h as all else does.
 //
