@@ -18,22 +18,25 @@ namespace {
 
 /// The beginning of the matrix of each head, in units of one matrix, for a tensor whose batch dimensions are `own`.
 std::vector<std::int64_t> matrix_of_heads(at::IntArrayRef own, at::IntArrayRef batch) {
-  std::vector<std::int64_t> index = {0};
   std::int64_t stride = 1;
   std::vector<std::int64_t> strides(own.size());
   for (std::size_t i = own.size(); i-- > 0; stride *= own[i]) strides[i] = own[i] == 1 ? 0 : stride;
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    std::vector<std::int64_t> next;
-    next.reserve(index.size() * static_cast<std::size_t>(batch[i]));
-    for (const std::int64_t base : index) {
-      for (std::int64_t j = 0; j < batch[i]; ++j) next.push_back(base + j * strides[i]);
-    }
-    index = std::move(next);
-  }
-  return index;
+  return offsets_of(batch, strides);
 }
 
 }  // namespace
+
+std::vector<std::int64_t> offsets_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<std::int64_t> offsets = {0};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    std::vector<std::int64_t> next;
+    next.reserve(offsets.size() * static_cast<std::size_t>(sizes[i]));
+    for (const std::int64_t base : offsets)
+      for (std::int64_t j = 0; j < sizes[i]; ++j) next.push_back(base + j * strides[i]);
+    offsets = std::move(next);
+  }
+  return offsets;
+}
 
 std::vector<std::int64_t> Heads::sizes(std::int64_t rows, std::int64_t cols) const {
   auto all = batch;
@@ -116,15 +119,7 @@ MaskReader::MaskReader(const char* op, const Heads& heads, const std::optional<a
   const at::Tensor all = mask_.expand(sizes);
   row_stride_ = all.stride(-2);
   col_stride_ = all.stride(-1);
-  head_offset_ = {0};
-  for (std::size_t i = 0; i < heads.batch.size(); ++i) {
-    std::vector<std::int64_t> next;
-    for (const std::int64_t base : head_offset_) {
-      for (std::int64_t j = 0; j < heads.batch[i]; ++j)
-        next.push_back(base + j * all.stride(static_cast<std::int64_t>(i)));
-    }
-    head_offset_ = std::move(next);
-  }
+  head_offset_ = offsets_of(heads.batch, all.strides().slice(0, heads.batch.size()));
 }
 
 void MaskReader::apply(std::int64_t head, std::int64_t row, std::int64_t first, std::int64_t n, float* scores) const {

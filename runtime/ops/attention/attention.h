@@ -172,6 +172,9 @@ class ScoreBlock {
   const float* k_rows_ = nullptr;
 };
 
+/// The offset of each index of `sizes` with these strides; the last dimension runs fastest.
+std::vector<std::int64_t> offsets_of(at::IntArrayRef sizes, at::IntArrayRef strides);
+
 /// Rows of queries worked on together: 64, fewer where S is so long that their scores would pass 4 MiB.
 std::int64_t block_rows(std::int64_t keys);
 

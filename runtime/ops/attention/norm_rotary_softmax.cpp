@@ -141,21 +141,13 @@ Table table_of(const at::Tensor& t) { return {cpu_alias(t.detach()).to(at::kFloa
 
 /// sin's row for every row of input, sin broadcasting to input's leading sizes.
 std::vector<std::int64_t> rows_by_broadcast(const at::Tensor& input, const at::Tensor& sin) {
-  std::vector<std::int64_t> rows = {0}, stride(static_cast<std::size_t>(input.dim()), 0);
+  std::vector<std::int64_t> stride(static_cast<std::size_t>(input.dim()) - 1, 0);
   const std::int64_t lead = input.dim() - sin.dim();
   std::int64_t step = 1;
   for (std::int64_t i = sin.dim() - 2; i >= 0; step *= sin.size(i--)) {
     stride[static_cast<std::size_t>(i + lead)] = sin.size(i) == 1 ? 0 : step;
   }
-  for (std::int64_t i = 0; i + 1 < input.dim(); ++i) {
-    std::vector<std::int64_t> next;
-    next.reserve(rows.size() * static_cast<std::size_t>(input.size(i)));
-    for (const std::int64_t base : rows) {
-      for (std::int64_t j = 0; j < input.size(i); ++j) next.push_back(base + j * stride[static_cast<std::size_t>(i)]);
-    }
-    rows = std::move(next);
-  }
-  return rows;
+  return offsets_of(input.sizes().slice(0, stride.size()), stride);
 }
 
 /// sin's row for every row of input, by position.
