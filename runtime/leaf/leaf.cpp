@@ -26,7 +26,27 @@ namespace detail {
 
 std::atomic<int> g_listeners{0};
 
+/// Nodes [first, end) of autograd that this thread made belong to `module`. The newest 65536 ranges are kept.
+void remember_nodes(const std::string& module, std::int64_t first, std::int64_t end);
+/// While it stands, leaves of a backward node get the module that made the node. Once at a time.
+void watch_backward();
+void leave_backward();
+
 namespace {
+
+/// The innermost scopes of this thread.
+struct ThreadScopes {
+  const std::string* module = nullptr;
+  const char* phase = nullptr;
+  const LeafRecord* leaf = nullptr;  ///< the outermost
+  const char* op = nullptr;          ///< of the outermost OpScope
+  bool backward = false;
+};
+
+ThreadScopes& thread_scopes() {
+  thread_local ThreadScopes scopes;
+  return scopes;
+}
 
 struct Listeners {
   std::shared_mutex mutex;
@@ -72,11 +92,7 @@ void LeafStateDeleter::operator()(LeafState* state) const {
   delete state;
 }
 
-ThreadScopes& thread_scopes() {
-  thread_local ThreadScopes scopes;
-  return scopes;
-}
-
+/// `call` for each listener, none of which goes meanwhile.
 void each_listener(const std::function<void(LeafListener&)>& call) {
   auto& [mutex, all] = listeners();
   const std::shared_lock lock(mutex);
