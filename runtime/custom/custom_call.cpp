@@ -268,7 +268,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What backward needs beside the saved tensors.
+/// The parts of a call that backward needs beside the saved tensors.
 struct SavedCall : torch::CustomClassHolder {
   std::shared_ptr<CustomOpState> op;
   std::vector<c10::IValue> arguments;  ///< undefined tensors where tensors are

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an operator of a user's own is (custom_op.h), and how one call of it runs: shared by the sources of this folder.
+// An operator of a user's own (custom_op.h) and one call of it, for the sources of this folder.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -13,19 +13,6 @@
 #include "fp8/runtime/custom/custom_op.h"
 
 namespace fp8::runtime::detail {
-
-/// As CustomOp collects it.
-struct CustomOpParts {
-  std::string name;         ///< "my::gelu_mul"
-  const void* caller = {};  ///< in the library that made it
-  ShapeFunction shape;
-  HostKernel host;
-  TensorKernel tensors;
-  BackwardFunction backward;
-  std::string backward_op;
-  bool saves_results = false;
-  autocast::Rule rule = autocast::Rule::none;
-};
 
 /// As the dispatcher has it.
 struct CustomOpState : CustomOpParts {

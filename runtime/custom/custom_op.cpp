@@ -204,37 +204,9 @@ CustomOp::CustomOp(std::string name) : parts_(std::make_shared<detail::CustomOpP
   parts_->caller = __builtin_return_address(0);
 }
 
-CustomOp& CustomOp::schema(std::string text) {
-  schema_ = std::move(text);
-  return *this;
-}
-CustomOp& CustomOp::shape(ShapeFunction function) {
-  parts_->shape = std::move(function);
-  return *this;
-}
-CustomOp& CustomOp::kernel(HostKernel function) {
-  parts_->host = std::move(function);
-  return *this;
-}
-CustomOp& CustomOp::kernel(TensorKernel function) {
-  parts_->tensors = std::move(function);
-  return *this;
-}
-CustomOp& CustomOp::backward(BackwardFunction function) {
-  parts_->backward = std::move(function);
-  return *this;
-}
 CustomOp& CustomOp::backward(std::string op) {
   TORCH_CHECK(!op.empty(), "[", parts_->name, "] backward: found '', allowed: the name of an operator");
   parts_->backward_op = std::move(op);
-  return *this;
-}
-CustomOp& CustomOp::save_results() {
-  parts_->saves_results = true;
-  return *this;
-}
-CustomOp& CustomOp::autocast(autocast::Rule rule) {
-  parts_->rule = rule;
   return *this;
 }
 

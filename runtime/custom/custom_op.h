@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/custom/host_call.h"
@@ -34,7 +35,7 @@ namespace fp8::runtime {
 /// A call's arguments, in the schema's order.
 using CustomArguments = at::ArrayRef<c10::IValue>;
 
-/// What is known of a result before it is computed.
+/// The sizes and dtype of a result, known before it is computed.
 struct ResultForm {
   std::vector<std::int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
@@ -54,7 +55,7 @@ ShapeFunction elementwise();
 using TensorKernel = std::function<std::vector<at::Tensor>(CustomArguments arguments)>;
 
 struct BackwardCall {
-  at::TensorList gradients;   ///< one per result, zeros where nobody asked
+  at::TensorList gradients;   ///< one per result, zeros where none is needed
   CustomArguments arguments;  ///< as autocast left them, on their device
   at::TensorList results;     ///< with save_results() only
 };
@@ -63,7 +64,18 @@ struct BackwardCall {
 using BackwardFunction = std::function<std::vector<at::Tensor>(const BackwardCall& call)>;
 
 namespace detail {
-struct CustomOpParts;
+/// As CustomOp collects it.
+struct CustomOpParts {
+  std::string name;         ///< "my::gelu_mul"
+  const void* caller = {};  ///< in the library that made it
+  ShapeFunction shape;
+  HostKernel host;
+  TensorKernel tensors;
+  BackwardFunction backward;
+  std::string backward_op;
+  bool saves_results = false;
+  autocast::Rule rule = autocast::Rule::none;
+};
 struct CustomOpRegistration;
 }  // namespace detail
 
@@ -91,24 +103,30 @@ class CustomOp {
 
   /// "(Tensor a, Tensor? b=None, *, float eps=1e-5) -> (Tensor, Tensor)": at least one tensor in, tensors out, nothing
   /// written in place.
-  CustomOp& schema(std::string text);
+  CustomOp& schema(std::string text) { return set(schema_, std::move(text)); }
   /// Needed by kernels on host pointers, and for Meta tensors. What a kernel on tensors returns is checked by it.
-  CustomOp& shape(ShapeFunction function);
-  CustomOp& kernel(HostKernel function);
-  CustomOp& kernel(TensorKernel function);
+  CustomOp& shape(ShapeFunction function) { return set(parts_->shape, std::move(function)); }
+  CustomOp& kernel(HostKernel function) { return set(parts_->host, std::move(function)); }
+  CustomOp& kernel(TensorKernel function) { return set(parts_->tensors, std::move(function)); }
   /// Called in no-grad mode: second derivatives are refused by name. Without one, backward() itself is.
-  CustomOp& backward(BackwardFunction function);
+  CustomOp& backward(BackwardFunction function) { return set(parts_->backward, std::move(function)); }
   /// The operator "op(gradients..., arguments..., [results...]) -> gradients", looked up when it is first needed.
   CustomOp& backward(std::string op);
   /// Backward gets the results too, which are kept for it.
-  CustomOp& save_results();
-  /// What a region does to the arguments; `none` without it.
-  CustomOp& autocast(autocast::Rule rule);
+  CustomOp& save_results() { return set(parts_->saves_results, true); }
+  /// The casts of the arguments in a region; `none` without it.
+  CustomOp& autocast(autocast::Rule rule) { return set(parts_->rule, rule); }
 
   /// Throws c10::Error naming the operator: a name that is taken or none, a schema that does not parse, no kernel.
   [[nodiscard]] CustomOpHandle add() const;
 
  private:
+  template <class T>
+  CustomOp& set(T& part, T value) {
+    part = std::move(value);
+    return *this;
+  }
+
   std::shared_ptr<detail::CustomOpParts> parts_;
   std::string schema_;
 };

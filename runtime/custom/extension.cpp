@@ -21,7 +21,7 @@
 namespace fp8::runtime {
 namespace {
 
-/// What happens while this thread opens a library, which may load others.
+/// Collects what happens while this thread opens a library, which may load others.
 struct Loading {
   Loading() : outer(std::exchange(innermost, this)) {}
   ~Loading() { innermost = outer; }
@@ -31,7 +31,7 @@ struct Loading {
   std::vector<std::string> errors;
   std::vector<Extension*> extensions;
   Loading* outer;
-  static thread_local Loading* innermost;  ///< null: nobody here loads one
+  static thread_local Loading* innermost;  ///< null: this thread loads none
 };
 thread_local Loading* Loading::innermost = nullptr;
 
@@ -40,7 +40,7 @@ std::string in_one_line(std::string text) {
   return text;
 }
 
-/// What is being caught says.
+/// The message of the exception that is being caught.
 std::string caught_error() {
   try {
     throw;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A shared library of operators (CustomOp), of kernels for the vendor's descriptors (host_call.h) and of models,
-// data and callbacks for run files (trainer/part_registry.h), built by the package's fp8_add_extension(). What it has
+// data and callbacks for run files (trainer/parts.h), built by the package's fp8_add_extension(). What it has
 // is registered when it is loaded and taken back when it is unloaded:
 //
 //   FP8_EXTENSION(m) { m.add(CustomOp("my::twice")...); }
@@ -17,7 +17,7 @@
 
 namespace fp8::runtime {
 
-/// What an extension adds.
+/// The additions of an extension.
 class ExtensionOps {
  public:
   void add(const CustomOp& op) { ops_.push_back(op.add()); }
@@ -33,7 +33,7 @@ class Extension {
   explicit Extension(void (*define)(ExtensionOps&));
   Extension(const Extension&) = delete;
   Extension& operator=(const Extension&) = delete;
-  /// What it added goes before it does.
+  /// Removes its additions before it goes itself.
   void take_back() { ops_.ops_.clear(); }
 
  private:
@@ -72,7 +72,7 @@ namespace fp8::runtime {
 /// Its file; "the program" where it is none.
 std::string library_of(const void* address);
 
-/// It stays in memory for the life of the process, whoever closes it.
+/// It stays in memory for the life of the process, also when it is closed.
 void keep_library(const void* address);
 
 }  // namespace fp8::runtime

@@ -59,7 +59,7 @@ class HostCall {
 /// Fills the results. May throw; the message gets the op's name.
 using HostKernel = std::function<void(const HostCall& call)>;
 
-// What the vendor's descriptors (hpu_custom_op.h) call by guid: there a kernel of the accelerator, here one of the
+// The vendor's descriptors (hpu_custom_op.h) call a kernel by guid: there one of the accelerator, here one of the
 // host.
 //
 //   KernelRegistry::add("relu_fwd_f32", [](const HostCall& call) { ... });

@@ -23,7 +23,7 @@ namespace habana::custom_op {
 
 /// The sizes of one result.
 using compute_output_shape_function = std::function<std::vector<std::int64_t>(const at::Stack& inputs)>;
-/// What the kernel reads as HostCall::params(); sets its size in bytes.
+/// The kernel reads its result as HostCall::params(). Sets its size in bytes.
 using user_param_function = std::function<std::shared_ptr<void>(const at::Stack& inputs, std::size_t& size)>;
 
 enum class input_type : std::uint8_t { TENSOR, USER_PARAMS, SCALAR };

@@ -10,14 +10,6 @@
 
 namespace fp8::data {
 
-std::uint64_t SampleRandom::below(std::uint64_t n) {
-  const std::uint64_t limit = UINT64_MAX - UINT64_MAX % n;
-  std::uint64_t x;
-  do x = next();
-  while (x >= limit);
-  return x % n;
-}
-
 at::Generator SampleRandom::generator() { return at::make_generator<at::CPUGeneratorImpl>(next()); }
 
 TensorDataset::TensorDataset(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {

@@ -13,7 +13,18 @@
 
 namespace fp8::data {
 
-/// Random numbers for one sample in one epoch: a function of (seed, epoch, index), whoever draws them and when.
+/// A number below n, which is at least 1, every one equally likely. next: gives 64 random bits.
+/// std::uniform_int_distribution differs between standard libraries.
+template <class Next>
+std::uint64_t random_below(std::uint64_t n, Next&& next) {
+  const std::uint64_t limit = UINT64_MAX - UINT64_MAX % n;
+  std::uint64_t x;
+  do x = next();
+  while (x >= limit);
+  return x % n;
+}
+
+/// Random numbers for one sample in one epoch: a function of (seed, epoch, index), for any thread at any time.
 class SampleRandom {
  public:
   SampleRandom(std::uint64_t seed, std::int64_t epoch, std::int64_t index)
@@ -24,8 +35,9 @@ class SampleRandom {
   /// In [0, 1), in steps of 2^-53.
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
   double uniform(double low, double high) { return low + (high - low) * uniform(); }
-  /// Below n, which is at least 1; every one equally likely.
-  std::uint64_t below(std::uint64_t n);
+  std::uint64_t below(std::uint64_t n) {
+    return random_below(n, [this] { return next(); });
+  }
   /// For LibTorch's functions: at::randn({3}, random.generator()).
   at::Generator generator();
 
@@ -41,9 +53,9 @@ class Dataset {
   virtual std::int64_t size() const = 0;
   /// The tensors of sample `index`, below size(). Those of one batch have the same dtypes and sizes.
   virtual std::vector<at::Tensor> get(std::int64_t index, SampleRandom& random) const = 0;
-  /// What messages say beside the number of a sample: its file. Empty: nothing.
+  /// Messages name it beside the number of a sample: its file. Empty: nothing.
   virtual std::string name_of(std::int64_t /*index*/) const { return {}; }
-  /// What its loss is averaged over where that is no single number; 0: one.
+  /// The number that its loss is averaged over; 0: its loss is one number.
   virtual std::int64_t tokens_of(std::int64_t /*index*/) const { return 0; }
 };
 

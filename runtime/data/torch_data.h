@@ -26,8 +26,7 @@
 
 #include "fp8/runtime/data/dataset.h"
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/kernels/random_bits.h"
-#include "fp8/runtime/trainer/batch_source.h"
+#include "fp8/runtime/trainer/training_module.h"
 
 namespace fp8::data {
 
@@ -41,7 +40,7 @@ Sample tensors_of(torch::data::Example<at::Tensor, Target> example) {
   else
     return {std::move(example.data), std::move(example.target)};
 }
-/// Examples that nobody stacked.
+/// Examples that are not stacked.
 template <class Item>
 Sample tensors_of(std::vector<Item> examples) {
   std::vector<Sample> samples;
@@ -166,7 +165,7 @@ class TorchBatches : public trainer::BatchSource {
     begun_ = false;
   }
 
-  /// Whether *at_ is a batch.
+  /// Returns true if *at_ is a batch.
   bool advance() {
     if (std::exchange(begun_, true)) ++*at_;
     return *at_ != loader_->end();

@@ -54,7 +54,7 @@ std::vector<std::vector<std::size_t>> buckets_of(const std::vector<at::Tensor>& 
   return buckets;
 }
 
-/// What backward changes of a parameter that it meets.
+/// Backward changes this of each parameter that it reaches.
 std::pair<const void*, std::uint32_t> seen(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   if (!gradient.defined()) return {nullptr, 0};
@@ -69,8 +69,7 @@ struct DataParallel::State {
   std::vector<at::Tensor> parameters;
   std::unordered_map<std::size_t, std::string> names;
   std::shared_ptr<c10d::Reducer> reducer;
-  std::shared_ptr<c10d::Logger>
-      logger;  ///< Reducer tells it of a graph that changes, and asks nobody whether it is there
+  std::shared_ptr<c10d::Logger> logger;  ///< Reducer reports a changed graph to it, and does not check that it is there
   std::vector<std::pair<const void*, std::uint32_t>> before;  ///< gradients and their versions as backward begins
   bool learns_graph = false;  ///< static_graph: the first step, whose messages all wait for the end of backward
 
@@ -180,6 +179,27 @@ void broadcast_parameters(const std::vector<at::Tensor>& parameters, ProcessGrou
   }
 }
 
+namespace {
+
+/// f(parameter, its part of `flat`, its flag): parts and flags lie one behind the other.
+template <class F>
+void for_each_part(const std::vector<at::Tensor>& parameters, const at::Tensor& flat, float* flags, const F& f) {
+  std::int64_t at = 0;
+  for (const at::Tensor& p : parameters) {
+    f(p, flat.narrow(0, at, p.numel()).view(p.sizes()), *flags++);
+    at += p.numel();
+  }
+}
+
+void set_gradient(const at::Tensor& p, const at::Tensor& values) {
+  if (!p.grad().defined())
+    p.mutable_grad() = at::zeros_like(p, p.options().dtype(p.grad_dtype().value_or(p.scalar_type())));
+  cpu_alias(p.grad()).copy_(values);
+  p.grad().unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
 // The message: {gradient 0, gradient 1, ..., 1 or 0 per parameter: this rank has it}
 void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGroup& group) {
   const at::NoGradGuard no_grad;
@@ -194,29 +214,17 @@ void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGrou
     total += p.numel();
   }
   const at::Tensor flat = at::zeros({total + static_cast<std::int64_t>(learning.size())}, at::kFloat);
-  std::int64_t at = 0, flag = total;
-  for (const auto& p : learning) {
-    if (p.grad().defined()) {
-      flat.narrow(0, at, p.numel()).view(p.sizes()).copy_(cpu_alias(p.grad()));
-      flat.mutable_data_ptr<float>()[flag] = 1.0f;
-    }
-    at += p.numel();
-    ++flag;
-  }
-  TORCH_INTERNAL_ASSERT(at == total && flag == flat.numel(), "a gradient and a flag for each parameter");
+  float* flags = flat.mutable_data_ptr<float>() + total;
+  for_each_part(learning, flat, flags, [](const at::Tensor& p, const at::Tensor& part, float& flag) {
+    if (!p.grad().defined()) return;
+    part.copy_(cpu_alias(p.grad()));
+    flag = 1;
+  });
   group.all_reduce(flat, ReduceOp::sum);
   flat.narrow(0, 0, total).mul_(1.0 / group.size());
-  at = 0;
-  flag = total;
-  for (const auto& p : learning) {
-    if (flat.const_data_ptr<float>()[flag++] > 0.0f) {
-      if (!p.grad().defined())
-        p.mutable_grad() = at::zeros_like(p, p.options().dtype(p.grad_dtype().value_or(p.scalar_type())));
-      cpu_alias(p.grad()).copy_(flat.narrow(0, at, p.numel()).view(p.sizes()));
-      p.grad().unsafeGetTensorImpl()->bump_version();
-    }
-    at += p.numel();
-  }
+  for_each_part(learning, flat, flags, [](const at::Tensor& p, const at::Tensor& part, float flag) {
+    if (flag > 0) set_gradient(p, part);
+  });
 }
 
 FusedGradients::FusedGradients(std::vector<at::Tensor> parameters, std::vector<std::string> names,
@@ -244,44 +252,36 @@ void FusedGradients::make_buffer(const std::vector<std::size_t>& learning) {
 
 void FusedGradients::all_reduce() {
   const at::NoGradGuard no_grad;
-  std::vector<std::size_t> learning;
+  std::vector<std::size_t> indices;
+  std::vector<at::Tensor> learning;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& p = parameters_[i];
     if (!p.defined() || !p.requires_grad()) continue;
     TORCH_CHECK(!p.grad().defined() || p.grad().layout() == at::kStrided, "[FusedGradients] '", names_[i],
                 "': found a sparse gradient, allowed: dense ones");
-    learning.push_back(i);
+    indices.push_back(i);
+    learning.push_back(p);
   }
-  if (!buffer_.defined() || learning != learning_) make_buffer(learning);
+  if (!buffer_.defined() || indices != learning_) make_buffer(indices);
   const std::int64_t flags = buffer_.numel() - static_cast<std::int64_t>(learning.size());
   const at::Tensor has = at::zeros({static_cast<std::int64_t>(learning.size())}, at::kFloat);
-  const auto for_each = [&](const auto& move) {
-    std::int64_t at = 0, flag = 0;
-    for (const std::size_t i : learning) {
-      const at::Tensor& p = parameters_[i];
-      move(p, buffer_.narrow(0, at, p.numel()).view(p.sizes()), has.mutable_data_ptr<float>()[flag++]);
-      at += p.numel();
-    }
-  };
   const double share = 1.0 / group_->size();
-  for_each([&](const at::Tensor& p, const at::Tensor& place, float& flag) {
-    if (p.grad().defined()) {
-      place.copy_(cpu_alias(p.grad()) * share);
-      flag = 1;
-    } else {
-      place.zero_();
-    }
-  });
+  for_each_part(learning, buffer_, has.mutable_data_ptr<float>(),
+                [&](const at::Tensor& p, const at::Tensor& part, float& flag) {
+                  if (p.grad().defined()) {
+                    part.copy_(cpu_alias(p.grad()) * share);
+                    flag = 1;
+                  } else {
+                    part.zero_();
+                  }
+                });
   buffer_.narrow(0, flags, has.numel()).copy_(has);
   if (buffer_.numel() > 0) group_->all_reduce_in_dtype(buffer_);
   has.copy_(buffer_.narrow(0, flags, has.numel()));
-  for_each([](const at::Tensor& p, const at::Tensor& place, const float& flag) {
-    if (!(flag > 0)) return;
-    if (!p.grad().defined())
-      p.mutable_grad() = at::zeros_like(p, p.options().dtype(p.grad_dtype().value_or(p.scalar_type())));
-    cpu_alias(p.grad()).copy_(place);
-    p.grad().unsafeGetTensorImpl()->bump_version();
-  });
+  for_each_part(learning, buffer_, has.mutable_data_ptr<float>(),
+                [](const at::Tensor& p, const at::Tensor& part, float flag) {
+                  if (flag > 0) set_gradient(p, part);
+                });
 }
 
 }  // namespace fp8::runtime::distributed

@@ -27,7 +27,7 @@ class ProcessGroup;
 
 namespace fp8::runtime::distributed {
 
-/// What a bucket travels as: half of the bytes, sums that are rounded to it on the way.
+/// The dtype of a message: half of the bytes, and sums that are rounded to it on the way.
 enum class BucketDtype : std::uint8_t { as_it_is, bf16, f16 };
 
 struct DataParallelOptions {
@@ -75,8 +75,9 @@ void broadcast_parameters(const std::vector<at::Tensor>& parameters, ProcessGrou
 /// c10::Error for sparse gradients, and as ProcessGroup does for ranks with other parameters.
 void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGroup& group);
 
-/// The same by one buffer that stays: Optimum's all_reduce_gradients(model, fusion_buffer_dtype). Its dtype is what
-/// travels, so bf16 is half of the message, of gradients that are rounded to it before and while they are added.
+/// all_reduce_gradients() by one buffer that stays: Optimum's all_reduce_gradients(model, fusion_buffer_dtype). Its
+/// dtype is what travels, so bf16 is half of the message, of gradients that are rounded to it before and while they are
+/// added.
 ///
 ///   buffer  | w0 | w1 | w2 ...| which there are |  = gradient / ranks        one message
 class FusedGradients {

@@ -69,13 +69,31 @@ std::string from_first(const std::function<std::string()>& f, ProcessGroup& grou
   return said.substr(1);
 }
 
-void check_same(const io::Json& facts, ProcessGroup& group, const char* where) {
+void on_first(const std::function<void()>& f, ProcessGroup* group) {
+  if (group == nullptr || group->size() == 1) return f();
+  const auto without_text = [&] {
+    f();
+    return std::string();
+  };
+  from_first(without_text, *group);
+}
+
+io::Json form_of(const at::Tensor& tensor) {
+  return {{"dtype", static_cast<int>(tensor.scalar_type())}, {"sizes", tensor.sizes().vec()}};
+}
+
+at::Tensor empty_of_form(const io::Json& form) {
+  return at::empty(form.at("sizes").get<std::vector<std::int64_t>>(),
+                   static_cast<at::ScalarType>(form.at("dtype").get<int>()));
+}
+
+void check_same(const io::Json& values, ProcessGroup& group, const char* where) {
   if (group.size() == 1) return;
-  const io::Json of_first = io::parse_json(broadcast_text(facts.dump(), group), where);
-  const auto own = io::first_difference(facts, of_first);
+  const io::Json of_first = io::parse_json(broadcast_text(values.dump(), group), where);
+  const auto own = io::first_difference(values, of_first);
   const std::string difference =
       own.has_value() ? own->path + ": found " + own->was + ", rank 0 has " + own->is : "keys without a value";
-  const double differs = facts == of_first ? 0 : 1;
+  const double differs = values == of_first ? 0 : 1;
   const auto all = all_gather({&differs, 1}, group);
   const auto found = std::find(all.begin(), all.end(), 1.0);
   if (found == all.end()) return;

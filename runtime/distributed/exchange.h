@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks tell each other beside tensors: rows of numbers, texts, and whether they are about to do the same.
+// Messages between ranks beside tensors: rows of numbers, texts, and checks that all are about to do the same.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -28,9 +28,16 @@ std::string broadcast_text(std::string text, ProcessGroup& group, int root = 0);
 /// there, and is an io::Error "rank 0: ..." on the others, so that all of them end.
 std::string from_first(const std::function<std::string()>& f, ProcessGroup& group);
 
+/// f() on rank 0 alone, as from_first(). group null or of one rank: f().
+void on_first(const std::function<void()>& f, ProcessGroup* group);
+
+/// Dtype and sizes of a tensor, for a rank that makes one like it on the CPU to receive it.
+io::Json form_of(const at::Tensor& tensor);
+at::Tensor empty_of_form(const io::Json& form);
+
 /// Throws c10::Error on every rank, "[where] rank 1 differs from rank 0: lr: found 0.1, rank 0 has 0.01", unless all
 /// have the same object.
-void check_same(const io::Json& facts, ProcessGroup& group, const char* where);
+void check_same(const io::Json& values, ProcessGroup& group, const char* where);
 
 // One value of all ranks, as strategies of training loops ask for it: by the operation's name, as a new tensor.
 
@@ -65,12 +72,12 @@ class Transfer {
   std::unique_ptr<State> state_;  ///< null: it is over
 };
 
-/// tensor: dense, contiguous, of any dtype, on hpu or cpu. It is kept until it has left; nobody may write there before.
-/// What one rank sends to another arrives in that order. Both sides have as many bytes: nothing checks that. The group
-/// is one of make_gloo_group() and outlives the transfer. Throws c10::Error for a rank that is no other of the group's,
-/// and for a weight that was converted to fp8: its scales would stay behind.
+/// tensor: dense, contiguous, of any dtype, on hpu or cpu. It is kept until it has left; until then its memory must not
+/// be written. Tensors from one rank to another arrive in the order of the calls. Both sides have as many bytes:
+/// nothing checks that. The group is one of make_gloo_group() and outlives the transfer. Throws c10::Error for a rank
+/// that is no other of the group's, and for a weight that was converted to fp8: its scales would stay behind.
 Transfer send(const at::Tensor& tensor, int to, ProcessGroup& group);
-/// Into the tensor's memory, which nobody may read or write before.
+/// Into the tensor's memory, which must not be read or written before.
 Transfer receive(const at::Tensor& tensor, int from, ProcessGroup& group);
 
 /// A text of any length, between transfers of tensors too. Both wait.

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/distributed/heartbeat.h"
-
 #include <algorithm>
 #include <condition_variable>
 #include <ctime>
@@ -26,8 +24,8 @@ std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
 std::string meeting_of(int rank) { return "meet/" + std::to_string(rank); }
 
 /// Of a beat: 0 and "" where the rank waits in nothing.
-struct Told {
-  explicit Told(const std::string& beat) {
+struct Beat {
+  explicit Beat(const std::string& beat) {
     std::istringstream words(beat);
     std::int64_t count = 0;
     if (words >> count >> number >> std::ws) std::getline(words, call);
@@ -36,7 +34,7 @@ struct Told {
   std::string call;
 };
 
-std::string said_of(const std::vector<int>& ranks, const char* one, const char* many) {
+std::string status_of(const std::vector<int>& ranks, const char* one, const char* many) {
   return rank_names(ranks) + " " + (ranks.size() == 1 ? one : many);
 }
 
@@ -58,7 +56,7 @@ struct Heartbeat::State {
   bool leaving = false, asked = false, answered = false, ended = false, store_gone = false;
   std::string answer;
   Wait waiting;
-  Wait told;                  ///< the call that this rank is known to wait in
+  Wait reported;              ///< the call that this rank is known to wait in
   Clock::time_point beat_at;  ///< the last one that the store took
 
   double used_at = 0;  ///< seconds of CPU time, of watch()
@@ -97,7 +95,7 @@ struct Heartbeat::State {
            (unknown.empty() ? "" : "; nothing is known of " + rank_names(unknown));
   }
 
-  /// Whether the process used less than a tenth of a core's time since it was last asked.
+  /// Returns true if the process used less than a tenth of a core's time since the last call.
   bool is_idle() {
     const auto time = Clock::now();
     const double used = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
@@ -110,19 +108,19 @@ struct Heartbeat::State {
   void beat() {
     std::unique_lock lock(mutex);
     std::string text = std::to_string(count++);
-    if (!told.call.empty()) text += " " + std::to_string(told.number) + " " + told.call;
+    if (!reported.call.empty()) text += " " + std::to_string(reported.number) + " " + reported.call;
     lock.unlock();
     store->set(key_of(rank), text);
   }
 
   /// A thread of its own: that of the beats stands still with the store.
   void watch() {
-    Clock::time_point since;  // it was told to end while it waits
+    Clock::time_point since;  // it was asked to end while it waits
     std::unique_lock lock(mutex);
     for (; !changed.wait_for(lock, kEvery, [&] { return leaving; });) {
       const bool idle = is_idle();
-      told = waiting.computes && !idle ? Wait{} : waiting;
-      if (told.call.empty() || !give_up || !stop_asked()) since = Clock::now();
+      reported = waiting.computes && !idle ? Wait{} : waiting;
+      if (reported.call.empty() || !give_up || !stop_asked()) since = Clock::now();
       if (Clock::now() - std::max(since, beat_at) < kStuck) continue;
       const std::string why = waits() + without_store();
       lock.unlock();
@@ -130,7 +128,7 @@ struct Heartbeat::State {
     }
   }
 
-  std::string waits() const { return "rank " + std::to_string(rank) + " waits in " + told.call + ", and "; }
+  std::string waits() const { return "rank " + std::to_string(rank) + " waits in " + reported.call + ", and "; }
 
   void watch_door() {
     door->cut_off_floods(size);
@@ -161,15 +159,15 @@ struct Heartbeat::State {
   }
 
   /// "rank 1 waits in broadcast of 8 elements": of two looks a second apart, who waits in another call than `own`,
-  /// stands still or has left; "": nobody.
+  /// stands still or has left; "": none.
   std::string waits_elsewhere(const std::vector<std::string>& now, const std::string& own) const {
     for (int r = 0; r < size && !looked.empty(); ++r) {
       const std::string &before = looked[static_cast<std::size_t>(r)], &after = now[static_cast<std::size_t>(r)];
       if (r == rank || after.empty()) continue;
-      const std::string name = rank_names({r}), call = Told(after).call;
+      const std::string name = rank_names({r}), call = Beat(after).call;
       if (after == kLeft) return name + " has left";
       if (after == before) return name + " does not answer";
-      if (!call.empty() && call != own && call == Told(before).call) return name + " waits in " + call;
+      if (!call.empty() && call != own && call == Beat(before).call) return name + " waits in " + call;
     }
     return "";
   }
@@ -177,7 +175,7 @@ struct Heartbeat::State {
   void look_around() {
     constexpr int kSure = 4;
     std::unique_lock lock(mutex);
-    const std::string own = told.call, head = waits();
+    const std::string own = reported.call, head = waits();
     lock.unlock();
     const auto time = Clock::now();
     if (own.empty() || !stop_asked()) {
@@ -210,8 +208,8 @@ struct Heartbeat::State {
       else if (after[i] == before[i])
         silent.push_back(r);
     }
-    std::string text = silent.empty() ? "" : said_of(silent, "does not answer", "do not answer");
-    if (!left.empty()) text += (text.empty() ? "" : ", ") + said_of(left, "has left", "have left");
+    std::string text = silent.empty() ? "" : status_of(silent, "does not answer", "do not answer");
+    if (!left.empty()) text += (text.empty() ? "" : ", ") + status_of(left, "has left", "have left");
     return text;
   }
 };
@@ -273,9 +271,9 @@ std::string Heartbeat::meet(c10d::Store& store, const std::string& what, std::in
     looked = Clock::now();
     const std::string beat = store.get_to_str(key_of(r));
     if (beat == kLeft) return rank_names({r}) + " has left";
-    const Told told(beat);
-    ahead = told.number > calls ? ahead + 1 : 0;  // twice: it may have come between two looks
-    if (ahead == 2) return rank_names({r}) + " waits in " + told.call;
+    const Beat last(beat);
+    ahead = last.number > calls ? ahead + 1 : 0;  // twice: it may have come between two looks
+    if (ahead == 2) return rank_names({r}) + " waits in " + last.call;
     silent = beat == before ? silent + 1 : 0;
     if (silent == 3) return "";
     before = beat;
@@ -300,7 +298,7 @@ void Heartbeat::see_others_off(c10d::Store& store) {
       if (some) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
   } catch (const std::exception&) {
-  }  // nobody can ask
+  }  // no rank can ask
 }
 
 }  // namespace fp8::runtime::distributed

@@ -79,7 +79,7 @@ std::vector<int> absent(c10d::Store& store, const GroupOptions& options) {
 }
 
 /// Of what has come in so far, where this process serves it. A flood would only come back by another connection.
-void check_unspoilt(MeetingStore& store, int size) {
+void check_flood(MeetingStore& store, int size) {
   const std::int64_t most = 1000 + std::int64_t{64} * size, keys = store.getNumKeys();
   TORCH_CHECK(keys <= most && !store.door()->cut_off_floods(size), "more has come in than ranks send (", keys,
               " keys), somebody else sends it; allowed: a network of machines that are trusted");
@@ -99,7 +99,7 @@ void wait_for_all(MeetingStore& store, const GroupOptions& options) {
   constexpr std::chrono::milliseconds kLook(500);
   const auto end = Clock::now() + options.timeout;
   const auto left = [&] {
-    // Rounded up: a wait that ends before `end` would be somebody else's error.
+    // Rounded up: a wait that ends before `end` would be another rank's error.
     return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()), std::chrono::milliseconds(1));
   };
   const std::string size = std::to_string(options.size);
@@ -117,7 +117,7 @@ void wait_for_all(MeetingStore& store, const GroupOptions& options) {
         store.wait({key}, std::min(left(), kLook));
       } catch (const std::exception&) {
         if (Clock::now() >= end) throw;
-        check_unspoilt(store, options.size);
+        check_flood(store, options.size);
       }
     }
   };
@@ -270,7 +270,7 @@ Door::Door(const std::string& host, std::uint16_t port) : socket_(-EADDRNOTAVAIL
 
 void Door::close() {
   const std::lock_guard lock(mutex_);
-  // c10d's server goes on with the number, so that another socket takes it, to which nobody can connect.
+  // c10d's server goes on with the number, so another socket takes it, which accepts no connections.
   const int other = socket_ < 0 ? -1 : ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (other < 0) return;
   dup3(other, std::exchange(socket_, -1), O_CLOEXEC);
@@ -298,7 +298,7 @@ bool Door::cut_off_floods(int size) {
   std::ranges::sort(sent, std::greater());
   bool some = false;
   for (std::size_t i = 0; i < sent.size() && total > most; total -= sent[i++].first) {
-    const linger at_once{1, 0};  // who waits to send more is told
+    const linger at_once{1, 0};  // a peer that waits to send more gets an error
     setsockopt(sent[i].second, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     some = shutdown(sent[i].second, SHUT_RDWR) == 0 || some;
   }

@@ -10,6 +10,7 @@
 #pragma once
 #include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 #include <vector>
 
@@ -38,13 +40,13 @@ std::string rank_names(const std::vector<int>& ranks);
 /// "127.0.0.1:29500" or the file.
 std::string place_of(const GroupOptions& options);
 
-/// What it says, without LibTorch's backtrace.
+/// The message, without LibTorch's backtrace.
 std::string text_of(const std::exception& error);
 /// Of an error of c10d, the line that says what happened, without Gloo's source line and its advice.
 std::string first_line(const std::exception& error);
 
 // Where rank 0 listens for the others. c10d's own socket is open to all networks of the machine, for as long as it
-// runs, and its server stores whatever anybody sends. This one is open
+// runs, and its server stores all that any peer sends. This one is open
 //
 //   to        this machine, where the host is its loopback; else the network of the host's address, where the name has
 //             only one, of this machine; else all networks: as the others find it, the name may have another address
@@ -105,7 +107,7 @@ class MeetingStore final : public c10d::PrefixStore {
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
   /// Throws c10::Error "'here/1' is not sealed by this rank's FP8_JOB_SECRET".
   std::vector<std::uint8_t> get(const std::string& key) override;
-  /// The same; none where it is not sealed so.
+  /// As get(); none where it is not sealed so.
   std::optional<std::string> get_if_sealed(const std::string& key);
   bool hasExtendedApi() const override { return secret_.empty() && PrefixStore::hasExtendedApi(); }
 
@@ -114,6 +116,52 @@ class MeetingStore final : public c10d::PrefixStore {
 
   const std::string secret_;
   const std::shared_ptr<Door> door_;
+};
+
+// Which ranks are gone. Gloo says of a call that failed what the socket said, and to whom it was connected is not who
+// died: each rank writes a key twice a second, and whose key stands still is gone.
+//
+//   "beat/<rank>"   a counter, number and name of the call that the rank waits in; "left" where it went in order
+//                   (one thread, one connection of its own)
+//   "meet/<rank>"   number and name of its last meet()
+//
+// Where the store is served the thread sees to its door: it closes it when all ranks have beaten, and cuts off a peer
+// that floods it.
+//
+// Who is gone is only asked after a failure. That the store is, is known without: of a launcher's store it means that
+// no launcher will end, restart or wait for these processes. A rank that is asked to end looks each second whether the
+// others can come to the call that it waits in, and ends the process where four looks in a row say that they cannot, or
+// the store says nothing for five seconds.
+
+class Heartbeat {
+ public:
+  static constexpr std::chrono::milliseconds kEvery{500};
+
+  /// server: the server of the store, as the message names it.
+  Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, std::string server);
+  ~Heartbeat();  ///< this rank has left
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  /// "rank 1 does not answer", "rank 2 has left"; "" where all are there. "the store does not answer: rank 0 serves it;
+  /// nothing is known of rank 2": none of the others is heard of without it. Takes up to 2 seconds.
+  std::string who_is_gone();
+  /// Sets the call that this rank waits in, which each beat reports; returns the one before.
+  Wait waits_in(Wait next);
+  /// Waits until all have come to their meet() of this number. Returns why that can't be: "rank 1 waits in ..." (a call
+  /// after the `calls` that this rank has made), "rank 1 comes to ...", "rank 1 has left"; "": they have, or the next
+  /// call will say why one does not answer.
+  std::string meet(c10d::Store& store, const std::string& what, std::int64_t calls);
+  /// Returns true if the store was found not to answer: about a second after its server was gone. Takes no time.
+  bool store_is_gone() const;
+  /// The rank that serves the store stays until the others have left or are gone too, at most 2.5 seconds: they ask
+  /// now.
+  void see_others_off(c10d::Store& store);
+
+ private:
+  std::int64_t meetings_ = 0;
+  struct State;
+  std::shared_ptr<State> state_;  // the thread's too: one that hangs on a link that is cut is left behind
 };
 
 }  // namespace fp8::runtime::distributed

@@ -61,7 +61,7 @@ class ProcessGroup {
   /// Before calls that a user's code makes on every rank, or on one alone: throws c10::Error where another rank is
   /// known to be elsewhere, "rank 1 waits in broadcast of 8 elements".
   virtual void meet(const std::string& /*what*/) {}
-  /// What this rank waits in from now on; gives back what it was before.
+  /// Sets the call that this rank waits in; returns the one before.
   virtual Wait waits_in(Wait /*next*/) { return {}; }
 };
 
@@ -78,7 +78,7 @@ class Waits {
   Wait before_;
 };
 
-// Who takes part in a group of processes, and where they meet.
+// The members of a group of processes, and where they meet.
 
 struct GroupOptions {
   int rank = 0, size = 1;
@@ -88,11 +88,11 @@ struct GroupOptions {
       {};  ///< if set they meet in this file instead, which no other run may have used; its folder must exist
   bool launcher_serves = false;  ///< rank 0 does not serve the meeting: torchrun's agent does, or who asked for it
   int attempt = 0;               ///< restarts so far; keys of dead attempts are not this one's
-  std::string secret = {};       ///< what all ranks know and nobody else does, 16 characters or more; "": none
+  std::string secret = {};       ///< known to all ranks and to no other process, 16 characters or more; "": none
   std::string said_by = {};      ///< the variables that rank, size and place are from; "" where they are not
   bool agree = false;            ///< before each call of ProcessGroup the ranks compare what they are about to do
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
-  /// Asked while a call waits: true, and this process was told to end. Where it then waits for ranks that wait in
+  /// Asked while a call waits: true: this process was asked to end. Where it then waits for ranks that wait in
   /// another call, are silent or have left, give_up(why) is called within seconds, by a thread of the group. Nothing
   /// ends a call of Gloo before its timeout, so give_up() must end the process.
   std::function<bool()> stop_asked = {};

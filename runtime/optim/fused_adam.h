@@ -54,16 +54,11 @@ struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
   /// "amsgrad" too, which torch's AdamW asks its archives for; not where that would read something else than was meant:
   /// moments in fp8, or no bias correction.
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  template <class Self, class F>
-  static void each(Self& self, F&& f) {
-    f("lr", self.lr());
-    f("betas", self.betas());
-    f("eps", self.eps());
-    f("weight_decay", self.weight_decay());
-    f("bias_correction", self.bias_correction());
-    f("eps_mode", self.eps_mode());
-    f("moments_dtype", self.moments_dtype());
-    f("seed", self.seed());
+  static auto options(auto& o) {
+    return std::tuple(named("lr", o.lr()), named("betas", o.betas()), named("eps", o.eps()),
+                      named("weight_decay", o.weight_decay()), named("bias_correction", o.bias_correction()),
+                      named("eps_mode", o.eps_mode()), named("moments_dtype", o.moments_dtype()),
+                      named("seed", o.seed()));
   }
 };
 
@@ -101,16 +96,11 @@ struct FusedLambOptions : public FusedOptionsOf<FusedLambOptions> {
 
  public:
   void check(const char* optimizer) const override;
-  template <class Self, class F>
-  static void each(Self& self, F&& f) {
-    f("lr", self.lr());
-    f("betas", self.betas());
-    f("eps", self.eps());
-    f("weight_decay", self.weight_decay());
-    f("bias_correction", self.bias_correction());
-    f("grad_averaging", self.grad_averaging());
-    f("max_grad_norm", self.max_grad_norm());
-    f("use_lamb", self.use_lamb());
+  static auto options(auto& o) {
+    return std::tuple(named("lr", o.lr()), named("betas", o.betas()), named("eps", o.eps()),
+                      named("weight_decay", o.weight_decay()), named("bias_correction", o.bias_correction()),
+                      named("grad_averaging", o.grad_averaging()), named("max_grad_norm", o.max_grad_norm()),
+                      named("use_lamb", o.use_lamb()));
   }
 };
 

@@ -38,6 +38,14 @@ const FusedOptions& options_of(const OptimizerParamGroup& group) {
   return static_cast<const FusedOptions&>(group.options());
 }
 
+/// f(parameter, "<group>.<index>") for each parameter of each group.
+template <class F>
+void for_each_parameter(const std::vector<OptimizerParamGroup>& groups, F&& f) {
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (std::size_t i = 0; i < groups[g].params().size(); ++i)
+      f(groups[g].params()[i], std::to_string(g) + "." + std::to_string(i));
+}
+
 }  // namespace
 
 void FusedOptions::serialize(OutputArchive& archive) const {
@@ -247,47 +255,38 @@ void FusedOptimizer::load(InputArchive& archive) {
 
 std::map<std::string, at::Tensor> FusedOptimizer::tensors() const {
   std::map<std::string, at::Tensor> result;
-  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
-    const auto& params = param_groups_[g].params();
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      const auto found = state_.find(params[i].unsafeGetTensorImpl());
-      if (found == state_.end()) continue;
-      const auto& state = static_cast<const FusedState&>(*found->second);
-      const std::string prefix = std::to_string(g) + "." + std::to_string(i) + ".";
-      result[prefix + "step"] = at::tensor({state.step}, at::kLong);
-      for (const auto& [name, tensor] : state.tensors) {
-        if (tensor.defined()) result[prefix + name] = tensor.cpu();
-      }
-    }
-  }
+  for_each_parameter(param_groups_, [&](const at::Tensor& parameter, const std::string& key) {
+    const auto found = state_.find(parameter.unsafeGetTensorImpl());
+    if (found == state_.end()) return;
+    const auto& state = static_cast<const FusedState&>(*found->second);
+    result[key + ".step"] = at::tensor({state.step}, at::kLong);
+    for (const auto& [name, tensor] : state.tensors)
+      if (tensor.defined()) result[key + "." + name] = tensor.cpu();
+  });
   return result;
 }
 
 void FusedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors) {
   States loaded;
   std::size_t used = 0;
-  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
-    const auto& params = param_groups_[g].params();
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      const std::string key = std::to_string(g) + "." + std::to_string(i), prefix = key + ".";
-      auto state = std::make_unique<FusedState>();
-      bool any = false;
-      for (auto entry = tensors.lower_bound(prefix); entry != tensors.end() && entry->first.starts_with(prefix);
-           ++entry) {
-        const std::string name = entry->first.substr(prefix.size());
-        any = true;
-        ++used;
-        if (name != "step") {
-          state->tensors[name] = entry->second;
-          continue;
-        }
-        TORCH_CHECK(entry->second.numel() == 1 && entry->second.scalar_type() == at::kLong, name_, ": ", entry->first,
-                    " is not one int64, but ", entry->second.scalar_type(), " of sizes ", entry->second.sizes());
-        state->step = entry->second.item<std::int64_t>();
+  for_each_parameter(param_groups_, [&](const at::Tensor& parameter, const std::string& key) {
+    const std::string prefix = key + ".";
+    auto state = std::make_unique<FusedState>();
+    auto entry = tensors.lower_bound(prefix);
+    const auto first = entry;
+    for (; entry != tensors.end() && entry->first.starts_with(prefix); ++entry, ++used) {
+      const auto& [full_name, tensor] = *entry;
+      const std::string name = full_name.substr(prefix.size());
+      if (name != "step") {
+        state->tensors[name] = tensor;
+        continue;
       }
-      if (any) assign_state(std::move(state), params[i], key, loaded);
+      TORCH_CHECK(tensor.numel() == 1 && tensor.scalar_type() == at::kLong, name_, ": ", full_name,
+                  " is not one int64, but ", tensor.scalar_type(), " of sizes ", tensor.sizes());
+      state->step = tensor.item<std::int64_t>();
     }
-  }
+    if (entry != first) assign_state(std::move(state), parameter, key, loaded);
+  });
   TORCH_CHECK(used == tensors.size(), name_, ": ", tensors.size() - used, " of ", tensors.size(),
               " tensors belong to no parameter of the optimizer");
   state_ = std::move(loaded);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the optimizers of this folder share. They are torch::optim::Optimizers, so schedulers, zero_grad and closures
-// work, and each step is one call of a kernel for all parameters of all groups.
+// The common parts of this folder's optimizers. They are torch::optim::Optimizers, so schedulers, zero_grad and
+// closures work, and each step is one call of a kernel for all parameters of all groups.
 //
 //   step(): closure -> parameters that have a gradient -> update() -> parameters held in fp8 take their new values back
 //
@@ -45,8 +45,13 @@ inline void from_value(const c10::IValue& value, std::tuple<double, double>& x) 
   x = value.to<std::tuple<double, double>>();
 }
 
-/// Derived has lr() and `template <class Self, class F> static void each(Self& self, F&& f)`, which calls f(name,
-/// field).
+/// An option's name and the option itself.
+template <class T>
+std::pair<const char*, T&> named(const char* name, T& option) {
+  return {name, option};
+}
+
+/// Derived has lr() and `static auto options(auto& o)`, which returns a tuple of all its options, each named().
 template <class Derived>
 class FusedOptionsOf : public FusedOptions {
  public:
@@ -57,15 +62,19 @@ class FusedOptionsOf : public FusedOptions {
   void set_lr(double lr) override { static_cast<Derived&>(*this).lr(lr); }
   std::vector<std::pair<std::string, c10::IValue>> values() const override {
     std::vector<std::pair<std::string, c10::IValue>> result;
-    Derived::each(static_cast<const Derived&>(*this),
-                  [&](const char* name, const auto& field) { result.emplace_back(name, to_value(field)); });
+    const auto add = [&](const auto&... option) { (result.emplace_back(option.first, to_value(option.second)), ...); };
+    std::apply(add, Derived::options(static_cast<const Derived&>(*this)));
     return result;
   }
   bool set(const std::string& name, const c10::IValue& value) override {
     bool found = false;
-    Derived::each(static_cast<Derived&>(*this), [&](const char* of, auto& field) {
-      if (name == of) from_value(value, field), found = true;
-    });
+    const auto set_named = [&](const auto& option) {
+      if (name != option.first) return;
+      from_value(value, option.second);
+      found = true;
+    };
+    std::apply([&](const auto&... option) { (set_named(option), ...); },
+               Derived::options(static_cast<Derived&>(*this)));
     return found;
   }
 };
@@ -79,7 +88,7 @@ void check_weight_decay(const char* optimizer, double weight_decay);
 void check_betas(const char* optimizer, const std::tuple<double, double>& betas);
 void check_eps(const char* optimizer, double eps);
 
-/// What an optimizer keeps for one parameter: steps taken, and tensors by name (sizes of the parameter, or one
+/// The state of one parameter: steps taken, and tensors by name (sizes of the parameter, or one
 /// element).
 struct FusedState : public torch::optim::OptimizerCloneableParamState<FusedState> {
   std::int64_t step = 0;
@@ -140,7 +149,7 @@ class FusedOptimizer : public torch::optim::Optimizer {
   const char* name_;
 };
 
-/// Whose groups all have `Options`, which names its optimizer (kOptimizer).
+/// An optimizer whose groups all have `Options`, which names it (kOptimizer).
 template <class Options>
 class FusedOptimizerOf : public FusedOptimizer {
  public:

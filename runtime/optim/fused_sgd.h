@@ -23,13 +23,9 @@ struct FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
 
  public:
   void check(const char* optimizer) const override;
-  template <class Self, class F>
-  static void each(Self& self, F&& f) {
-    f("lr", self.lr());
-    f("momentum", self.momentum());
-    f("dampening", self.dampening());
-    f("weight_decay", self.weight_decay());
-    f("nesterov", self.nesterov());
+  static auto options(auto& o) {
+    return std::tuple(named("lr", o.lr()), named("momentum", o.momentum()), named("dampening", o.dampening()),
+                      named("weight_decay", o.weight_decay()), named("nesterov", o.nesterov()));
   }
 };
 
@@ -53,14 +49,9 @@ struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
 
  public:
   void check(const char* optimizer) const override;
-  template <class Self, class F>
-  static void each(Self& self, F&& f) {
-    f("lr", self.lr());
-    f("momentum", self.momentum());
-    f("weight_decay", self.weight_decay());
-    f("eeta", self.eeta());
-    f("eps", self.eps());
-    f("skip", self.skip());
+  static auto options(auto& o) {
+    return std::tuple(named("lr", o.lr()), named("momentum", o.momentum()), named("weight_decay", o.weight_decay()),
+                      named("eeta", o.eeta()), named("eps", o.eps()), named("skip", o.skip()));
   }
 };
 

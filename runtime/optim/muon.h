@@ -33,15 +33,10 @@ struct MuonOptions : public FusedOptionsOf<MuonOptions> {
 
  public:
   void check(const char* optimizer) const override;
-  template <class Self, class F>
-  static void each(Self& self, F&& f) {
-    f("lr", self.lr());
-    f("momentum", self.momentum());
-    f("nesterov", self.nesterov());
-    f("weight_decay", self.weight_decay());
-    f("ns_steps", self.ns_steps());
-    f("eps", self.eps());
-    f("ratio", self.ratio());
+  static auto options(auto& o) {
+    return std::tuple(named("lr", o.lr()), named("momentum", o.momentum()), named("nesterov", o.nesterov()),
+                      named("weight_decay", o.weight_decay()), named("ns_steps", o.ns_steps()), named("eps", o.eps()),
+                      named("ratio", o.ratio()));
   }
 };
 

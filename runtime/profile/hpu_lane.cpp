@@ -14,7 +14,6 @@
 #include <set>
 #include <utility>
 
-#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/hpu_profiler.h"

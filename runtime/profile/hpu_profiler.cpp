@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/profile/hpu_profiler.h"
 
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 #include <unistd.h>
@@ -12,11 +11,11 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <set>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
@@ -211,7 +210,7 @@ std::int64_t HPUProfiler::most_host_events() const {
 }
 
 /// In the trace, and once for the user: of leaves the lane says it.
-void HPUProfiler::tell_what_is_left_out() {
+void HPUProfiler::report_left_out() {
   if (const auto log = on_hpu() ? last_leaf_log() : nullptr; log != nullptr && log->full())
     add_to_trace("leavesLeftOut", static_cast<std::int64_t>(log->dropped()));
   const auto events = recording_->host_events->left_out();
@@ -222,7 +221,7 @@ void HPUProfiler::tell_what_is_left_out() {
 }
 
 void HPUProfiler::finish_cycle() {
-  tell_what_is_left_out();
+  report_left_out();
   const auto result = recording_->disable();
   recording_.reset();
   if (result == nullptr) return options_.warn("[HPUProfiler] " + stage_ + ": somebody else ended the recording");
@@ -331,5 +330,60 @@ HostEvents::HostEvents(std::int64_t most) {
 HostEvents::~HostEvents() { at::removeCallback(counter_); }
 
 std::int64_t HostEvents::left_out() const { return std::max<std::int64_t>(0, g_seen - g_most); }
+
+namespace {
+
+std::mutex g_mutex;
+HabanaProfile* g_recording = nullptr;
+std::thread::id g_thread;  // that it records: LibTorch's profilers are a thread's
+
+}  // namespace
+
+HabanaProfile::HabanaProfile(HabanaProfileOptions o) {
+  if (o.active <= 0) return;
+  HPUProfilerOptions options;
+  options.dirpath = std::move(o.output_dir), options.filename = std::move(o.name);
+  options.schedule = ProfileSchedule{.wait = o.wait, .warmup = o.warmup, .active = o.active, .repeat = 1};
+  options.record_shapes = o.record_shapes;
+  profiler_ = std::make_unique<HPUProfiler>(std::move(options));
+}
+
+HabanaProfile::~HabanaProfile() {
+  try {
+    stop();
+  } catch (const std::exception& error) {
+    warn_by_torch(error.what());
+  }
+}
+
+void HabanaProfile::start() {
+  if (profiler_ == nullptr || running_) return;
+  HabanaProfile* other = nullptr;
+  {
+    const std::lock_guard lock(g_mutex);
+    if (g_thread == std::this_thread::get_id()) other = g_recording;
+  }
+  if (other != nullptr) other->stop();
+  {
+    const std::lock_guard lock(g_mutex);
+    if (g_recording == nullptr) g_recording = this, g_thread = std::this_thread::get_id();
+  }
+  running_ = true;
+  profiler_->begin_stage("profile");
+}
+
+void HabanaProfile::stop() {
+  if (!running_) return;
+  running_ = false;
+  {
+    const std::lock_guard lock(g_mutex);
+    if (g_recording == this) g_recording = nullptr;
+  }
+  profiler_->end_stage();
+}
+
+void HabanaProfile::step() {
+  if (running_) profiler_->step();
+}
 
 }  // namespace fp8::runtime

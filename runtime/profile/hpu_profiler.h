@@ -79,7 +79,7 @@ class HPUProfiler final : public Profiler {
   void enter(ProfilePhase phase);
   void leave();
   std::int64_t most_host_events() const;
-  void tell_what_is_left_out();
+  void report_left_out();
   void finish_cycle();
   void write_report();
   void give_up(const std::string& why);
@@ -101,7 +101,7 @@ class HPUProfiler final : public Profiler {
 
 // How many events of the host a recording of LibTorch's keeps. Each takes about a kilobyte until the trace is written,
 // and a step may have any number of them: beyond the first `most` LibTorch's callback is turned off on each thread
-// that comes by, allocations are no more told of, and events are counted only.
+// that comes by, allocations are no longer recorded, and events are only counted.
 //
 //   kineto::enableProfiler(..);
 //   const HostEvents events(1 << 18);
@@ -125,7 +125,7 @@ class HostEvents {
 };
 
 // The device's lane in LibTorch's profilers: a process "hpu 0 (emulated GAUDI3)" with an event of category "hpu_op" for
-// each leaf, in the trace and in the tables of whoever profiles with ActivityType::HPU: HPUProfiler, and in Python
+// each leaf, in the trace and in the tables of each profiler with ActivityType::HPU: HPUProfiler, and in Python
 //
 //   torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.HPU])
 //
@@ -136,7 +136,7 @@ class HostEvents {
 //   "fp8:numbers"   amax and saturated share of casts to fp8
 //   "fp8:memory"    a counter of the bytes in use
 //
-// Loading the library is enough; nothing listens while nobody profiles.
+// Loading the library is enough; without a profiler nothing listens.
 
 /// "fp8:modules fp8:memory": the words of `options`.
 std::string lane_words(const LeafLogOptions& options);
@@ -147,7 +147,45 @@ void add_to_trace(const std::string& key, std::int64_t value);
 /// Without what Kineto's JSON can't hold: it turns each backslash into a slash, so that no character may need one.
 std::string trace_text(std::string value);
 
-/// What the lane records, or recorded last; null before.
+/// The recording of the lane, or its last one; null before the first.
 std::shared_ptr<const LeafLog> last_leaf_log();
+
+// Optimum's HabanaProfile: a trace of some steps of a loop that is no Trainer's.
+//
+//   HabanaProfile profile({.warmup = 3, .active = 5});
+//   profile.start();
+//   for (..) { work(); profile.step(); }
+//   profile.stop();
+//
+// One records at a time: start() stops another of its thread; where one of another thread records, it warns.
+// active 0 or less: nothing is done.
+
+struct HabanaProfileOptions {
+  std::int64_t wait = 0, warmup = 0, active = 0;
+  bool record_shapes = true;
+  std::string name = {};  ///< part of the file's name
+  std::string output_dir = "./hpu_profile";
+};
+
+class HabanaProfile {
+ public:
+  /// Throws std::invalid_argument for a negative wait or warmup.
+  explicit HabanaProfile(HabanaProfileOptions options);
+  ~HabanaProfile();
+  HabanaProfile(const HabanaProfile&) = delete;
+  HabanaProfile& operator=(const HabanaProfile&) = delete;
+
+  void start();
+  void stop();
+  void step();
+
+  bool running() const { return running_; }
+  /// Null where `active` asks for nothing.
+  const HPUProfiler* profiler() const { return profiler_.get(); }
+
+ private:
+  std::unique_ptr<HPUProfiler> profiler_;
+  bool running_ = false;
+};
 
 }  // namespace fp8::runtime

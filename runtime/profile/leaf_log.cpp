@@ -105,27 +105,13 @@ std::string shapes_of(const LeafKind& kind) {
 }
 
 std::int64_t value_of(const LeafSum& sum, SummaryOrder order) {
-  switch (order) {
-    case SummaryOrder::count:
-      return sum.count;
-    case SummaryOrder::flops:
-      return sum.flops;
-    case SummaryOrder::bytes:
-      return sum.bytes;
-    default:
-      return sum.ns;
-  }
+  constexpr std::int64_t LeafSum::*kValues[] = {&LeafSum::ns, &LeafSum::count, &LeafSum::flops, &LeafSum::bytes};
+  return sum.*kValues[static_cast<std::size_t>(order)];
 }
 
 const char* title_of(SummaryBy by) {
-  switch (by) {
-    case SummaryBy::module:
-      return "module";
-    case SummaryBy::stack:
-      return "stack";
-    default:
-      return "op";
-  }
+  constexpr const char* kTitles[] = {"op", "op", "module", "stack"};
+  return kTitles[static_cast<std::size_t>(by)];
 }
 
 std::string line_of(const std::string& name, std::size_t width, const LeafSum& sum, std::int64_t whole_ns) {

@@ -54,11 +54,11 @@ class LeafLog final : public LeafListener {
   bool wants_numbers() const override { return options_.numbers; }
   bool wants_modules() const override { return options_.modules; }
 
-  /// Once nobody listens any more. In the order of their ends.
+  /// After the last leaf_ends(). In the order of their ends.
   const std::deque<LoggedLeaf>& leaves() const { return leaves_; }
   std::size_t dropped() const;  ///< those beyond the limits
   bool on_hpu() const;          ///< else all leaves are work of the host beside none on hpu
-  bool full() const;            ///< one was dropped; also while somebody listens
+  bool full() const;            ///< one was dropped; also while leaves are added
   const LeafLogOptions& options() const { return options_; }
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whom a leaf's time goes to in a table of modules: "model.layers.0.mlp", else its phase "(optimizer)", else "(none)".
+// The row of a table of modules that a leaf's time belongs to: "model.layers.0.mlp", else its phase "(optimizer)", else
+// "(none)".
 #pragma once
 #include <string>
 

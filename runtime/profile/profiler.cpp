@@ -5,10 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
+#include <numeric>
+#include <sstream>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -16,7 +20,6 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
-#include "fp8/runtime/profile/simple_profiler.h"
 
 namespace fp8::runtime {
 
@@ -60,7 +63,7 @@ ProfiledAction::~ProfiledAction() {
   if (profiler_ == nullptr) return;
   try {
     profiler_->stop(action_);
-  } catch (const std::logic_error& error) {  // somebody stopped it within the block
+  } catch (const std::logic_error& error) {  // the block itself stopped it
     warn_by_torch(error.what());
   }
 }
@@ -73,7 +76,7 @@ ProfiledStage::~ProfiledStage() {
   if (profiler_ == nullptr) return;
   try {
     profiler_->end_stage();
-  } catch (const std::exception& error) {  // what ended the run is told, not that its profile went with it
+  } catch (const std::exception& error) {  // the run's own error is thrown, not its profile's
     warn_by_torch(error.what());
   }
 }
@@ -128,6 +131,83 @@ void check(const ProfileSchedule& s, const char* where) {
     found += (found.empty() ? "" : ", ") + std::string(field.name) + " " + std::to_string(s.*field.value);
   throw std::invalid_argument(std::string("[") + where + "] schedule: found " + found +
                               ", allowed: active 1 or more, the others 0 or more, each at most 2^40");
+}
+
+namespace {
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct ActionRow {
+  std::string action;
+  std::size_t calls;
+  double total;
+};
+
+}  // namespace
+
+SimpleProfiler::SimpleProfiler(SimpleProfilerOptions options) : options_(std::move(options)) {
+  if (!options_.seconds) options_.seconds = steady_seconds;
+  if (!options_.log) options_.log = [](const std::string& text) { std::fputs(text.c_str(), stderr); };
+  begin_ = options_.seconds();
+}
+
+void SimpleProfiler::stage_begins(const std::string& stage, std::int64_t) { stage_ = stage, process_ = getpid(); }
+
+void SimpleProfiler::stage_ends() {
+  if (process_ != getpid()) return;
+  if (options_.filename.empty()) return options_.log(summary());
+  std::string problem = why_not_writable(options_.dirpath);
+  const auto path = std::filesystem::path(options_.dirpath) / ReportName{stage_, options_.filename}.text(".txt");
+  if (problem.empty() && !(std::ofstream(path) << summary()).flush()) problem = "it can't be written";
+  if (!problem.empty()) options_.warn("[SimpleProfiler] no report " + path.string() + ": " + problem);
+}
+
+void SimpleProfiler::action_begins(const std::string& action) {
+  const std::lock_guard lock(mutex_);
+  started_[action] = options_.seconds();
+}
+
+void SimpleProfiler::action_ends(const std::string& action) {
+  const std::lock_guard lock(mutex_);
+  durations_[action].push_back(options_.seconds() - started_.at(action));
+  started_.erase(action);
+}
+
+std::map<std::string, std::vector<double>> SimpleProfiler::durations() const {
+  const std::lock_guard lock(mutex_);
+  return durations_;
+}
+
+std::string SimpleProfiler::summary() const {
+  const double whole = options_.seconds() - begin_;
+  std::vector<ActionRow> rows;
+  std::size_t calls = 0, width = 6;
+  for (const auto& [action, all] : durations()) {
+    rows.push_back({action, all.size(), std::accumulate(all.begin(), all.end(), 0.0)});
+    calls += all.size();
+    width = std::max(width, action.size());
+  }
+  std::ranges::stable_sort(rows, std::ranges::greater(), &ActionRow::total);
+  std::ostringstream out;
+  out << std::left << std::setw(static_cast<int>(width)) << "Action" << std::right;
+  if (options_.extended) out << " | Mean duration (s) | Num calls";
+  out << " | Total time (s) | Percentage %\n" << std::fixed;
+  const auto line = [&](const std::string& action, double mean, std::size_t count, double total) {
+    out << std::left << std::setw(static_cast<int>(width)) << action << std::right << std::setprecision(5);
+    if (options_.extended) {
+      out << " | " << std::setw(17);
+      if (mean < 0) out << "";
+      if (mean >= 0) out << mean;
+      out << " | " << std::setw(9) << count;
+    }
+    out << " | " << std::setw(14) << total << " | " << std::setw(12) << std::setprecision(2)
+        << (whole > 0 ? 100 * total / whole : 0) << "\n";
+  };
+  line("Total", -1, calls, whole);
+  for (const auto& row : rows) line(row.action, row.total / static_cast<double>(row.calls), row.calls, row.total);
+  return out.str();
 }
 
 }  // namespace fp8::runtime

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Trainer, a program or a module tells of its run, for whoever keeps the time: stages, steps and actions.
+// Profilers get the stages, steps and actions of a Trainer, a program or a module.
 //
 //   trainer::Trainer trainer({.max_steps = 100, .profiler = runtime::make_profiler("hpu")});
 //
@@ -11,10 +11,12 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace fp8::runtime {
 
@@ -24,8 +26,8 @@ class Profiler {
  public:
   virtual ~Profiler() = default;
 
-  /// "fit", "validate", "test", "predict". steps: that will follow, -1 where nobody knows. A stage within a stage (the
-  /// validation of a fit) is part of it. Never throws for a folder that can't be written: that is one warning.
+  /// "fit", "validate", "test", "predict". steps: that will follow, -1 where that is unknown. A stage within a stage
+  /// (the validation of a fit) is part of it. Never throws for a folder that can't be written: that is one warning.
   void begin_stage(const std::string& stage, std::int64_t steps = -1);
   void end_stage();
 
@@ -37,7 +39,7 @@ class Profiler {
 
   /// An optimizer step, or a batch of another stage, is over.
   virtual void step() {}
-  /// What was found so far, as a table.
+  /// The results so far, as a table.
   virtual std::string summary() const = 0;
   int stages() const { return stages_; }  ///< that run, one within the other
 
@@ -114,7 +116,7 @@ struct ProfileSchedule {
   std::int64_t cycle() const { return wait + warmup + active; }
 };
 
-/// What each of its numbers may be.
+/// The range of each of its numbers.
 struct ScheduleField {
   const char* name;
   std::int64_t ProfileSchedule::*value;
@@ -136,5 +138,45 @@ ProfilePhase phase_of(const ProfileSchedule& schedule, std::int64_t step);
 
 /// Throws std::invalid_argument "[where] schedule: found 1,1,0, allowed: ..".
 void check(const ProfileSchedule& schedule, const char* where);
+
+// Wall clock per action, as Lightning's SimpleProfiler: what to time a run with, since it slows nothing down.
+//
+//   Action             | Mean duration (s) | Num calls | Total time (s) | Percentage %
+//   Total              |                   |         9 |         1.2500 |        100 %
+//   training_step      |            0.2000 |         5 |         1.0000 |         80 %
+//
+// With a filename each stage leaves <stage>-<filename>[-<rank>].txt; without, the table is logged at its end.
+
+struct SimpleProfilerOptions {
+  std::string dirpath = ".", filename = {};
+  bool extended = true;                                   ///< also mean and calls; else totals only
+  std::function<double()> seconds = nullptr;              ///< a clock; null: the steady one
+  std::function<void(const std::string&)> log = nullptr;  ///< where a stage's table goes; null: stderr
+  Warn warn = warn_by_torch;
+};
+
+class SimpleProfiler final : public Profiler {
+ public:
+  explicit SimpleProfiler(SimpleProfilerOptions options = {});
+
+  std::string summary() const override;
+  /// Seconds of each call so far.
+  std::map<std::string, std::vector<double>> durations() const;
+
+ protected:
+  void stage_begins(const std::string& stage, std::int64_t steps) override;
+  void stage_ends() override;
+  void action_begins(const std::string& action) override;
+  void action_ends(const std::string& action) override;
+
+ private:
+  SimpleProfilerOptions options_;
+  mutable std::mutex mutex_;
+  std::string stage_;
+  int process_ = 0;  ///< that began the stage: a forked child writes no report
+  double begin_;
+  std::map<std::string, double> started_;
+  std::map<std::string, std::vector<double>> durations_;
+};
 
 }  // namespace fp8::runtime

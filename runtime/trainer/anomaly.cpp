@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/anomaly.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/grad_mode.h>
@@ -21,7 +19,7 @@
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
 namespace {

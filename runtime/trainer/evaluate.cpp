@@ -1,20 +1,155 @@
 // SPDX-License-Identifier: Apache-2.0
 // validate(), test() and predict(): loops without gradients, in eval mode. Ranks take the batches in turn, each once,
 // so their mean has the bits of one process'.
-#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
-#include <mutex>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/trainer/loggers/logger.h"
-#include "fp8/runtime/trainer/quiet_loop.h"
+#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
 namespace {
+
+// The common part of validation, test and prediction: no gradients, eval mode, the batches that are this rank's, and
+// what all ranks know of them at the end. Not for users.
+//
+//   QuietLoop loop({"test", "limit_test_batches", options.limit_test_batches}, options, network, source);
+//   while (const Batch* batch = loop.next()) loop.done(loss of *batch);
+//   loop.merge();                                                         loop.loss(), loop.speed("test")
+
+/// eval() while it lives, whatever ends it. A part that its owner keeps in eval mode stays so.
+class EvalMode {
+ public:
+  explicit EvalMode(torch::nn::Module& network) {
+    before_.emplace_back(&network, network.is_training());
+    for (const auto& part : network.modules(/*include_self=*/false))
+      before_.emplace_back(part.get(), part->is_training());
+    network.eval();
+  }
+  ~EvalMode() {
+    for (const auto& [part, training] : before_) part->train(training);  // outer ones first: train() goes down
+  }
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+
+ private:
+  std::vector<std::pair<torch::nn::Module*, bool>> before_;
+};
+
+class QuietLoop {
+ public:
+  struct Kind {
+    const char *name, *limit_name;  ///< in messages
+    BatchLimit limit;
+    std::int64_t warmup_steps = 0;  ///< left out of the speed
+  };
+
+  /// Throws std::invalid_argument for data without batches, and for a limit that leaves none.
+  QuietLoop(const Kind& kind, const TrainerOptions& options, torch::nn::Module& network, BatchSource& source)
+      : kind_(kind),
+        eval_mode_(network),
+        source_(source),
+        group_(group_of_several(options)),
+        batches_(resolve_limit(kind.limit_name, kind.limit, source.batches())) {
+    if (batches_ < 1)
+      throw std::invalid_argument("[trainer] " + std::string(kind.name) + " data: found no batch, allowed: 1 or more");
+    if (group_ != nullptr && options.strategy.use_distributed_sampler) share_ = {group_->rank(), group_->size()};
+    index_ = share_.rank - share_.size;
+    parts_.resize(static_cast<std::size_t>(kColumns * batches_));
+    source.seek(0, 0);
+    speed_.start = now();
+  }
+
+  std::int64_t batches() const { return batches_; }  ///< of all ranks that share a source
+  std::int64_t index() const { return index_; }      ///< of the batch at hand
+
+  /// This rank's next batch; null: it has had all. Throws std::invalid_argument for one that is empty or missing.
+  const Batch* next() {
+    if (index_ + share_.size >= batches_) return nullptr;
+    index_ += share_.size;
+    if (share_.size > 1) source_.seek(0, index_);
+    batch_ = take(source_, index_, batches_, kind_.name);
+    return &*batch_;
+  }
+
+  /// The batch at hand is done.
+  void done(double loss = 0) {
+    const auto at = parts_.begin() + kColumns * index_;
+    at[0] = loss;
+    at[1] = static_cast<double>(weight_of(*batch_));
+    at[2] = static_cast<double>(batch_->samples);
+    if (++speed_.steps == kind_.warmup_steps) speed_.start_after_warmup = now();
+  }
+
+  /// All ranks call it once, after their last batch.
+  void merge() {
+    speed_.end = now();
+    if (share_.size > 1) {
+      runtime::distributed::merge(parts_, *group_);
+    } else if (group_ != nullptr) {
+      parts_ = runtime::distributed::all_gather(parts_, *group_);
+    }
+  }
+
+  /// After merge(). Mean, in the order of the batches, on whatever rank: the bits of one process.
+  double loss() const {
+    double sum = 0, weight = 0;
+    for (std::size_t i = 0; i < parts_.size(); i += kColumns) {
+      sum += parts_[i] * parts_[i + 1];
+      weight += parts_[i + 1];
+    }
+    return sum / weight;
+  }
+  std::int64_t samples() const { return sums(false).samples; }
+  io::Json speed(const std::string& split) const {
+    SpeedInput in = speed_;
+    const auto all = sums(false), warmup = sums(true);
+    in.samples = all.samples;
+    in.tokens = all.tokens;
+    in.warmup_steps = kind_.warmup_steps;
+    in.warmup_samples = warmup.samples;
+    in.warmup_tokens = warmup.tokens;
+    return speed_metrics(split, in);
+  }
+
+ private:
+  static constexpr std::int64_t kColumns = 3;
+  struct Sums {
+    std::int64_t samples = 0, tokens = 0;
+  };
+  /// Of all batches, or of the warm-up's.
+  Sums sums(bool warmup) const {
+    Sums sums;
+    for (std::int64_t i = 0; kColumns * i < std::ssize(parts_); ++i) {
+      const auto step = share_.size > 1 ? i / share_.size : i % batches_;  // of the rank that had it
+      if (warmup && step >= kind_.warmup_steps) continue;
+      const auto at = parts_.begin() + kColumns * i;
+      sums.tokens += static_cast<std::int64_t>(at[1]);
+      sums.samples += static_cast<std::int64_t>(at[2]);
+    }
+    return sums;
+  }
+
+  Kind kind_;
+  at::NoGradGuard no_grad_;
+  EvalMode eval_mode_;
+  BatchSource& source_;
+  std::shared_ptr<runtime::distributed::ProcessGroup> group_;  ///< null for one rank
+  BatchShare share_;
+  std::int64_t batches_, index_;
+  std::optional<Batch> batch_;
+  std::vector<double> parts_;  ///< loss, weight, samples of each batch: one rank's, else 0
+  SpeedInput speed_;
+};
 
 /// `value` has another one while it lives.
 class Restored {
@@ -32,22 +167,16 @@ class Restored {
 /// The default generator's numbers go on where they were.
 class KeptRandomNumbers {
  public:
-  KeptRandomNumbers() {
-    const std::lock_guard lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
+  KeptRandomNumbers() = default;
   ~KeptRandomNumbers() {
-    if (!state_.defined()) return;
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state_);
+    if (state_.defined()) set_random_state(state_);
   }
   KeptRandomNumbers(const KeptRandomNumbers&) = delete;
   KeptRandomNumbers& operator=(const KeptRandomNumbers&) = delete;
   void let_go() { state_.reset(); }
 
  private:
-  at::Generator generator_ = at::globalContext().defaultGenerator(at::kCPU);
-  at::Tensor state_;
+  at::Tensor state_ = random_state();
 };
 
 }  // namespace
@@ -64,8 +193,7 @@ struct Trainer::Evaluation {
 };
 
 bool Trainer::loop_stopped() const {
-  const bool one_rank = options_.group == nullptr || options_.group->size() == 1;
-  return (run_ == nullptr || run_->validates) && one_rank && options_.should_stop && options_.should_stop();
+  return (run_ == nullptr || run_->validates) && ranks() == nullptr && options_.should_stop && options_.should_stop();
 }
 
 EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of) {

@@ -11,7 +11,6 @@
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::trainer {
 namespace {

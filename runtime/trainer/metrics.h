@@ -6,7 +6,7 @@
 //   log("acc", a, {.on_step = true, .on_epoch = true})    "acc_step" and "acc_epoch"
 //
 // The value of a whole epoch or loop is the mean of its batches, weighted as their losses are (Batch::tokens), of
-// all ranks. What is said of a step is this rank's own: Trainer::metric() has one number for all of them.
+// all ranks. The numbers of a step are this rank's own: Trainer::metric() has one number for all of them.
 #pragma once
 #include <cstdint>
 #include <map>

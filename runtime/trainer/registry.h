@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accelerators and strategies by the names that Lightning has for them, and how many processes a run needs: what
-// programs, options and run files ask. No torch here; accelerator.h has what the names stand for.
+// programs, options and run files ask. No torch here; strategy.h has what the names stand for.
 //
 //   strategy_named("strategy", "hpu_dpd")        throws: allowed: auto, hpu_single, ...; did you mean 'hpu_ddp'?
 //   strategy_named("strategy", "hpu_deepspeed")  throws: ... comes with a package of Python: torchrun ...
@@ -8,33 +8,41 @@
 //
 // All throw std::invalid_argument, in one line. where: the option or key in it, "--strategy", "trainer.strategy".
 #pragma once
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <iterator>
+#include <map>
+#include <numbers>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-
-// How the ranks of a training come to the same gradients. No torch here.
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::trainer {
 
+// How the ranks of a training come to the same gradients. No torch here.
+
 enum class StrategyKind : std::uint8_t { automatic, hpu_single, hpu_parallel, hpu_ddp, fast_ddp };
 
-struct StrategyName {
-  StrategyKind value;
+template <class E>
+struct NameAndMeaning {
+  E value;
   const char* name;
   const char* what;
 };
 constexpr auto names_of(StrategyKind) {
   using enum StrategyKind;
-  return std::to_array<StrategyName>(
+  return std::to_array<NameAndMeaning<StrategyKind>>(
       {{automatic, "auto", "hpu_single for one rank, hpu_parallel for more"},
        {hpu_single, "hpu_single", "one rank, no messages"},
        {hpu_parallel, "hpu_parallel", "one f32 message after backward: the mean, rounded once"},
@@ -54,16 +62,11 @@ constexpr auto names_of(NonFinite) {
 
 enum class AcceleratorKind : std::uint8_t { automatic, hpu, cpu };
 
-struct AcceleratorName {
-  AcceleratorKind value;
-  const char* name;
-  const char* what;
-};
 constexpr auto names_of(AcceleratorKind) {
   using enum AcceleratorKind;
-  return std::to_array<AcceleratorName>({{automatic, "auto", "hpu where there is one, else cpu"},
-                                         {hpu, "hpu", "the emulated Gaudi"},
-                                         {cpu, "cpu", "LibTorch's own device"}});
+  return std::to_array<NameAndMeaning<AcceleratorKind>>({{automatic, "auto", "hpu where there is one, else cpu"},
+                                                         {hpu, "hpu", "the emulated Gaudi"},
+                                                         {cpu, "cpu", "LibTorch's own device"}});
 }
 
 /// Lightning's strategies that come with a package of Python: DeepSpeed's stages, and FSDP.
@@ -154,6 +157,101 @@ inline void require_no_hpu_graphs(const std::string& name, bool value) {
   if (value)
     throw std::invalid_argument(name + ": found true, allowed: false; HPU graphs are not there yet: each operation " +
                                 "runs when it is called, and nothing is recorded that a replay could save");
+}
+
+// The learning rate of each optimizer step, as a share of the highest. No torch here.
+//
+//   rise       (step + warmup_from) / warmup                                       step < warmup, steps from 0
+//   cosine     min + (1 - min) (1 + cos(pi share)) / 2                             share: of the steps after the rise
+//   linear     min + (1 - min) (1 - share)
+//   constant   1
+//
+// transformers' schedules of the same names with warmup_from 0: its first step has rate 0.
+
+enum class LrShape : std::uint8_t { cosine, linear, constant };
+constexpr auto names_of(LrShape) {
+  using enum LrShape;
+  return std::to_array<EnumName<LrShape>>({{cosine, "cosine"}, {linear, "linear"}, {constant, "constant"}});
+}
+
+struct LrSchedule {
+  LrShape shape = LrShape::cosine;
+  std::int64_t warmup = 0, warmup_from = 1;  ///< steps of the rise; what the first of them counts as, 0 or 1
+  std::int64_t steps = 0;                    ///< at which the shape has come down to min_factor, there to stay
+  double min_factor = 0;
+
+  /// step: from 0.
+  double operator()(std::int64_t step) const {
+    if (step < warmup) return static_cast<double>(step + warmup_from) / static_cast<double>(warmup);
+    const auto after_rise = [this](std::int64_t n) { return static_cast<double>(n - warmup); };
+    const double share = step < steps ? after_rise(step) / after_rise(steps) : 1;
+    switch (shape) {
+      case LrShape::cosine:
+        return min_factor + (1 - min_factor) * 0.5 * (1 + std::cos(std::numbers::pi * share));
+      case LrShape::linear:
+        return min_factor + (1 - min_factor) * (1 - share);
+      case LrShape::constant:
+        break;
+    }
+    return 1;
+  }
+};
+
+// Classes that a run file names: callbacks, loggers, models and data, with arguments of their own. No torch
+// here.
+//
+//   callbacks:                                               Part{"lightning.pytorch.callbacks.EarlyStopping",
+//   - class_path: lightning.pytorch.callbacks.EarlyStopping       {"monitor": "val_loss", "patience": 3}}
+//     init_args: {monitor: val_loss, patience: 3}
+
+struct Part {
+  std::string class_path;
+  io::Json init_args = io::Json::object();
+  std::string place = {};                          ///< of class_path, "run.yaml:12: trainer.callbacks.0"
+  std::map<std::string, std::string> places = {};  ///< of arguments
+};
+
+/// Modules of Python that this program stands for.
+inline constexpr std::string_view kModules[] = {
+    "lightning", "pytorch_lightning", "lightning_habana", "habana_frameworks", "fp8", "torch"};
+
+/// "EarlyStopping" of "lightning.pytorch.callbacks.EarlyStopping"; whole for a class of another package.
+inline std::string own_name(const std::string& class_path) {
+  const std::string_view first = std::string_view(class_path).substr(0, class_path.find('.'));
+  const bool ours = first.size() < class_path.size() && std::ranges::find(kModules, first) != std::end(kModules);
+  return ours ? class_path.substr(class_path.rfind('.') + 1) : class_path;
+}
+
+// How Lightning's files write a time: 90, "DD:HH:MM:SS", {hours: 1, minutes: 30}. No torch here.
+
+/// Throws io::Error naming `place` and what is allowed.
+inline double seconds_of(const io::Json& value, const std::string& place) {
+  const auto fail = [&]() {
+    throw io::Error(place + ": found " + io::printable(value.dump()) +
+                    ", allowed: seconds, \"DD:HH:MM:SS\", or an object of weeks, days, hours, minutes, seconds");
+  };
+  constexpr std::pair<const char*, double> kUnits[] = {
+      {"days", 86400}, {"hours", 3600}, {"minutes", 60}, {"seconds", 1}, {"weeks", 604800}};
+  double seconds = 0;
+  if (value.is_number()) return value.get<double>();
+  if (value.is_object()) {
+    for (const auto& [unit, number] : value.items()) {
+      const auto* row = std::ranges::find(kUnits, unit, [](const auto& pair) { return std::string(pair.first); });
+      if (row == std::end(kUnits) || !number.is_number() || number < 0) fail();
+      seconds += row->second * number.get<double>();
+    }
+    return seconds;
+  }
+  if (!value.is_string()) fail();
+  std::string rest = value.get<std::string>();
+  for (int unit = 0; unit < 4; ++unit) {
+    const auto end = unit < 3 ? rest.find(':') : rest.size();
+    const auto number = end == std::string::npos ? std::nullopt : io::parse_integer(rest.substr(0, end), 0, 1 << 30);
+    if (!number) fail();
+    seconds += kUnits[unit].second * static_cast<double>(number.value_or(0));
+    rest = end < rest.size() ? rest.substr(end + 1) : "";
+  }
+  return seconds;
 }
 
 }  // namespace fp8::trainer

@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -13,28 +14,11 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
-#include "fp8/runtime/trainer/loggers/logger.h"
+#include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
-namespace {
-
-/// Backward on the thread that calls it.
-class OnThisThread {
- public:
-  OnThisThread() : before_(state().get_multithreading_enabled()) { state().set_multithreading_enabled(false); }
-  ~OnThisThread() { state().set_multithreading_enabled(before_); }
-  OnThisThread(const OnThisThread&) = delete;
-  OnThisThread& operator=(const OnThisThread&) = delete;
-
- private:
-  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
-  bool before_;
-};
-
-}  // namespace
 
 std::int64_t Trainer::estimated_stepping_batches() const {
   const Run& run = running("estimated_stepping_batches");
@@ -80,7 +64,7 @@ MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const For
   own.learning = run.learning();
   own.gradients = run.gradients;
   MicroBatch all = exchange(own, run.group.get());
-  meet_parameters(run, all, info.microbatch + 1 == info.microbatches);
+  check_parameters(run, all, info.microbatch + 1 == info.microbatches);
   return all;
 }
 
@@ -262,7 +246,10 @@ void Trainer::run_epoch(Run& run) {
 }
 
 FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
-  const OnThisThread on_this_thread;
+  auto& autograd = c10::AutogradState::get_tls_state();
+  const auto threads_as_before = c10::make_scope_exit(
+      [&, before = autograd.get_multithreading_enabled()] { autograd.set_multithreading_enabled(before); });
+  autograd.set_multithreading_enabled(false);  // backward runs on this thread
   const DeterministicScope deterministic(options_.deterministic);
   Run run(module, train, val, options_);
   const Within within(*this, module, &run);
@@ -271,13 +258,13 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   try {
     return fit_run(run);
   } catch (const std::exception& error) {
-    tell_exception(run, error);
+    report_exception(run, error);
     throw;
   }
 }
 
 /// Their exceptions would hide the first one.
-void Trainer::tell_exception(Run& run, const std::exception& error) {
+void Trainer::report_exception(Run& run, const std::exception& error) {
   run.batch = run.whole_batch;
   for (const auto& callback : callbacks_) {
     try {
@@ -292,7 +279,7 @@ FitResult Trainer::fit_run(Run& run) {
   run.check_ranks(options_);
   if (options_.resume) load_newest(run);
   steps_done_ = run.step;
-  run.meet();
+  run.share_parameters();
   const auto steps = estimated_stepping_batches();
   const runtime::ProfiledStage stage(options_.profiler.get(), "fit",
                                      steps < 0 ? -1 : std::max<std::int64_t>(0, steps - run.step));

@@ -12,9 +12,9 @@
 // one that was not. Backward runs on the calling thread, so that set_num_threads() and thread-local state count for it.
 //
 // Several ranks (TrainerOptions::group) each have the module, the sources and the options; a step takes one batch for
-// each of them (batch_source.h), and is to them what it would be to one process with batches of all. Losses, tokens and
+// each of them (BatchShare), and is to them what it would be to one process with batches of all. Losses, tokens and
 // speeds that are reported are those of all ranks, on every rank; all of them skip, stop and end together. Rank 0's
-// parameters and buffers are everybody's at the start. Rank 0 writes the checkpoints, and what another rank has
+// parameters and buffers are those of all ranks at the start. Rank 0 writes the checkpoints, and what another rank has
 // otherwise (buffers, random numbers, extra state) is in them; a run resumed on another number of ranks goes on with
 // the next batch. Callbacks are called on every rank: give loggers to rank 0 alone.
 #pragma once
@@ -30,19 +30,49 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/profiler.h"
-#include "fp8/runtime/trainer/batch_source.h"
-#include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/runtime/trainer/metrics.h"
-#include "fp8/runtime/trainer/optimizer_state.h"
-#include "fp8/runtime/trainer/registry.h"
 #include "fp8/runtime/trainer/strategy.h"
-#include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/runtime/trainer/training_module.h"
 
 namespace fp8::trainer {
+
+// Loss scaling for f16: gradients below 6e-8 would be 0. The loss is multiplied by a scale before backward, gradients
+// are divided by it before clipping, and the scale follows the results (torch's GradScaler):
+//
+//   a gradient was not finite:                 the step is left out, scale *= backoff_factor, the count begins anew
+//   growth_interval steps in a row were:       scale *= growth_factor
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;
+};
+
+class GradScaler {
+ public:
+  /// Below this no scale is the reason for a gradient that is not finite.
+  static constexpr double kLeast = 1;
+
+  /// init_scale: 1 to 2^60; growth_factor: above 1; backoff_factor: above 0 and below 1; growth_interval: 1 or more.
+  /// Throws std::invalid_argument naming the option, the value and what is allowed.
+  explicit GradScaler(GradScalerOptions options = {});
+
+  double scale() const { return scale_; }
+  /// After a step. Returns false if gradients were not finite and the scale, at kLeast already, cannot be why; nothing
+  /// changes then.
+  bool update(bool finite);
+
+  /// {"scale", "growth_tracker"}, as torch names them.
+  io::Json state() const;
+  /// Throws io::Error naming the key.
+  void load(const io::Json& state);
+
+ private:
+  GradScalerOptions options_;
+  double scale_;
+  std::int64_t growth_tracker_ = 0;
+};
 
 /// A number of batches, or a fraction of those there are (0.0 to 1.0).
 using BatchLimit = std::variant<std::int64_t, double>;
@@ -93,8 +123,8 @@ struct TrainerOptions {
   std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed, of loops on their own as well
   bool adjust_throughput = true;             ///< time for logging, validation and checkpoints is left out, too
   NonFinite nonfinite = NonFinite::error;
-  /// Where a loss or gradient of fit() is not finite, say which operation made the first NaN or infinity (anomaly.h).
-  /// Looks at all that operations return; off, it costs nothing.
+  /// Where a loss or gradient of fit() is not finite, say which operation made the first NaN or infinity
+  /// (AnomalyWatch). Looks at all that operations return; off, it costs nothing.
   bool detect_anomaly = false;
   /// LibTorch's switch while a loop runs: operations of its own that depend on the order of threads throw, or warn. The
   /// device's are in one order anyway. None: as it is.
@@ -139,7 +169,7 @@ struct FitResult {
 };
 
 /// The result of validate() and test(). A loop outside of fit(), of one rank, ends early if should_stop() says so, and
-/// is `stopped` then: without a result, and callbacks are not told of its end.
+/// is `stopped` then: without a result, and callbacks get no event of its end.
 struct EvaluationResult {
   double loss = 0;  ///< mean over the batches, weighted by their tokens
   /// The values that the module logged of the whole loop, and val_loss or test_loss where it has none of that name.
@@ -248,8 +278,8 @@ class Trainer {
   void clip_gradients(Run& run, StepReport& report) const;
   runtime::distributed::ProcessGroup* ranks() const;
   FitResult fit_run(Run& run);
-  void tell_exception(Run& run, const std::exception& error);
-  void meet_parameters(Run& run, const MicroBatch& all, bool last) const;
+  void report_exception(Run& run, const std::exception& error);
+  void check_parameters(Run& run, const MicroBatch& all, bool last) const;
   void end_of_step(Run& run, const StepReport& report);
   void agree_to_stop(Run& run) const;
   void end(Run& run) const;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The results of fit(): checkpoints of the run, its metrics and its callbacks, and the summary.
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -8,15 +7,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/trainer/optimizer_state.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
@@ -189,11 +183,7 @@ TrainingState Trainer::Run::own_state() const {
   for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) {
     if (name.starts_with("buffer.")) own.tensors[name] = tensor.detach();
   });
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  {
-    const std::lock_guard lock(generator.mutex());
-    own.tensors["rng.cpu"] = generator.get_state();
-  }
+  own.tensors["rng.cpu"] = random_state();
   auto extra = module.extra_state();
   own.json["extra"] = std::move(extra.json);
   for (auto& [name, tensor] : extra.tensors) own.tensors["extra." + name] = std::move(tensor);
@@ -295,9 +285,7 @@ void Trainer::Run::restore_optimizers() {
   }
   const auto rng = state.tensors.find("rng.cpu");
   if (rng == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor 'rng.cpu' is missing");
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(rng->second);
+  set_random_state(rng->second);
 }
 
 }  // namespace fp8::trainer

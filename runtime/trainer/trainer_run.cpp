@@ -17,15 +17,20 @@
 #include <utility>
 
 #include "fp8/runtime/device/memory_report.h"
-#include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
 namespace {
+
+constexpr double kMost = 0x1p60;  // a loss of 1e20 is still a float
+
+void check_scaler(const char* name, bool fine, const io::Json& found, const char* allowed) {
+  if (!fine)
+    throw std::invalid_argument("[trainer] grad_scaler." + std::string(name) + ": found " + found.dump() +
+                                ", allowed: " + allowed);
+}
 
 constexpr std::size_t kRecent = 20;
 
@@ -37,11 +42,60 @@ BatchShare share_of(const TrainerOptions& options) {
 
 }  // namespace
 
+GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(options.init_scale) {
+  check_scaler("init_scale", scale_ >= kLeast && scale_ <= kMost, scale_, "1 to 2^60");
+  check_scaler("growth_factor", options.growth_factor > 1 && options.growth_factor <= kMost, options.growth_factor,
+               "above 1, to 2^60");
+  check_scaler("backoff_factor", options.backoff_factor > 0 && options.backoff_factor < 1, options.backoff_factor,
+               "above 0 and below 1");
+  check_scaler("growth_interval", options.growth_interval >= 1, options.growth_interval, "1 or more");
+}
+
+bool GradScaler::update(bool finite) {
+  if (!finite) {
+    if (scale_ <= kLeast) return false;
+    scale_ = std::max(scale_ * options_.backoff_factor, kLeast);
+    growth_tracker_ = 0;
+  } else if (++growth_tracker_ >= options_.growth_interval) {
+    scale_ = std::min(scale_ * options_.growth_factor, kMost);
+    growth_tracker_ = 0;
+  }
+  return true;
+}
+
+io::Json GradScaler::state() const { return {{"scale", scale_}, {"growth_tracker", growth_tracker_}}; }
+
+void GradScaler::load(const io::Json& state) {
+  const auto fail = [](const char* key, const io::Json& found, const char* allowed) {
+    throw io::Error("[trainer] checkpoint: key 'grad_scaler." + std::string(key) + "': found " + found.dump() +
+                    ", allowed: " + allowed);
+  };
+  const auto scale = state.is_object() ? state.value("scale", io::Json()) : io::Json();
+  const auto tracker = state.is_object() ? state.value("growth_tracker", io::Json()) : io::Json();
+  if (!scale.is_number() || !(scale.get<double>() >= kLeast && scale.get<double>() <= kMost))
+    fail("scale", scale, "1 to 2^60");
+  if (!tracker.is_number_integer() || tracker.get<std::int64_t>() < 0) fail("growth_tracker", tracker, "0 or more");
+  scale_ = scale.get<double>();
+  growth_tracker_ = tracker.get<std::int64_t>();
+}
+
+at::Tensor random_state() {
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(const at::Tensor& state) {
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
 Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val_, const TrainerOptions& options)
     : module(module_),
       train(train_),
       val(val_),
-      group(options.group != nullptr && options.group->size() > 1 ? options.group : nullptr),
+      group(group_of_several(options)),
       share(share_of(options)),
       overfits(trainer::overfits(options)),
       batch_limit(batches_of_epoch(options, share.groups(0, train_.batches()))),
@@ -150,8 +204,8 @@ void Trainer::Run::check_ranks(const TrainerOptions& options) const {
                                    *group, "trainer");
 }
 
-void Trainer::Run::meet() {
-  parameters_met = parameters.size();
+void Trainer::Run::share_parameters() {
+  parameters_shared = parameters.size();
   if (group == nullptr) return;
   std::vector<at::Tensor> shared;
   for_each_tensor(module.network(), [&](const std::string&, const at::Tensor& tensor) {
@@ -163,14 +217,14 @@ void Trainer::Run::meet() {
 
 void Trainer::Run::take_strategy(const StrategyOptions& options) {
   learned = learning();
-  if (group != nullptr && parameters_met < parameters.size()) {
+  if (group != nullptr && parameters_shared < parameters.size()) {
     io::Json joined = io::Json::object();
-    for (std::size_t i = parameters_met; i < parameters.size(); ++i)
+    for (std::size_t i = parameters_shared; i < parameters.size(); ++i)
       joined[parameter_names[i]] = c10::str(parameters[i].scalar_type(), parameters[i].sizes(),
                                             " with values of checksum ", values_checksum(parameters[i]));
     runtime::distributed::check_same(joined, *group, "trainer, parameters that join");
   }
-  parameters_met = parameters.size();
+  parameters_shared = parameters.size();
   for (const auto& p : parameters)
     if (!p.requires_grad()) p.mutable_grad().reset();  // no strategy averages what is left there
   strategy.reset();                                    // takes its hooks with it
@@ -217,7 +271,7 @@ std::uint64_t Trainer::Run::learning() {
   return io::checksum(text);
 }
 
-io::Json Trainer::Run::who_learns() const {
+io::Json Trainer::Run::learning_by_name() const {
   io::Json all = io::Json::object();
   for (std::size_t i = 0; i < parameters.size(); ++i)
     all[parameter_names[i]] = parameters[i].requires_grad() ? "learns" : "rests";
@@ -251,22 +305,14 @@ void Trainer::Run::check_gradients() const {
 
 void Trainer::Run::fail_gradients() const {
   const std::string what = c10::str("trainer, step ", step, ": a gradient that was not averaged over the ranks");
-  io::Json facts = io::Json::object();
+  io::Json values = io::Json::object();
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    facts[parameter_names[i]] = c10::str(i < had_gradient.size() && had_gradient[i] ? "a" : "no", " gradient, values ",
-                                         values_checksum(parameters[i]));
-  runtime::distributed::check_same(facts, *group, what.c_str());
+    values[parameter_names[i]] = c10::str(i < had_gradient.size() && had_gradient[i] ? "a" : "no", " gradient, values ",
+                                          values_checksum(parameters[i]));
+  runtime::distributed::check_same(values, *group, what.c_str());
   TORCH_CHECK(false, "[", what, "] the norm of the gradients differs from rank to rank");
 }
 
-void Trainer::Run::on_first(const std::function<void()>& f) const {
-  if (group == nullptr) return f();
-  runtime::distributed::from_first(
-      [&] {
-        f();
-        return std::string();
-      },
-      *group);
-}
+void Trainer::Run::on_first(const std::function<void()>& f) const { runtime::distributed::on_first(f, group.get()); }
 
 }  // namespace fp8::trainer

@@ -3,7 +3,7 @@
 //
 //   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses",
 //                               "val_loss", "schedulers": [steps], "grad_scaler" if there is one,
-//                               "ranks", "shares": {"size", "offset"} (batch_source.h), "optimizer.0": tree,
+//                               "ranks", "shares": {"size", "offset"} (BatchShare), "optimizer.0": tree,
 //                               "seconds": of fit(), with max_time,
 //                               "unvalidated": StepReport of "step", whose validation was stopped,
 //                               "callbacks": {state_key(): state()}, "metrics": Metrics::state(),
@@ -29,14 +29,15 @@
 #include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/trainer/anomaly.h"
-#include "fp8/runtime/trainer/batch_source.h"
-#include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/trainer.h"
 
-// A batch and its loss, checked: shared by training, validation and test. Not for users.
+namespace torch::nn {
+class Module;
+}
 
 namespace fp8::trainer {
+
+// A batch and its loss, checked: shared by training, validation and test. Not for users.
 
 inline std::int64_t weight_of(const Batch& batch) { return batch.tokens > 0 ? batch.tokens : batch.samples; }
 
@@ -84,6 +85,36 @@ class DeterministicScope {
   bool before_warns_ = at::globalContext().deterministicAlgorithmsWarnOnly();
 };
 
+// TrainerOptions::detect_anomaly: which operation of a step made the first NaN and the first infinity, forward and
+// backward, on any device.
+//
+//   aten::log made the first infinite value (forward, behind 'hidden'); aten::sub made the first NaN (forward, ...)
+//
+// An operation makes a value that its operands do not have; one that gets it from outside of what can be seen (a batch)
+// is said to have met it. Infinities that were asked for (a mask filled with one) do not count. It sees what goes
+// through LibTorch's dispatcher, an operation and not what it consists of; codes in fp8 are not looked at, but what is
+// decoded from them is. Not for users.
+
+/// Watches the thread that made it while it lives. One at a time of each thread.
+class AnomalyWatch {
+ public:
+  /// network: whose parameters say where an operation is.
+  explicit AnomalyWatch(torch::nn::Module& network);
+  ~AnomalyWatch();
+  AnomalyWatch(const AnomalyWatch&) = delete;
+  AnomalyWatch& operator=(const AnomalyWatch&) = delete;
+
+  /// Forgets all records.
+  void begin_step();
+  /// Since then: what was made or met first, in order; "": everything was finite.
+  std::string report() const;
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
 struct Trainer::Run {
   Run(TrainingModule& module, BatchSource& train, BatchSource* val, const TrainerOptions& options);
 
@@ -109,14 +140,14 @@ struct Trainer::Run {
   /// Throws c10::Error on every rank where the ranks are about to do different things.
   void check_ranks(const TrainerOptions& options) const;
   /// Rank 0's parameters and buffers on all ranks.
-  void meet();
+  void share_parameters();
   /// The strategy over the parameters that learn now.
   void take_strategy(const StrategyOptions& options);
   /// Parameters that the network or an optimizer has now and had not.
   void find_parameters();
   /// Which parameters learn and which the optimizers have, those that have joined since included.
   std::uint64_t learning();
-  io::Json who_learns() const;
+  io::Json learning_by_name() const;
   /// Of the step in progress, which were averaged: the same on all ranks.
   void remember_gradients(double norm);
   /// All ranks call it. Throws c10::Error naming a parameter whose gradient was not averaged.
@@ -141,7 +172,7 @@ struct Trainer::Run {
   std::vector<at::Tensor> parameters;  ///< each once
   std::vector<std::string> parameter_names;
   std::unordered_map<const void*, std::size_t> parameter_index;
-  std::size_t parameters_met = 0;               ///< the first ones, that have the same values on all ranks
+  std::size_t parameters_shared = 0;            ///< the first ones, that have the same values on all ranks
   std::uint64_t learned = 0;                    ///< learning() as the strategy was made for
   std::uint64_t gradients = 0;                  ///< of the last step, as remembered
   std::vector<bool> had_gradient;               ///< in the last step, by parameter
@@ -173,6 +204,16 @@ struct Trainer::Run {
 };
 
 bool overfits(const TrainerOptions& options);
+
+/// The group of several ranks; null for one, which sends no messages.
+inline const std::shared_ptr<runtime::distributed::ProcessGroup>& group_of_several(const TrainerOptions& options) {
+  static const std::shared_ptr<runtime::distributed::ProcessGroup> none;
+  return options.group != nullptr && options.group->size() > 1 ? options.group : none;
+}
+
+/// The state of LibTorch's default generator of the CPU.
+at::Tensor random_state();
+void set_random_state(const at::Tensor& state);
 
 inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -4,12 +4,10 @@
 #include <cstdio>
 #include <string>
 
-#include "fp8/runtime/profile/habana_profile.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
-#include "fp8/runtime/profile/simple_profiler.h"
-#include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
-#include "fp8/runtime/trainer/loggers/logger.h"
-#include "fp8/runtime/trainer/loggers/memory_log.h"
+#include "fp8/runtime/profile/profiler.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/loggers.h"
 
 int main() {
   fp8::runtime::SimpleProfilerOptions options;

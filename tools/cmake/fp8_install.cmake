@@ -23,12 +23,10 @@ set(FP8_PUBLIC_HEADERS
   runtime/io/base/runtime_flags.h runtime/io/json/json.h runtime/io/tensors/npz.h runtime/io/tensors/safetensors.h runtime/io/tensors/torch_file.h
   runtime/custom/hpu_custom_op_pt2.h runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h
   runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
-  runtime/profile/habana_profile.h runtime/profile/hpu_profiler.h runtime/profile/simple_profiler.h
-  runtime/trainer/callbacks/device_stats_monitor.h runtime/trainer/loggers/logger.h runtime/trainer/loggers/memory_log.h
-  runtime/trainer/loggers/csv_logger.h runtime/trainer/callbacks/early_stopping.h runtime/trainer/callbacks/model_checkpoint.h
-  runtime/trainer/callbacks/monitors.h runtime/trainer/parts/part_registry.h runtime/trainer/callbacks/prediction_writer.h
-  runtime/trainer/loggers/tensorboard_logger.h runtime/data/data_loader.h runtime/data/data_module.h
-  runtime/data/idx_dataset.h runtime/data/image_folder.h runtime/data/torch_data.h
+  runtime/profile/hpu_profiler.h
+  runtime/trainer/loggers.h runtime/trainer/parts.h runtime/trainer/callbacks/early_stopping.h
+  runtime/trainer/callbacks/model_checkpoint.h runtime/trainer/callbacks/monitors.h
+  runtime/data/data_loader.h runtime/data/image_folder.h runtime/data/torch_data.h
   runtime/io/atomic/atomic_file.h
   quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/model/damage_probe.h
   quant/forms/assumed_form.h quant/forms/ignore_list.h)

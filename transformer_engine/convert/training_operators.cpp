@@ -8,7 +8,7 @@
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/distributed/backend_group.h"
+#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/convert/convert_training.h"

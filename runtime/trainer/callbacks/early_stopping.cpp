@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
 namespace {
 
-const char* name_of(MonitorMode mode) { return mode == MonitorMode::min ? "min" : "max"; }
+const char* mode_name(MonitorMode mode) { return mode == MonitorMode::min ? "min" : "max"; }
 
 }  // namespace
 
@@ -38,7 +38,7 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(
 
 /// Several may watch several numbers.
 std::string EarlyStopping::state_key() const {
-  return "EarlyStopping." + options_.monitor + "." + name_of(options_.mode);
+  return "EarlyStopping." + options_.monitor + "." + mode_name(options_.mode);
 }
 
 io::Json EarlyStopping::state() const {
@@ -98,6 +98,42 @@ void EarlyStopping::look(Trainer& trainer) {
   if (!options_.strict && !trainer.metric(options_.monitor)) return;
   reason_ = judge(monitored(trainer, options_.monitor, "EarlyStopping"));
   if (!reason_.empty()) trainer.stop(reason_);
+}
+
+namespace {
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Timer::Timer(std::optional<double> duration, ScheduleInterval interval) : duration_(duration), interval_(interval) {
+  if (duration && (!(*duration >= 0) || std::isinf(*duration)))
+    throw std::invalid_argument("[Timer] duration: found " + io::number_text(*duration) +
+                                ", allowed: 0 seconds or more");
+}
+
+double Timer::time_elapsed() const { return before_ + (start_ ? seconds_now() - *start_ : 0); }
+
+void Timer::look(Trainer& trainer) const {
+  if (duration_ && time_elapsed() >= *duration_)
+    trainer.stop("Timer: " + io::number_text(*duration_) + " seconds are over");
+}
+
+void Timer::on_fit_start(Trainer& trainer, std::int64_t) {
+  start_ = seconds_now();
+  look(trainer);
+}
+void Timer::on_step_end(Trainer& trainer, const StepReport&) {
+  if (interval_ == ScheduleInterval::step) look(trainer);
+}
+void Timer::on_train_epoch_end(Trainer& trainer, std::int64_t) {
+  if (interval_ == ScheduleInterval::epoch) look(trainer);
+}
+void Timer::on_fit_end(Trainer&) {
+  before_ = time_elapsed();
+  start_.reset();
 }
 
 }  // namespace fp8::trainer

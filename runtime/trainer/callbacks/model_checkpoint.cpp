@@ -5,19 +5,16 @@
 #include <cmath>
 #include <cstdio>
 #include <stdexcept>
-#include <string>
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/trainer/checkpoint_io.h"
+#include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
 namespace {
 
-[[noreturn]] void refuse(const char* name, const std::string& found, const std::string& allowed) {
+[[noreturn]] void refuse_checkpoint(const char* name, const std::string& found, const std::string& allowed) {
   throw std::invalid_argument(std::string("[ModelCheckpoint] ") + name + ": found " + found + ", allowed: " + allowed);
 }
 
@@ -48,7 +45,7 @@ bool is_format(const std::string& format, bool whole) {
 
 std::vector<Piece> pieces_of(const std::string& filename) {
   const auto wrong = [&] {
-    refuse("filename", "'" + filename + "'", kFilename + std::string(", without / and not a name of dots"));
+    refuse_checkpoint("filename", "'" + filename + "'", kFilename + std::string(", without / and not a name of dots"));
   };
   if (filename.empty() || filename[0] == '.') wrong();
   std::vector<Piece> pieces;
@@ -93,14 +90,15 @@ std::string text_of(double value, const std::string& format) {
 
 ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
   const auto& o = options_;
-  if (o.dirpath.empty()) refuse("dirpath", "none", "a folder");
+  if (o.dirpath.empty()) refuse_checkpoint("dirpath", "none", "a folder");
   pieces_of(o.filename);
-  if (o.monitor && o.monitor->empty()) refuse("monitor", "''", "the name of a number that a step logs");
+  if (o.monitor && o.monitor->empty()) refuse_checkpoint("monitor", "''", "the name of a number that a step logs");
   if (o.save_top_k < -1 || (!o.monitor && o.save_top_k > 1))
-    refuse("save_top_k", std::to_string(o.save_top_k),
-           o.monitor ? "-1 (all), 0 (none) or more" : "-1 (all), 0 (none) or 1, without a monitor");
-  if (o.every_n_train_steps < 0) refuse("every_n_train_steps", std::to_string(o.every_n_train_steps), "0 or more");
-  if (o.every_n_epochs < 1) refuse("every_n_epochs", std::to_string(o.every_n_epochs), "1 or more");
+    refuse_checkpoint("save_top_k", std::to_string(o.save_top_k),
+                      o.monitor ? "-1 (all), 0 (none) or more" : "-1 (all), 0 (none) or 1, without a monitor");
+  if (o.every_n_train_steps < 0)
+    refuse_checkpoint("every_n_train_steps", std::to_string(o.every_n_train_steps), "0 or more");
+  if (o.every_n_epochs < 1) refuse_checkpoint("every_n_epochs", std::to_string(o.every_n_epochs), "1 or more");
 }
 
 std::string ModelCheckpoint::state_key() const {
@@ -120,7 +118,7 @@ void ModelCheckpoint::load_state(const io::Json& state) {
   for (const auto& k : state.at("kept")) {
     Kept kept{k.at("folder").get<std::string>(), io::number_or_nan(k.at("score")), k.at("step").get<std::int64_t>()};
     if (kept.folder.find('/') != std::string::npos || kept.folder.starts_with("."))
-      refuse("state", "folder '" + kept.folder + "'", "a name below dirpath");  // it will be removed one day
+      refuse_checkpoint("state", "folder '" + kept.folder + "'", "a name below dirpath");  // it will be removed one day
     kept_.push_back(std::move(kept));
   }
 }
@@ -133,7 +131,8 @@ void ModelCheckpoint::begin_anew() {
 void ModelCheckpoint::on_fit_start(Trainer& trainer, std::int64_t) {
   const auto& root = trainer.options().checkpoint_root;
   if (!root.empty() && options_.dirpath.lexically_normal() == root.lexically_normal())
-    refuse("dirpath", options_.dirpath.string() + ", where the trainer's own checkpoints are", "another folder");
+    refuse_checkpoint("dirpath", options_.dirpath.string() + ", where the trainer's own checkpoints are",
+                      "another folder");
 }
 
 void ModelCheckpoint::on_step_end(Trainer& trainer, const StepReport& report) {
@@ -225,5 +224,66 @@ void OnExceptionCheckpoint::on_fit_start(Trainer& trainer, std::int64_t) {
 }
 
 void OnExceptionCheckpoint::on_exception(Trainer& trainer, const std::exception&) { trainer.save_checkpoint(folder_); }
+
+namespace {
+
+/// Names sort as batches do.
+std::string name_of_batch(const Trainer& trainer, std::int64_t index) {
+  const auto& group = trainer.options().group;
+  char text[64];
+  if (group == nullptr || group->size() == 1 || trainer.options().strategy.use_distributed_sampler)
+    std::snprintf(text, sizeof text, "batch.%08lld.", static_cast<long long>(index));
+  else
+    std::snprintf(text, sizeof text, "rank.%05d.batch.%08lld.", group->rank(), static_cast<long long>(index));
+  return text;
+}
+
+/// Every rank's on rank 0.
+void gather(std::map<std::string, at::Tensor>& tensors, runtime::distributed::ProcessGroup& group) {
+  io::Json own = io::Json::object();
+  for (const auto& [name, tensor] : tensors) own[name] = runtime::distributed::form_of(tensor);
+  for (int rank = 1; rank < group.size(); ++rank) {
+    const auto text = runtime::distributed::broadcast_text(group.rank() == rank ? own.dump() : "", group, rank);
+    const auto theirs = io::parse_json(text, "predictions");
+    for (const auto& [name, form] : theirs.items()) {
+      const auto tensor = group.rank() == rank ? tensors.at(name) : runtime::distributed::empty_of_form(form);
+      if (tensor.numel() > 0) group.broadcast(tensor, rank);
+      if (group.rank() == 0) tensors[name] = tensor;
+    }
+  }
+}
+
+}  // namespace
+
+PredictionWriter::PredictionWriter(std::filesystem::path file) : file_(std::move(file)) {
+  if (file_.empty()) throw std::invalid_argument("[PredictionWriter] file: found none, allowed: a path");
+}
+
+void PredictionWriter::on_predict_start(Trainer&) { tensors_.clear(); }
+
+void PredictionWriter::on_predict_batch_end(Trainer& trainer, const Batch&, std::int64_t index,
+                                            const std::vector<at::Tensor>& outputs) {
+  const auto name = name_of_batch(trainer, index);
+  char number[16];
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    std::snprintf(number, sizeof number, outputs.size() > 10 ? "%04zu" : "%zu", i);
+    tensors_[name + number] = outputs[i]
+                                  .detach()
+                                  .to(at::kCPU, /*non_blocking=*/false, /*copy=*/true)
+                                  .contiguous();  // the module's may change
+  }
+}
+
+void PredictionWriter::write() const {
+  if (file_.has_parent_path()) std::filesystem::create_directories(file_.parent_path());
+  write_tensors(file_, tensors_);
+}
+
+void PredictionWriter::on_predict_end(Trainer& trainer) {
+  const auto& group = trainer.options().group;
+  if (group != nullptr && group->size() > 1) gather(tensors_, *group);
+  runtime::distributed::on_first([&] { write(); }, group.get());
+  tensors_.clear();
+}
 
 }  // namespace fp8::trainer

@@ -13,8 +13,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/trainer.h"
 

@@ -21,7 +21,7 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/runtime/trainer/trainer_callback.h"
+#include "fp8/runtime/trainer/training_module.h"
 
 namespace fp8::runtime::optim {
 class FusedEMA;

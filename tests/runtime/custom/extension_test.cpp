@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "fp8/runtime/trainer/parts/part_registry.h"
+#include "fp8/runtime/trainer/parts.h"
 #include "runtime/custom/sample_ops.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -2,7 +2,7 @@
 // Extensions for extension_test.cpp: one that fails after it has added an operator (FP8_ODD 0), or in
 // another static (2), and one that asks for extensions while it loads (1) and has no operator, but a callback.
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/trainer/parts/part_registry.h"
+#include "fp8/runtime/trainer/parts.h"
 
 using namespace fp8::runtime;
 

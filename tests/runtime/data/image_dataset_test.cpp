@@ -8,8 +8,6 @@
 #include <fstream>
 #include <map>
 
-#include "fp8/runtime/data/data_module.h"
-#include "fp8/runtime/data/idx_dataset.h"
 #include "fp8/runtime/data/image_folder.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <set>
 
-#include "fp8/runtime/data/batch_workers.h"
+#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/dataset.h"
 
 namespace fp8::data {

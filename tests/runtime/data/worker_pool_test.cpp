@@ -7,7 +7,7 @@
 #include <chrono>
 #include <mutex>
 
-#include "fp8/runtime/data/batch_workers.h"
+#include "fp8/runtime/data/data_loader.h"
 #include "runtime/data/numbered.h"
 #include "support/child.h"
 #include "support/throws_with.h"

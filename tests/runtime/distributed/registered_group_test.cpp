@@ -5,7 +5,6 @@
 #include <limits>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-#include "fp8/runtime/distributed/backend_group.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "support/hpu_test.h"

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/profile/habana_profile.h"
 #include "runtime/profile/recorded.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/runtime/profile/habana_profile.h"
-#include "fp8/runtime/profile/simple_profiler.h"
+#include "fp8/runtime/profile/hpu_profiler.h"
+#include "fp8/runtime/profile/profiler.h"
 #include "runtime/profile/recorded.h"
 #include "support/child.h"
 #include "support/temp_dir.h"

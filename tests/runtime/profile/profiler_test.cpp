@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/profile/simple_profiler.h"
 #include "support/scoped_variable.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // HPUAccelerator as lightning-habana's tests ask it, and names as Lightning registers them.
-#include "fp8/runtime/trainer/accelerator.h"
-
 #include <gmock/gmock.h>
 
 #include <set>

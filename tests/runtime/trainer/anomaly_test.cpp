@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which operation a step's first NaN is laid to: made in forward, in backward only, come with the data, in skipped
 // steps; and that masks of infinities are reported for no module, and watching changes no bit.
-#include "fp8/runtime/trainer/anomaly.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/trainer_run.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 

@@ -9,12 +9,11 @@
 #include <fstream>
 #include <thread>
 
-#include "fp8/runtime/profile/simple_profiler.h"
+#include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "fp8/runtime/trainer/callbacks/prediction_writer.h"
-#include "fp8/runtime/trainer/callbacks/throughput.h"
-#include "fp8/runtime/trainer/loggers/csv_logger.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/names_in.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fp8/runtime/optim/muon.h"
-#include "fp8/runtime/trainer/loggers/logger.h"
+#include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer::testing {

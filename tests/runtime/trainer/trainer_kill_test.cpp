@@ -23,7 +23,7 @@
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/runtime/trainer/loggers/csv_logger.h"
+#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
 

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "fp8/runtime/trainer/callbacks/progress_bar.h"
-#include "fp8/runtime/trainer/loggers/csv_logger.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/throws_with.h"
 

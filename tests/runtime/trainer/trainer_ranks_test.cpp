@@ -6,9 +6,8 @@
 #include <numeric>
 
 #include "fp8/runtime/distributed/exchange.h"
-#include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "fp8/runtime/trainer/callbacks/prediction_writer.h"
+#include "fp8/runtime/trainer/training_module.h"
 #include "runtime/trainer/ranks_task.h"
 
 namespace fp8::trainer {

@@ -16,7 +16,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "fp8/runtime/trainer/optimizer_state.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"

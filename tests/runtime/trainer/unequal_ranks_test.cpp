@@ -11,7 +11,6 @@
 
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "fp8/runtime/trainer/callbacks/progress_bar.h"
 #include "runtime/trainer/ranks_task.h"
 
 namespace fp8::trainer {

@@ -13,8 +13,8 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"
-#include "fp8/runtime/trainer/callbacks/prediction_writer.h"
-#include "fp8/runtime/trainer/parts/part_registry.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
+#include "fp8/runtime/trainer/parts.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/report.h"

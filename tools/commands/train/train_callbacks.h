@@ -10,10 +10,10 @@
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "fp8/runtime/trainer/loggers/logger.h"
-#include "fp8/runtime/trainer/parts/part.h"
+#include "fp8/runtime/trainer/loggers.h"
+#include "fp8/runtime/trainer/parts.h"
 #include "fp8/runtime/trainer/trainer.h"
-#include "fp8/runtime/trainer/trainer_callback.h"
+#include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_log_file.h"
 #include "fp8/tools/commands/train/train_options.h"

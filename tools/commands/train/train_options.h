@@ -19,7 +19,6 @@
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
-#include "fp8/runtime/trainer/lr_schedule.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"

@@ -11,7 +11,7 @@
 
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/trainer/batch_source.h"
+#include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/models/base/causal_lm.h"

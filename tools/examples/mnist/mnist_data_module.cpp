@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fp8/runtime/data/data_loader.h"
-#include "fp8/runtime/data/idx_dataset.h"
+#include "fp8/runtime/data/image_folder.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/idx/idx.h"

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "fp8/runtime/data/dataset.h"
-#include "fp8/runtime/trainer/batch_source.h"
+#include "fp8/runtime/trainer/training_module.h"
 
 namespace mnist {
 

@@ -2,7 +2,7 @@
 // Both under their names, for run files: `fp8 train --load mnist.so --config mnist.yaml`.
 #include <memory>
 
-#include "fp8/runtime/trainer/parts/part_registry.h"
+#include "fp8/runtime/trainer/parts.h"
 #include "lit_classifier.h"
 #include "mnist_data_module.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What LibTorch's c10d/ProcessGroupGloo.hpp names of Gloo's headers, which LibTorch does not ship. Only so much that it
-// parses: no object of these types is made, derived from or looked into here; they live inside libtorch_cpu.
+// The names that LibTorch's c10d/ProcessGroupGloo.hpp takes from Gloo's headers, which LibTorch does not ship. Only so
+// much that it parses: no object of these types is made, derived from or looked into here; they live inside
+// libtorch_cpu.
 #pragma once
 #include <chrono>
 #include <cstddef>

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of numbers: what DeviceStatsMonitor and MemoryLog write, where, and that test() has hooks of its own.
-#include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,8 +8,8 @@
 #include <set>
 
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/trainer/loggers/logger.h"
-#include "fp8/runtime/trainer/loggers/memory_log.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

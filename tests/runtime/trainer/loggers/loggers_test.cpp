@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values that modules log, and their destinations: rows of steps, means of epochs, CSV, JSONL and TensorBoard's
 // records. CRC-32C by RFC 3720's examples, protocol buffers by hand.
+#include "fp8/runtime/trainer/loggers.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,8 +15,6 @@
 #include <stdexcept>
 
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/runtime/trainer/loggers/csv_logger.h"
-#include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 #include "fp8/runtime/trainer/metrics.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"

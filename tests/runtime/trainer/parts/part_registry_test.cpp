@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/parts/part_registry.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
+#include "fp8/runtime/trainer/parts.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <map>
 
-#include "fp8/runtime/data/idx_dataset.h"
+#include "fp8/runtime/data/image_folder.h"
 #include "fp8/runtime/io/idx/idx.h"
-#include "fp8/runtime/trainer/parts/part_registry.h"
+#include "fp8/runtime/trainer/parts.h"
 #include "fp8/tools/examples/mnist/lit_classifier.h"
 #include "fp8/tools/examples/mnist/mnist_data_module.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"

@@ -7,7 +7,7 @@
 //   trainer.max_steps --steps                     trainer.gradient_clip_val       --clip  (null: 0)
 //   trainer.max_epochs --epochs                   trainer.strategy, accelerator   --strategy, --device
 //   model.init_args.*, data.init_args.*,          of LanguageModel and TextData: --init, --data, --lr, ...
-//   optimizer.init_args.*                         (other models: runtime/trainer/parts/part_registry.h)
+//   optimizer.init_args.*                         (other models: runtime/trainer/parts.h)
 //   fp8.NAME                                      any option of fp8 train; it wins over the keys above
 #pragma once
 #include <string>

@@ -17,7 +17,7 @@
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/yaml/yaml.h"
-#include "fp8/runtime/trainer/parts/part_spec.h"
+#include "fp8/runtime/trainer/registry.h"
 
 namespace fp8::commands {
 

@@ -7,7 +7,6 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/trainer/parts/part_spec.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
 

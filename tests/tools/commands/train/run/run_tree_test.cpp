@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/trainer/parts/part_spec.h"
+#include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
 #include "support/matchers.h"
 #include "support/temp_dir.h"
