@@ -13,7 +13,6 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {

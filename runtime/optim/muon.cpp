@@ -9,7 +9,6 @@
 #include <cmath>
 #include <sstream>
 
-#include "fp8/runtime/kernels/optim.h"
 #include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {

@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 
