@@ -102,11 +102,86 @@ struct AnomalyWatch::State final : runtime::LeafListener {
     }
   }
 
-  void begins(const at::RecordFunction& op, Operation& operation);
-  bool take(const c10::IValue& value, Operation& operation);
-  void ends(const at::RecordFunction& op, const Operation& operation);
-  void look(const at::RecordFunction& op, const Operation& operation, const at::Tensor& output);
-  void add(const at::RecordFunction& op, const Operation& operation, bool nan, bool made);
+  void begins(const at::RecordFunction& op, Operation& operation) {
+    operation.depth_before = depth;
+    if (op.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+      depth = 0;
+      operation.node_before = std::exchange(node, op.name());
+      operation.place_before = place;
+      if (const auto made = nodes.find(op.seqNr()); made != nodes.end()) place = made->second;
+      return;
+    }
+    if (!op.operator_name()) return;  // the name of a part of the program: operations are within
+    operation.outermost = depth++ == 0;
+    if (operation.outermost) {
+      bool own = false;
+      for (const auto& value : op.inputs()) own |= take(value, operation);
+      if (node.empty() && !own) place.behind = true;
+      operation.place = place;
+    }
+    if (node.empty() && op.seqNr() >= 0) nodes[op.seqNr()] = place;
+  }
+
+  /// Returns whether an operand is a parameter, in forward.
+  bool take(const c10::IValue& value, Operation& operation) {
+    if (value.isDouble()) {
+      operation.scalar_nan |= std::isnan(value.toDouble());
+      operation.scalar_inf |= std::isinf(value.toDouble());
+    }
+    bool own = false;
+    each_tensor(value, [&](const at::Tensor& t) {
+      if (!t.defined() || !t.has_storage()) return;
+      operation.inputs.push_back(t);
+      const auto parameter = modules.find(t.storage().unsafeGetStorageImpl());
+      if (!node.empty() || parameter == modules.end()) return;
+      place = {parameter->second, true, false};
+      own = true;
+    });
+    return own;
+  }
+
+  void ends(const at::RecordFunction& op, const Operation& operation) {
+    depth = operation.depth_before;
+    if (op.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+      node = operation.node_before;
+      place = operation.place_before;
+      return;
+    }
+    if (!operation.outermost || (nan && inf) || is_uninitialized(op.name())) return;
+    const at::DisableRecordFunctionGuard not_ours;
+    for (const auto& value : op.outputs())
+      each_tensor(value, [&](const at::Tensor& t) {
+        if (looked_at(t)) look(op, operation, t);
+      });
+  }
+
+  void look(const at::RecordFunction& op, const Operation& operation, const at::Tensor& output) {
+    const Content content(output);
+    if (!(content.nan && !nan) && !(content.inf && !inf)) return;
+    const auto aliases = [&](const at::Tensor& input) { return same_memory(input, output); };
+    if (std::ranges::any_of(operation.inputs, aliases)) {  // a view makes nothing
+      const auto schema = op.operator_schema();
+      if (!schema || !schema->is_mutable()) return;
+    }
+    bool nan_before = operation.scalar_nan, inf_before = operation.scalar_inf;
+    for (const auto& input : operation.inputs) {
+      if (!looked_at(input) || aliases(input)) continue;
+      const Content had(input);
+      nan_before |= had.nan;
+      inf_before |= had.inf;
+    }
+    asked_for |= content.inf && operation.scalar_inf;
+    if (content.inf && !inf && !(inf_before && asked_for)) add(op, operation, false, !inf_before);
+    if (content.nan && !nan) add(op, operation, true, !nan_before);
+  }
+
+  void add(const at::RecordFunction& op, const Operation& operation, bool is_nan, bool made) {
+    Anomaly anomaly{op.name(), operation.place, node, made, is_nan};
+    if (const auto module = runtime::ModuleScope::current(); !module.empty())
+      anomaly.place = {std::string(module), true, false};
+    found.push_back(std::move(anomaly));
+    (is_nan ? nan : inf) = true;
+  }
 
   std::unordered_map<const void*, std::string> modules;  ///< by a parameter's storage
   std::unordered_map<std::int64_t, ModulePlace> nodes;   ///< where those of autograd were made
@@ -135,87 +210,6 @@ void op_ends(const at::RecordFunction& op, at::ObserverContext* context) {
 }
 
 }  // namespace
-
-void AnomalyWatch::State::begins(const at::RecordFunction& op, Operation& operation) {
-  operation.depth_before = depth;
-  if (op.scope() == at::RecordScope::BACKWARD_FUNCTION) {
-    depth = 0;
-    operation.node_before = std::exchange(node, op.name());
-    operation.place_before = place;
-    if (const auto made = nodes.find(op.seqNr()); made != nodes.end()) place = made->second;
-    return;
-  }
-  if (!op.operator_name()) return;  // the name of a part of the program: operations are within
-  operation.outermost = depth++ == 0;
-  if (operation.outermost) {
-    bool own = false;
-    for (const auto& value : op.inputs()) own |= take(value, operation);
-    if (node.empty() && !own) place.behind = true;
-    operation.place = place;
-  }
-  if (node.empty() && op.seqNr() >= 0) nodes[op.seqNr()] = place;
-}
-
-/// Returns whether an operand is a parameter, in forward.
-bool AnomalyWatch::State::take(const c10::IValue& value, Operation& operation) {
-  if (value.isDouble()) {
-    operation.scalar_nan |= std::isnan(value.toDouble());
-    operation.scalar_inf |= std::isinf(value.toDouble());
-  }
-  bool own = false;
-  each_tensor(value, [&](const at::Tensor& t) {
-    if (!t.defined() || !t.has_storage()) return;
-    operation.inputs.push_back(t);
-    const auto parameter = modules.find(t.storage().unsafeGetStorageImpl());
-    if (!node.empty() || parameter == modules.end()) return;
-    place = {parameter->second, true, false};
-    own = true;
-  });
-  return own;
-}
-
-void AnomalyWatch::State::ends(const at::RecordFunction& op, const Operation& operation) {
-  depth = operation.depth_before;
-  if (op.scope() == at::RecordScope::BACKWARD_FUNCTION) {
-    node = operation.node_before;
-    place = operation.place_before;
-    return;
-  }
-  if (!operation.outermost || (nan && inf) || is_uninitialized(op.name())) return;
-  const at::DisableRecordFunctionGuard not_ours;
-  for (const auto& value : op.outputs())
-    each_tensor(value, [&](const at::Tensor& t) {
-      if (looked_at(t)) look(op, operation, t);
-    });
-}
-
-void AnomalyWatch::State::look(const at::RecordFunction& op, const Operation& operation, const at::Tensor& output) {
-  const Content content(output);
-  if (!(content.nan && !nan) && !(content.inf && !inf)) return;
-  const auto aliases = [&](const at::Tensor& input) { return same_memory(input, output); };
-  if (std::ranges::any_of(operation.inputs, aliases)) {  // a view makes nothing
-    const auto schema = op.operator_schema();
-    if (!schema || !schema->is_mutable()) return;
-  }
-  bool nan_before = operation.scalar_nan, inf_before = operation.scalar_inf;
-  for (const auto& input : operation.inputs) {
-    if (!looked_at(input) || aliases(input)) continue;
-    const Content had(input);
-    nan_before |= had.nan;
-    inf_before |= had.inf;
-  }
-  asked_for |= content.inf && operation.scalar_inf;
-  if (content.inf && !inf && !(inf_before && asked_for)) add(op, operation, false, !inf_before);
-  if (content.nan && !nan) add(op, operation, true, !nan_before);
-}
-
-void AnomalyWatch::State::add(const at::RecordFunction& op, const Operation& operation, bool is_nan, bool made) {
-  Anomaly anomaly{op.name(), operation.place, node, made, is_nan};
-  if (const auto module = runtime::ModuleScope::current(); !module.empty())
-    anomaly.place = {std::string(module), true, false};
-  found.push_back(std::move(anomaly));
-  (is_nan ? nan : inf) = true;
-}
 
 AnomalyWatch::AnomalyWatch(torch::nn::Module& network) : state_(std::make_unique<State>(network)) {
   if (t_watch != nullptr)

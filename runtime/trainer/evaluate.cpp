@@ -151,33 +151,15 @@ class QuietLoop {
   SpeedInput speed_;
 };
 
-/// `value` has another one while it lives.
-class Restored {
- public:
-  Restored(std::int64_t& value, std::int64_t meanwhile) : value_(value), before_(std::exchange(value, meanwhile)) {}
-  ~Restored() { value_ = before_; }
-  Restored(const Restored&) = delete;
-  Restored& operator=(const Restored&) = delete;
+/// `value` is `meanwhile` until the result goes.
+auto set_meanwhile(std::int64_t& value, std::int64_t meanwhile) {
+  return c10::make_scope_exit([&value, before = std::exchange(value, meanwhile)] { value = before; });
+}
 
- private:
-  std::int64_t& value_;
-  std::int64_t before_;
-};
-
-/// The default generator's numbers go on where they were.
-class KeptRandomNumbers {
- public:
-  KeptRandomNumbers() = default;
-  ~KeptRandomNumbers() {
-    if (state_.defined()) set_random_state(state_);
-  }
-  KeptRandomNumbers(const KeptRandomNumbers&) = delete;
-  KeptRandomNumbers& operator=(const KeptRandomNumbers&) = delete;
-  void let_go() { state_.reset(); }
-
- private:
-  at::Tensor state_ = random_state();
-};
+/// The default generator's numbers go on from here when the result goes.
+auto keep_random_numbers() {
+  return c10::make_scope_exit([state = random_state()] { set_random_state(state); });
+}
 
 }  // namespace
 
@@ -198,13 +180,13 @@ bool Trainer::loop_stopped() const {
 
 EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of) {
   const runtime::PhaseScope phase(of.name);
-  const DeterministicScope deterministic(options_.deterministic);
+  const auto deterministic = deterministic_scope(options_.deterministic);
   const Within within(*this, module, run_);
   const bool alone = run_ == nullptr;
   QuietLoop loop({of.name, of.limit_name, of.limit, alone ? options_.throughput_warmup_steps : 0}, options_,
                  module.network(), source);
   const runtime::ProfiledStage stage(options_.profiler.get(), of.stage, loop.batches());
-  const Restored batches(loop_batches_, loop.batches());
+  const auto batches = set_meanwhile(loop_batches_, loop.batches());
   each([&](auto& callback) { (callback.*of.start)(*this); });
   while (const Batch* batch = loop.next()) {
     if (loop_stopped()) return {.stopped = true};
@@ -243,7 +225,7 @@ EvaluationResult Trainer::validate(TrainingModule& module, BatchSource& val) {
 
 /// False where it was stopped: all is as before it, but that a resumed run begins with it.
 bool Trainer::validate_step(Run& run, StepReport& report) {
-  KeptRandomNumbers random_numbers;
+  auto random_numbers = keep_random_numbers();
   const Metrics before = metrics_;
   run.validates = true;
   run.unvalidated = report;  // for what is saved if it ends here
@@ -260,7 +242,7 @@ bool Trainer::validate_step(Run& run, StepReport& report) {
     run.stopped = true;
     return false;
   }
-  random_numbers.let_go();
+  random_numbers.release();
   run.unvalidated.reset();
   report.val_loss = run.val_loss = result.loss;
   return true;
@@ -276,7 +258,7 @@ EvaluationResult Trainer::test(TrainingModule& module, BatchSource& data) {
 
 PredictResult Trainer::predict(TrainingModule& module, BatchSource& data, bool return_predictions) {
   const runtime::PhaseScope phase("prediction");
-  const DeterministicScope deterministic(options_.deterministic);
+  const auto deterministic = deterministic_scope(options_.deterministic);
   const Within within(*this, module, run_);
   const bool alone = run_ == nullptr;
   QuietLoop loop({"prediction", "limit_predict_batches", options_.limit_predict_batches,
@@ -284,7 +266,7 @@ PredictResult Trainer::predict(TrainingModule& module, BatchSource& data, bool r
                  options_, module.network(), data);
   const runtime::ProfiledStage stage(options_.profiler.get(), "predict", loop.batches());
   PredictResult result;
-  const Restored batches(loop_batches_, loop.batches());
+  const auto batches = set_meanwhile(loop_batches_, loop.batches());
   each([&](auto& callback) { callback.on_predict_start(*this); });
   while (const Batch* batch = loop.next()) {
     if (loop_stopped()) return {.stopped = true};
@@ -312,7 +294,7 @@ PredictResult Trainer::predict(TrainingModule& module, BatchSource& data, bool r
 void Trainer::sanity_check(Run& run) {
   if (options_.num_sanity_val_steps == 0 || run.val == nullptr || run.val_batches == 0) return;
   const runtime::PhaseScope phase("sanity_check");
-  const KeptRandomNumbers random_numbers;
+  const auto random_numbers = keep_random_numbers();
   const Metrics before = metrics_;
   const auto wanted = options_.num_sanity_val_steps;
   const auto count = wanted < 0 ? run.val_batches : std::min(wanted, run.val_batches);
@@ -331,7 +313,7 @@ void Trainer::pass_over_training_data() {
   const runtime::PhaseScope phase("statistics");
   const at::NoGradGuard no_grad;
   const Metrics before = metrics_;
-  const Restored batch(run.batch, 0), batches(run.train_batches, 0);
+  const auto batch = set_meanwhile(run.batch, 0), batches = set_meanwhile(run.train_batches, 0);
   run.begin_epoch();
   run.train.seek(run.data_epoch(), 0);
   for (; run.batch < run.train_batches; ++run.batch) {

@@ -3,7 +3,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
-#include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -250,7 +249,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   const auto threads_as_before = c10::make_scope_exit(
       [&, before = autograd.get_multithreading_enabled()] { autograd.set_multithreading_enabled(before); });
   autograd.set_multithreading_enabled(false);  // backward runs on this thread
-  const DeterministicScope deterministic(options_.deterministic);
+  const auto deterministic = deterministic_scope(options_.deterministic);
   Run run(module, train, val, options_);
   const Within within(*this, module, &run);
   metrics_ = {};

@@ -14,6 +14,7 @@
 #pragma once
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/ScopeExit.h>
 
 #include <chrono>
 #include <cstdint>
@@ -65,25 +66,19 @@ inline at::Tensor check_loss(at::Tensor loss, const char* step) {
 
 // TrainerOptions::deterministic. Not for users.
 
-/// LibTorch's switch as `mode` has it while this lives; none: as it is.
-class DeterministicScope {
- public:
-  explicit DeterministicScope(std::optional<Deterministic> mode) : changed_(mode.has_value()) {
-    if (changed_) set(*mode != Deterministic::no, *mode == Deterministic::warn);
-  }
-  ~DeterministicScope() {
-    if (changed_) set(before_, before_warns_);
-  }
-  DeterministicScope(const DeterministicScope&) = delete;
-  DeterministicScope& operator=(const DeterministicScope&) = delete;
-
- private:
-  static void set(bool on, bool warns) { at::globalContext().setDeterministicAlgorithms(on, warns); }
-
-  bool changed_;
-  bool before_ = at::globalContext().deterministicAlgorithms();
-  bool before_warns_ = at::globalContext().deterministicAlgorithmsWarnOnly();
-};
+/// LibTorch's switch is as `mode` has it until the result goes; none: as it was.
+inline auto deterministic_scope(std::optional<Deterministic> mode) {
+  auto& context = at::globalContext();
+  auto as_before = c10::make_scope_exit(
+      [&context, on = context.deterministicAlgorithms(), warns = context.deterministicAlgorithmsWarnOnly()] {
+        context.setDeterministicAlgorithms(on, warns);
+      });
+  if (mode)
+    context.setDeterministicAlgorithms(*mode != Deterministic::no, *mode == Deterministic::warn);
+  else
+    as_before.release();
+  return as_before;
+}
 
 // TrainerOptions::detect_anomaly: which operation of a step made the first NaN and the first infinity, forward and
 // backward, on any device.
