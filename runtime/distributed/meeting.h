@@ -67,8 +67,8 @@ class Door {
   void close();
   /// The server is about to end: its socket is not ours to close.
   void forget();
-  /// Called every half a second. Whoever has sent more than `size` ranks send together is cut off; whether there was
-  /// somebody.
+  /// Called every half a second. Cuts off each peer that has sent more than `size` ranks send together; returns true if
+  /// there was one.
   bool cut_off_floods(int size);
 
  private:
@@ -128,10 +128,10 @@ class MeetingStore final : public c10d::PrefixStore {
 // Where the store is served the thread sees to its door: it closes it when all ranks have beaten, and cuts off a peer
 // that floods it.
 //
-// Who is gone is only asked after a failure. That the store is, is known without: of a launcher's store it means that
-// no launcher will end, restart or wait for these processes. A rank that is asked to end looks each second whether the
-// others can come to the call that it waits in, and ends the process where four looks in a row say that they cannot, or
-// the store says nothing for five seconds.
+// The ranks that are gone are looked for only after a failure. A store that is gone is noticed without one: of a
+// launcher's store it means that no launcher will end, restart or wait for these processes. A rank that is asked to end
+// looks each second whether the others can come to the call that it waits in, and ends the process where four looks in
+// a row say that they cannot, or the store says nothing for five seconds.
 
 class Heartbeat {
  public:
