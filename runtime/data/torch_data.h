@@ -9,6 +9,7 @@
 // The first is preferred: order, threads and resume are those of data_loader.h. The second takes a loader as it is.
 #pragma once
 #include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/data/dataloader/base.h>
 #include <torch/data/datasets/base.h>
 #include <torch/data/example.h>
@@ -49,25 +50,17 @@ Sample tensors_of(std::vector<Item> examples) {
   return stack_samples(samples, false, [](std::size_t i) { return io::message("example {} of a batch", i); });
 }
 
-/// LibTorch's default generator begins with `seed` while this lives; what it was comes back.
-class SeededGenerator {
- public:
-  explicit SeededGenerator(std::uint64_t seed) : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
-    const std::lock_guard lock(generator_.mutex());
-    before_ = generator_.get_state();
-    generator_.set_current_seed(seed);
-  }
-  ~SeededGenerator() {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(before_);
-  }
-  SeededGenerator(const SeededGenerator&) = delete;
-  SeededGenerator& operator=(const SeededGenerator&) = delete;
-
- private:
-  at::Generator generator_;
-  at::Tensor before_;
-};
+/// LibTorch's default generator begins with `seed`, until the result goes; what it was comes back.
+inline auto seed_meanwhile(std::uint64_t seed) {
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  auto as_before = c10::make_scope_exit([generator, state = generator.get_state()]() mutable {
+    const std::lock_guard again(generator.mutex());
+    generator.set_state(state);
+  });
+  generator.set_current_seed(seed);
+  return as_before;
+}
 
 }  // namespace detail
 
@@ -135,7 +128,7 @@ class TorchBatches : public trainer::BatchSource {
   void seek(std::int64_t epoch, std::int64_t batch) override {
     if (at_ && epoch == epoch_ && batch == next_) return;
     if (!at_ || epoch != epoch_ || batch < next_) begin(epoch);
-    const detail::SeededGenerator apart(kernels::splitmix64(seed_, static_cast<std::uint64_t>(epoch)));
+    const auto apart = detail::seed_meanwhile(kernels::splitmix64(seed_, static_cast<std::uint64_t>(epoch)));
     while (next_ < std::min(batch, batches_) && advance()) ++next_;
     next_ = batch;
   }
@@ -157,7 +150,7 @@ class TorchBatches : public trainer::BatchSource {
   void begin(std::int64_t epoch) {
     at_.reset();
     loader_ = nullptr;
-    const detail::SeededGenerator apart(kernels::splitmix64(seed_, static_cast<std::uint64_t>(epoch)));
+    const auto apart = detail::seed_meanwhile(kernels::splitmix64(seed_, static_cast<std::uint64_t>(epoch)));
     loader_ = make_();
     at_.emplace(loader_->begin());
     epoch_ = epoch;

@@ -7,10 +7,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/FunctionRef.h>
 
 #include <array>
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <exception>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
@@ -21,6 +25,130 @@
 
 namespace fp8::runtime::distributed {
 namespace {
+
+/// The tensor's own memory as a CPU tensor. What is written there is seen by autograd's version check. Throws
+/// c10::Error unless it is dense, on hpu or cpu.
+at::Tensor on_cpu(const at::Tensor& tensor, const char* call) {
+  TORCH_CHECK(tensor.defined() && (tensor.is_hpu() || tensor.is_cpu()) && tensor.layout() == at::kStrided,
+              "[ProcessGroup] ", call, ": expected a dense tensor on hpu or cpu, got ",
+              tensor.defined() ? tensor.toString() : std::string("an undefined one"));
+  tensor.unsafeGetTensorImpl()->bump_version();
+  return cpu_alias(tensor.detach());
+}
+
+/// Throws c10::Error for a dtype that is not reduced.
+void check_reducible(const at::Tensor& t) {
+  const auto type = t.defined() ? t.scalar_type() : at::ScalarType::Undefined;
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kLong,
+              "[ProcessGroup] all_reduce: found dtype ", type, ", allowed: Float, BFloat16, Half, Long");
+}
+
+void check_root(int root, int size) {
+  TORCH_CHECK(root >= 0 && root < size, "[ProcessGroup] broadcast: root: found ", root, ", allowed: 0 to ", size - 1);
+}
+
+// Integers in the order of their floats: -inf < -1 < -0 < 0 < 1 < inf < NaN. So a maximum has the same bits in every
+// order, and a NaN is not lost.
+
+std::int32_t to_ordered(float value) {
+  if (std::isnan(value)) return 0x7FC00000;
+  const auto bits = std::bit_cast<std::int32_t>(value);
+  return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
+}
+float from_ordered(std::int32_t bits) { return std::bit_cast<float>(bits < 0 ? bits ^ 0x7FFFFFFF : bits); }
+
+// The calls of ProcessGroup by a backend of c10d, of this process' memory: what groups of our own and those that
+// torch.distributed made have in common.
+
+class BackendGroup : public ProcessGroup {
+ public:
+  void all_reduce_max(float* values, std::size_t count) override {
+    const at::Tensor ordered = at::empty({static_cast<std::int64_t>(count)}, at::kInt);
+    auto* bits = ordered.mutable_data_ptr<std::int32_t>();
+    for (std::size_t i = 0; i < count; ++i) bits[i] = to_ordered(values[i]);
+    reduce({Kind::max, at::kFloat, ordered.numel()}, ordered);
+    for (std::size_t i = 0; i < count; ++i) values[i] = from_ordered(bits[i]);
+  }
+  void barrier() override {
+    const Call call{Kind::barrier};
+    if (!agree(call)) wait(call, [&] { return backend().barrier(); });
+  }
+  void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    check_reducible(tensor);
+    const at::NoGradGuard no_grad;
+    const at::Tensor here = on_cpu(tensor, "all_reduce");
+    const bool floating = here.scalar_type() != at::kLong;
+    const at::Tensor flat = here.to(floating ? at::kFloat : at::kLong).contiguous().view({-1});
+    if (op == ReduceOp::max && floating) {
+      all_reduce_max(flat.mutable_data_ptr<float>(), static_cast<std::size_t>(flat.numel()));
+    } else {
+      reduce({op == ReduceOp::max ? Kind::max : Kind::sum, here.scalar_type(), flat.numel()}, flat);
+    }
+    if (flat.const_data_ptr() != here.const_data_ptr()) here.copy_(flat.view(here.sizes()));
+  }
+  void all_reduce_in_dtype(const at::Tensor& tensor) override {
+    check_reducible(tensor);
+    TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous(),
+                "[ProcessGroup] all_reduce_in_dtype: expected a contiguous tensor on cpu, got one on ", tensor.device(),
+                " of strides ", tensor.strides());
+    reduce({Kind::sum, tensor.scalar_type(), tensor.numel()}, tensor);
+  }
+  void broadcast(const at::Tensor& tensor, int root) override {
+    check_root(root, size());
+    const at::NoGradGuard no_grad;
+    if (const auto tag = tag_of_memory(tensor))
+      tag->check_access("broadcast", tensor);  // codes would go without their scales
+    const at::Tensor here = on_cpu(tensor, "broadcast"), flat = here.contiguous();
+    const Call call{Kind::broadcast, here.scalar_type(), here.numel(), root};
+    agree(call);
+    if (here.numel() == 0) return;
+    std::vector<at::Tensor> bytes = {flat.view({-1}).view(at::kByte)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    wait(call, [&] { return backend().broadcast(bytes, options); });
+    if (!flat.is_same(here)) here.copy_(flat);
+  }
+
+ protected:
+  enum class Kind : std::int64_t { barrier, sum, max, broadcast };
+  struct Call {
+    Kind kind;
+    at::ScalarType type = at::kByte;
+    std::int64_t elements = 0;
+    int root = 0;
+  };
+  using Start = c10::function_ref<c10::intrusive_ptr<c10d::Work>()>;
+
+  static const char* name_of(Kind kind) {
+    constexpr std::array kNames = {"barrier", "all_reduce sum", "all_reduce max", "broadcast"};
+    return kNames.at(static_cast<std::size_t>(kind));
+  }
+  /// "all_reduce sum of 4 elements of Float"
+  static std::string describe(const Call& call) {
+    return std::string(name_of(call.kind)) + " of " + std::to_string(call.elements) + " elements of " +
+           c10::toString(call.type) + (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
+  }
+
+  virtual c10d::Backend& backend() = 0;
+  /// Before each call. True: all ranks are known to have come to it.
+  virtual bool agree(const Call& /*call*/) { return false; }
+  /// start(), and waits for it; c10::Error says what failed.
+  virtual void wait(const Call& call, Start start) = 0;
+
+  /// Without asking agree(); not of 0 elements.
+  void reduce_now(const Call& call, const at::Tensor& flat, c10d::ReduceOp::RedOpType op) {
+    std::vector<at::Tensor> tensors = {flat};
+    c10d::AllreduceOptions options;
+    options.reduceOp = op;
+    wait(call, [&] { return backend().allreduce(tensors, options); });
+  }
+
+ private:
+  void reduce(const Call& call, const at::Tensor& flat) {
+    agree(call);
+    if (flat.numel() != 0) reduce_now(call, flat, call.kind == Kind::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX);
+  }
+};
 
 /// One process alone.
 class LocalGroup final : public ProcessGroup {
@@ -195,99 +323,6 @@ c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const ProcessGroup& group) {
   const auto* gloo = dynamic_cast<const GlooGroup*>(&group);
   TORCH_CHECK(gloo != nullptr, "[c10d_group] expected a group of several ranks that make_gloo_group() made");
   return gloo->of_c10d();
-}
-
-at::Tensor on_cpu(const at::Tensor& tensor, const char* call) {
-  TORCH_CHECK(tensor.defined() && (tensor.is_hpu() || tensor.is_cpu()) && tensor.layout() == at::kStrided,
-              "[ProcessGroup] ", call, ": expected a dense tensor on hpu or cpu, got ",
-              tensor.defined() ? tensor.toString() : std::string("an undefined one"));
-  tensor.unsafeGetTensorImpl()->bump_version();
-  return cpu_alias(tensor.detach());
-}
-
-void check_reducible(const at::Tensor& t) {
-  const auto type = t.defined() ? t.scalar_type() : at::ScalarType::Undefined;
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kLong,
-              "[ProcessGroup] all_reduce: found dtype ", type, ", allowed: Float, BFloat16, Half, Long");
-}
-
-void check_root(int root, int size) {
-  TORCH_CHECK(root >= 0 && root < size, "[ProcessGroup] broadcast: root: found ", root, ", allowed: 0 to ", size - 1);
-}
-
-const char* BackendGroup::name_of(Kind kind) {
-  constexpr std::array kNames = {"barrier", "all_reduce sum", "all_reduce max", "broadcast"};
-  return kNames.at(static_cast<std::size_t>(kind));
-}
-
-std::string BackendGroup::describe(const Call& call) {
-  return std::string(name_of(call.kind)) + " of " + std::to_string(call.elements) + " elements of " +
-         c10::toString(call.type) + (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
-}
-
-bool BackendGroup::agree(const Call& /*call*/) { return false; }
-
-void BackendGroup::all_reduce_max(float* values, std::size_t count) {
-  const at::Tensor ordered = at::empty({static_cast<std::int64_t>(count)}, at::kInt);
-  auto* bits = ordered.mutable_data_ptr<std::int32_t>();
-  for (std::size_t i = 0; i < count; ++i) bits[i] = to_ordered(values[i]);
-  reduce({Kind::max, at::kFloat, ordered.numel()}, ordered);
-  for (std::size_t i = 0; i < count; ++i) values[i] = from_ordered(bits[i]);
-}
-
-void BackendGroup::barrier() {
-  const Call call{Kind::barrier};
-  if (!agree(call)) wait(call, [&] { return backend().barrier(); });
-}
-
-void BackendGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) {
-  check_reducible(tensor);
-  const at::NoGradGuard no_grad;
-  const at::Tensor here = on_cpu(tensor, "all_reduce");
-  const bool floating = here.scalar_type() != at::kLong;
-  const at::Tensor flat = here.to(floating ? at::kFloat : at::kLong).contiguous().view({-1});
-  if (op == ReduceOp::max && floating) {
-    all_reduce_max(flat.mutable_data_ptr<float>(), static_cast<std::size_t>(flat.numel()));
-  } else {
-    reduce({op == ReduceOp::max ? Kind::max : Kind::sum, here.scalar_type(), flat.numel()}, flat);
-  }
-  if (flat.const_data_ptr() != here.const_data_ptr()) here.copy_(flat.view(here.sizes()));
-}
-
-void BackendGroup::all_reduce_in_dtype(const at::Tensor& tensor) {
-  check_reducible(tensor);
-  TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous(),
-              "[ProcessGroup] all_reduce_in_dtype: expected a contiguous tensor on cpu, got one on ", tensor.device(),
-              " of strides ", tensor.strides());
-  reduce({Kind::sum, tensor.scalar_type(), tensor.numel()}, tensor);
-}
-
-void BackendGroup::broadcast(const at::Tensor& tensor, int root) {
-  check_root(root, size());
-  const at::NoGradGuard no_grad;
-  if (const auto tag = tag_of_memory(tensor))
-    tag->check_access("broadcast", tensor);  // codes would go without their scales
-  const at::Tensor here = on_cpu(tensor, "broadcast"), flat = here.contiguous();
-  const Call call{Kind::broadcast, here.scalar_type(), here.numel(), root};
-  agree(call);
-  if (here.numel() == 0) return;
-  std::vector<at::Tensor> bytes = {flat.view({-1}).view(at::kByte)};
-  c10d::BroadcastOptions options;
-  options.rootRank = root;
-  wait(call, [&] { return backend().broadcast(bytes, options); });
-  if (!flat.is_same(here)) here.copy_(flat);
-}
-
-void BackendGroup::reduce(const Call& call, const at::Tensor& flat) {
-  agree(call);
-  if (flat.numel() != 0) reduce_now(call, flat, call.kind == Kind::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX);
-}
-
-void BackendGroup::reduce_now(const Call& call, const at::Tensor& flat, c10d::ReduceOp::RedOpType op) {
-  std::vector<at::Tensor> tensors = {flat};
-  c10d::AllreduceOptions options;
-  options.reduceOp = op;
-  wait(call, [&] { return backend().allreduce(tensors, options); });
 }
 
 namespace {

@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Processes that talk over TCP, by the Gloo of LibTorch.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 #include <pthread.h>
 
-#include <bit>
-#include <cmath>
 #include <csignal>
-#include <cstdint>
 #include <ctime>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "fp8/runtime/distributed/process_group.h"
@@ -74,61 +68,6 @@ class NoBrokenPipes {
  private:
   sigset_t signal_, before_;
 };
-
-// The calls of ProcessGroup by a backend of c10d, of this process' memory: what groups of our own and those that
-// torch.distributed made have in common. Not for users.
-
-/// The tensor's own memory as a CPU tensor. What is written there is seen by autograd's version check. Throws
-/// c10::Error unless it is dense, on hpu or cpu.
-at::Tensor on_cpu(const at::Tensor& tensor, const char* call);
-/// Throws c10::Error for a dtype that is not reduced.
-void check_reducible(const at::Tensor& tensor);
-void check_root(int root, int size);
-
-class BackendGroup : public ProcessGroup {
- public:
-  void all_reduce_max(float* values, std::size_t count) override;
-  void barrier() override;
-  void all_reduce(const at::Tensor& tensor, ReduceOp op) override;
-  void all_reduce_in_dtype(const at::Tensor& tensor) override;
-  void broadcast(const at::Tensor& tensor, int root) override;
-
- protected:
-  enum class Kind : std::int64_t { barrier, sum, max, broadcast };
-  struct Call {
-    Kind kind;
-    at::ScalarType type = at::kByte;
-    std::int64_t elements = 0;
-    int root = 0;
-  };
-  using Start = c10::function_ref<c10::intrusive_ptr<c10d::Work>()>;
-
-  static const char* name_of(Kind kind);
-  /// "all_reduce sum of 4 elements of Float"
-  static std::string describe(const Call& call);
-
-  virtual c10d::Backend& backend() = 0;
-  /// Before each call. True: all ranks are known to have come to it.
-  virtual bool agree(const Call& call);
-  /// start(), and waits for it; c10::Error says what failed.
-  virtual void wait(const Call& call, Start start) = 0;
-
-  /// Without asking agree(); not of 0 elements.
-  void reduce_now(const Call& call, const at::Tensor& flat, c10d::ReduceOp::RedOpType op);
-
- private:
-  void reduce(const Call& call, const at::Tensor& flat);
-};
-
-// Integers in the order of their floats: -inf < -1 < -0 < 0 < 1 < inf < NaN. So a maximum has the same bits in every
-// order, and a NaN is not lost.
-
-inline std::int32_t to_ordered(float value) {
-  if (std::isnan(value)) return 0x7FC00000;
-  const auto bits = std::bit_cast<std::int32_t>(value);
-  return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
-}
-inline float from_ordered(std::int32_t bits) { return std::bit_cast<float>(bits < 0 ? bits ^ 0x7FFFFFFF : bits); }
 
 // Groups that torch.distributed made, in Python or in C++, by the name that c10d keeps of each.
 //
