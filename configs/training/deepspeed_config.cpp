@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string_view>
 
-#include "fp8/configs/training/deepspeed_keys.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {

@@ -2,97 +2,41 @@
 #include "fp8/configs/training/deepspeed_strategy.h"
 
 #include <algorithm>
-#include <utility>
-#include <variant>
+#include <initializer_list>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/configs/training/deepspeed_keys.h"
+#include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
 
-using Strategy = DeepSpeedStrategy;
-using StrategyMember = std::variant<bool Strategy::*, std::int64_t Strategy::*, double Strategy::*,
-                                    std::string Strategy::*, std::optional<std::int64_t> Strategy::*>;
-
-const std::vector<std::pair<std::string, StrategyMember>>& strategy_members() {
-  static const std::vector<std::pair<std::string, StrategyMember>> members = {
-      {"zero_optimization", &Strategy::zero_optimization},
-      {"stage", &Strategy::stage},
-      {"offload_optimizer", &Strategy::offload_optimizer},
-      {"offload_parameters", &Strategy::offload_parameters},
-      {"offload_params_device", &Strategy::offload_params_device},
-      {"nvme_path", &Strategy::nvme_path},
-      {"params_buffer_count", &Strategy::params_buffer_count},
-      {"params_buffer_size", &Strategy::params_buffer_size},
-      {"max_in_cpu", &Strategy::max_in_cpu},
-      {"offload_optimizer_device", &Strategy::offload_optimizer_device},
-      {"optimizer_buffer_count", &Strategy::optimizer_buffer_count},
-      {"block_size", &Strategy::block_size},
-      {"queue_depth", &Strategy::queue_depth},
-      {"single_submit", &Strategy::single_submit},
-      {"overlap_events", &Strategy::overlap_events},
-      {"thread_count", &Strategy::thread_count},
-      {"pin_memory", &Strategy::pin_memory},
-      {"sub_group_size", &Strategy::sub_group_size},
-      {"contiguous_gradients", &Strategy::contiguous_gradients},
-      {"overlap_comm", &Strategy::overlap_comm},
-      {"allgather_partitions", &Strategy::allgather_partitions},
-      {"reduce_scatter", &Strategy::reduce_scatter},
-      {"allgather_bucket_size", &Strategy::allgather_bucket_size},
-      {"reduce_bucket_size", &Strategy::reduce_bucket_size},
-      {"zero_allow_untested_optimizer", &Strategy::zero_allow_untested_optimizer},
-      {"logging_batch_size_per_gpu", &Strategy::logging_batch_size_per_gpu},
-      {"loss_scale", &Strategy::loss_scale},
-      {"initial_scale_power", &Strategy::initial_scale_power},
-      {"loss_scale_window", &Strategy::loss_scale_window},
-      {"hysteresis", &Strategy::hysteresis},
-      {"min_loss_scale", &Strategy::min_loss_scale},
-      {"partition_activations", &Strategy::partition_activations},
-      {"cpu_checkpointing", &Strategy::cpu_checkpointing},
-      {"contiguous_memory_optimization", &Strategy::contiguous_memory_optimization},
-      {"synchronize_checkpoint_boundary", &Strategy::synchronize_checkpoint_boundary},
-  };
-  return members;
-}
-
-// Of values that their row allows.
-void take(const io::Json& value, bool& to) { to = value.get<bool>(); }
-void take(const io::Json& value, std::int64_t& to) { to = static_cast<std::int64_t>(value.get<double>()); }
-void take(const io::Json& value, double& to) { to = value.get<double>(); }
-void take(const io::Json& value, std::string& to) { to = value.get<std::string>(); }
-void take(const io::Json& value, std::optional<std::int64_t>& to) {
-  to.reset();
-  if (value.is_number()) take(value, to.emplace());
-}
-
 void require_rows(const io::Json& arguments, const std::string& source, KeyRows rows) {
   const auto problems = key_problems(arguments, io::printable(source, 4096), rows);
   if (!problems.empty()) throw io::Error(problems[0]);
 }
 
-io::Json offload_json(const Strategy& s, bool parameters) {
-  io::Json json = {{"device", parameters ? s.offload_params_device : s.offload_optimizer_device},
-                   {"nvme_path", s.nvme_path},
-                   {"buffer_count", parameters ? s.params_buffer_count : s.optimizer_buffer_count}};
-  if (parameters) json.update({{"buffer_size", s.params_buffer_size}, {"max_in_cpu", s.max_in_cpu}});
-  json["pin_memory"] = s.pin_memory;
+io::Json picked(const DeepSpeedStrategy& s, std::initializer_list<const char*> names) {
+  io::Json json = io::Json::object();
+  for (const char* name : names) json[name] = s.at(name);
   return json;
 }
 
-io::Json zero_json(const Strategy& s) {
-  io::Json json = {{"stage", s.stage},
-                   {"contiguous_gradients", s.contiguous_gradients},
-                   {"overlap_comm", s.overlap_comm},
-                   {"allgather_partitions", s.allgather_partitions},
-                   {"reduce_scatter", s.reduce_scatter},
-                   {"allgather_bucket_size", s.allgather_bucket_size},
-                   {"reduce_bucket_size", s.reduce_bucket_size},
-                   {"sub_group_size", s.sub_group_size}};
-  if (s.offload_optimizer) json["offload_optimizer"] = offload_json(s, /*parameters=*/false);
-  if (s.offload_parameters) json["offload_param"] = offload_json(s, /*parameters=*/true);
+io::Json offload_json(const DeepSpeedStrategy& s, bool parameters) {
+  io::Json json = {{"device", s.at(parameters ? "offload_params_device" : "offload_optimizer_device")},
+                   {"nvme_path", s.at("nvme_path")},
+                   {"buffer_count", s.at(parameters ? "params_buffer_count" : "optimizer_buffer_count")}};
+  if (parameters) json.update({{"buffer_size", s.at("params_buffer_size")}, {"max_in_cpu", s.at("max_in_cpu")}});
+  json["pin_memory"] = s.at("pin_memory");
+  return json;
+}
+
+io::Json zero_json(const DeepSpeedStrategy& s) {
+  io::Json json = picked(s, {"stage", "contiguous_gradients", "overlap_comm", "allgather_partitions", "reduce_scatter",
+                             "allgather_bucket_size", "reduce_bucket_size", "sub_group_size"});
+  if (s.at("offload_optimizer") == true) json["offload_optimizer"] = offload_json(s, /*parameters=*/false);
+  if (s.at("offload_parameters") == true) json["offload_param"] = offload_json(s, /*parameters=*/true);
   return json;
 }
 
@@ -123,57 +67,50 @@ DeepSpeedStrategy deepspeed_strategy(const std::string& name) {
   if (std::ranges::find(names, name) == names.end())
     throw io::Error("strategy: found " + io::in_quotes(name) + ", allowed: " + io::joined(names) + "; did you mean '" +
                     closest(name, names) + "'?");
-  DeepSpeedStrategy s;
+  DeepSpeedStrategy s = with_standards(io::Json::object(), deepspeed_strategy_keys());
   const auto stage = name.find("_stage_");
   if (stage == std::string::npos) return s;
-  s.stage = name[stage + 7] - '0';
-  s.offload_optimizer = name.find("_offload") != std::string::npos;
-  s.offload_parameters = s.offload_optimizer && s.stage == 3;
-  if (name.ends_with("_nvme")) s.offload_params_device = s.offload_optimizer_device = "nvme";
+  const bool offloads = name.find("_offload") != std::string::npos;
+  s["stage"] = name[stage + 7] - '0';
+  s["offload_optimizer"] = offloads;
+  s["offload_parameters"] = offloads && s["stage"] == 3;
+  if (name.ends_with("_nvme")) s["offload_params_device"] = s["offload_optimizer_device"] = "nvme";
   return s;
 }
 
 DeepSpeedStrategy parse_deepspeed_strategy(const io::Json& arguments, const std::string& source,
                                            DeepSpeedStrategy start) {
-  require_rows(arguments, source, deepspeed_table("strategy"));
-  for (const auto& [name, member] : strategy_members()) {
-    const auto value = arguments.find(name);
-    if (value != arguments.end()) std::visit([&](auto m) { take(*value, start.*m); }, member);
+  require_rows(arguments, source, deepspeed_strategy_keys());
+  for (const auto& [name, value] : arguments.items()) {
+    const bool whole = find_row(deepspeed_strategy_keys(), name)->allowed.type == Allowed::Type::integer;
+    start[name] = whole && value.is_number() ? io::Json(static_cast<std::int64_t>(value.get<double>())) : value;
   }
   return start;
 }
 
 DeepSpeedTrainer parse_deepspeed_trainer(const io::Json& arguments, const std::string& source) {
-  require_rows(arguments, source, deepspeed_table("trainer"));
-  DeepSpeedTrainer trainer;
-  const auto precision = arguments.find("precision");
-  if (precision != arguments.end()) take(*precision, trainer.precision);
-  const auto number = [&](const char* key, auto& to) {
-    const auto value = arguments.find(key);
-    if (value != arguments.end() && value->is_number()) take(*value, to);
+  require_rows(arguments, source, deepspeed_trainer_keys());
+  const auto number = [&](const char* key, double standard) {
+    const io::Json* value = find_value(arguments, key);
+    return value != nullptr ? value->get<double>() : standard;
   };
-  number("accumulate_grad_batches", trainer.accumulate_grad_batches);
-  number("gradient_clip_val", trainer.gradient_clip_val);
-  number("batch_size", trainer.batch_size);
-  return trainer;
+  return {.precision = arguments.value("precision", "32-true"),
+          .accumulate_grad_batches = static_cast<std::int64_t>(number("accumulate_grad_batches", 1)),
+          .gradient_clip_val = number("gradient_clip_val", 0),
+          .batch_size = static_cast<std::int64_t>(number("batch_size", 1))};
 }
 
 io::Json deepspeed_json(const DeepSpeedStrategy& s) {
   io::Json json = io::Json::object();
-  if (s.logging_batch_size_per_gpu) json["train_micro_batch_size_per_gpu"] = *s.logging_batch_size_per_gpu;
-  if (s.zero_optimization) {
-    json["zero_allow_untested_optimizer"] = s.zero_allow_untested_optimizer;
+  if (const io::Json& batch = s.at("logging_batch_size_per_gpu"); batch.is_number())
+    json["train_micro_batch_size_per_gpu"] = batch;
+  if (s.at("zero_optimization") == true) {
+    json["zero_allow_untested_optimizer"] = s.at("zero_allow_untested_optimizer");
     json["zero_optimization"] = zero_json(s);
   }
-  json["activation_checkpointing"] = {{"partition_activations", s.partition_activations},
-                                      {"cpu_checkpointing", s.cpu_checkpointing},
-                                      {"contiguous_memory_optimization", s.contiguous_memory_optimization},
-                                      {"synchronize_checkpoint_boundary", s.synchronize_checkpoint_boundary}};
-  json["aio"] = {{"block_size", s.block_size},
-                 {"queue_depth", s.queue_depth},
-                 {"single_submit", s.single_submit},
-                 {"overlap_events", s.overlap_events},
-                 {"thread_count", s.thread_count}};
+  json["activation_checkpointing"] = picked(s, {"partition_activations", "cpu_checkpointing",
+                                                "contiguous_memory_optimization", "synchronize_checkpoint_boundary"});
+  json["aio"] = picked(s, {"block_size", "queue_depth", "single_submit", "overlap_events", "thread_count"});
   return json;
 }
 
@@ -191,12 +128,8 @@ void fill_in_deepspeed(io::Json& config, const DeepSpeedStrategy& s, const DeepS
   if (!config.contains("gradient_clipping")) config["gradient_clipping"] = trainer.gradient_clip_val;
   const bool f16 = trainer.precision.starts_with("16-"), bf16 = trainer.precision.starts_with("bf16-");
   if (f16 && !config.contains("fp16")) {
-    config["fp16"] = {{"enabled", true},
-                      {"loss_scale", plain_number(s.loss_scale)},
-                      {"initial_scale_power", s.initial_scale_power},
-                      {"loss_scale_window", s.loss_scale_window},
-                      {"hysteresis", s.hysteresis},
-                      {"min_loss_scale", s.min_loss_scale}};
+    config["fp16"] = {{"enabled", true}, {"loss_scale", plain_number(s.at("loss_scale").get<double>())}};
+    config["fp16"].update(picked(s, {"initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}));
   } else if (bf16 && !config.contains("bf16")) {
     config["bf16"] = {{"enabled", true}};
   }

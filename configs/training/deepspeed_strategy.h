@@ -9,7 +9,6 @@
 // logging_level, load_full_weights, process_group_backend, ...) are for the strategy's own use.
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,28 +17,8 @@
 
 namespace fp8::configs {
 
-/// The constructor's arguments that say something of the JSON.
-struct DeepSpeedStrategy {
-  bool zero_optimization = true;
-  std::int64_t stage = 2;
-  bool offload_optimizer = false, offload_parameters = false;
-  std::string offload_params_device = "cpu", nvme_path = "/local_nvme";
-  std::int64_t params_buffer_count = 5, params_buffer_size = 100'000'000, max_in_cpu = 1'000'000'000;
-  std::string offload_optimizer_device = "cpu";
-  std::int64_t optimizer_buffer_count = 4, block_size = 1'048'576, queue_depth = 8;
-  bool single_submit = false, overlap_events = true;
-  std::int64_t thread_count = 1;
-  bool pin_memory = false;
-  std::int64_t sub_group_size = 1'000'000'000'000;
-  bool contiguous_gradients = true, overlap_comm = true, allgather_partitions = true, reduce_scatter = true;
-  std::int64_t allgather_bucket_size = 200'000'000, reduce_bucket_size = 200'000'000;
-  bool zero_allow_untested_optimizer = true;
-  std::optional<std::int64_t> logging_batch_size_per_gpu = {};  ///< none: "auto"
-  double loss_scale = 0;                                        ///< of precision 16-*; 0: found while training
-  std::int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2, min_loss_scale = 1;
-  bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
-  bool synchronize_checkpoint_boundary = false;
-};
+/// The constructor's arguments that say something of the JSON, by name; each has a value.
+using DeepSpeedStrategy = io::Json;
 
 /// What the strategy reads of its Trainer when training starts.
 struct DeepSpeedTrainer {
@@ -59,7 +38,7 @@ DeepSpeedStrategy deepspeed_strategy(const std::string& name);
 /// messages. Throws io::Error for an unknown argument (the nearest is named), a wrong value, and "config", which is a
 /// DeepSpeed JSON already.
 DeepSpeedStrategy parse_deepspeed_strategy(const io::Json& arguments, const std::string& source,
-                                           DeepSpeedStrategy start = {});
+                                           DeepSpeedStrategy start = deepspeed_strategy("hpu_deepspeed"));
 
 /// The rows of those arguments, with what each does.
 KeyRows deepspeed_strategy_keys();

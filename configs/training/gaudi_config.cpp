@@ -6,36 +6,9 @@
 #include <deque>
 
 #include "fp8/runtime/io/base/file.h"
+#include "optimum_json.h"
 
 namespace fp8::configs {
-namespace rows {
-
-constexpr const char* kOldPrecision = "of Habana mixed precision, which autocast has replaced";
-constexpr const char* kVersion = "what wrote the file";
-
-constexpr KeyRow kGaudiConfig[] = {
-    {"use_torch_autocast", boolean(), read, "autocast to bf16", "precision bf16-mixed"},
-    {"autocast_bf16_ops", texts().or_null(), read,
-     "the operators of autocast in bf16, which are a file in LOWER_LIST otherwise, and that wins"},
-    {"autocast_fp32_ops", texts().or_null(), read,
-     "the operators of autocast in f32, which are a file in FP32_LIST otherwise, and that wins"},
-    {"use_dynamic_shapes", boolean(), ignored, "an operator sees the sizes that it has: no shape is dynamic"},
-    {"use_fused_adam", boolean(), read,
-     "AdamW is a fused one either way; true: the device's formula, {eps_mode} habana, false: torch's, {eps_mode} "
-     "torch"},
-    {"use_fused_clip_norm", boolean(), ignored, "{clip} is the fused one either way, with the same numbers"},
-    {"use_habana_mixed_precision", words("false"), refused, "use_torch_autocast has replaced it"},
-    {"hmp_bf16_ops", texts(), ignored, kOldPrecision},
-    {"hmp_fp32_ops", texts(), ignored, kOldPrecision},
-    {"hmp_is_verbose", boolean(), ignored, kOldPrecision},
-    {"hmp_opt_level", text(), ignored, kOldPrecision},
-    {"optimum_version", text().or_null(), ignored, kVersion},
-    {"transformers_version", text().or_null(), ignored, kVersion},
-    {"$schema", text(), ignored, "for editors"},
-};
-
-}  // namespace rows
-
 namespace {
 
 constexpr const char* kLowerOps = "autocast_bf16_ops";
@@ -66,8 +39,22 @@ std::vector<KeyRow> with_flags(KeyRows rows) {
   return all;
 }
 
+namespace {
+
+std::vector<KeyRow> optimum_table(const char* name) {
+  static const auto& tables = *new io::KeyTables(kOptimumJson);
+  return with_flags(tables[name]);
+}
+
+}  // namespace
+
 KeyRows gaudi_config_keys() {
-  static const std::vector<KeyRow> all = with_flags(rows::kGaudiConfig);
+  static const std::vector<KeyRow> all = optimum_table("gaudi_config");
+  return all;
+}
+
+KeyRows training_argument_keys() {
+  static const std::vector<KeyRow> all = optimum_table("arguments");
   return all;
 }
 

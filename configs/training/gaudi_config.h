@@ -22,9 +22,9 @@ std::string flag_of(std::string_view option);
 /// The rows with the flags in their notes; their texts stay for good.
 std::vector<KeyRow> with_flags(KeyRows rows);
 
-/// Rows of gaudi_config.json.
+/// Rows of gaudi_config.json and of the training arguments, from optimum.json. To add a key: one row there. A refused
+/// one has the values that change nothing here.
 KeyRows gaudi_config_keys();
-/// Rows of the training arguments.
 KeyRows training_argument_keys();
 
 /// An option of `fp8 train` that a key comes to.

@@ -17,12 +17,6 @@ using io::Allowed, io::KeyRow, io::KeyRows, io::KeyUse;
 namespace allow = io::allow;
 using fp8::name_of;
 
-/// Where tables stand, so that a row is one line.
-namespace rows {
-using enum io::KeyUse;
-using namespace io::allow;
-}  // namespace rows
-
 /// What there is to say of a file, one line each.
 struct Findings {
   std::vector<std::string> problems;  ///< "FILE: key 'zero_optimization.stage': found 4, allowed: ..."

@@ -2,7 +2,6 @@
 // The rules of training arguments that concern several keys, and the command that they come to (gaudi_config.h).
 #include <algorithm>
 #include <cmath>
-#include <string_view>
 
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/training/gaudi_config.h"

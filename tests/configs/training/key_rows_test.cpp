@@ -2,7 +2,7 @@
 // The walk of a table of keys: each type of value, unknown keys, bounds.
 #include "fp8/configs/training/key_rows.h"
 
-#include "fp8/configs/training/deepspeed_keys.h"
+#include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_strategy.h"
 #include "fp8/configs/training/gaudi_config.h"
 #include "support/command.h"

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "fp8/configs/recipe_config.h"
-#include "fp8/configs/training/deepspeed_keys.h"
+#include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_strategy.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
@@ -239,7 +239,7 @@ io::Json deepspeed_of(const fs::path& strategy, const std::vector<std::string>& 
     StrategyArguments arguments;
     if (is_file) arguments.read(strategy);
     for (const auto& setting : settings) arguments.set(setting);
-    return arguments.json(is_file ? configs::DeepSpeedStrategy() : configs::deepspeed_strategy(strategy.string()),
+    return arguments.json(configs::deepspeed_strategy(is_file ? "hpu_deepspeed" : strategy.string()),
                           strategy.string());
   } catch (const io::Error& error) {
     if (is_file) throw;
