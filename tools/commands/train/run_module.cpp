@@ -1,29 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/run_module.h"
-
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
-#include <memory>
-#include <optional>
 #include <stdexcept>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/parts.h"
 #include "fp8/runtime/trainer/registry.h"
-#include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_callbacks.h"
 #include "fp8/tools/commands/train/train_settings.h"
 #include "fp8/tools/commands/train/train_start.h"
-#include "fp8/tools/commands/train/train_task.h"
 
 namespace fp8::commands {
 namespace {

@@ -27,14 +27,11 @@
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/train/run_module.h"
 #include "fp8/tools/commands/train/train_callbacks.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
-#include "fp8/tools/commands/train/train_ranks.h"
 #include "fp8/tools/commands/train/train_settings.h"
 #include "fp8/tools/commands/train/train_start.h"
-#include "fp8/tools/commands/train/train_task.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 
 namespace fp8::commands {

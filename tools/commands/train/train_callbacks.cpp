@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "fp8/runtime/device/allocator.h"
@@ -16,11 +15,9 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
-#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/parts.h"
-#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"

@@ -18,7 +18,7 @@
 #include "fp8/tools/commands/train/train_log_file.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
-#include "fp8/tools/commands/train/train_ranks.h"
+#include "fp8/tools/commands/train/train_settings.h"
 
 namespace fp8::commands {
 

@@ -13,8 +13,6 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/trainer/registry.h"
-#include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 namespace {

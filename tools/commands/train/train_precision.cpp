@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <utility>
 
 #include "fp8/configs/name_patterns.h"

@@ -12,7 +12,7 @@
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"
-#include "fp8/tools/commands/train/train_task.h"
+#include "fp8/tools/commands/train/train_start.h"
 
 namespace torch::nn {
 class Module;

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The start of `fp8 train` of a language model: model, data, and a check of memory.
+// What `fp8 train` trains: a language model and its data, or those of a run file.
 #pragma once
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/trainer/parts/part.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"
@@ -73,5 +76,70 @@ Start start_of(const TrainOptions& options, const Context& context);
 /// The chunks of a text as batches. multiple: of chunks in an epoch.
 TextBatches batches_of(const text::DataFiles& files, const TrainOptions& options, const Context& context,
                        const Start& start, std::int64_t batch, bool shuffle, std::int64_t multiple = 1);
+
+// A language model as something to train: cross entropy of the next token in f32, AdamW with weight decay on matrices.
+
+/// State beside the parameters that checkpoints hold (fp8 scales).
+struct StateHooks {
+  std::function<trainer::TrainingState()> save = {};
+  std::function<void(const trainer::TrainingState&)> load = {};
+};
+
+class LanguageModelTask : public trainer::TrainingModule {
+ public:
+  struct Files {
+    std::string config;               ///< text of config.json of what is trained
+    std::filesystem::path tokenizer;  ///< folder; may be empty
+    at::ScalarType dtype;             ///< of saved weights
+  };
+
+  LanguageModelTask(std::shared_ptr<models::CausalLM> model, OptimizerSettings settings, Files files,
+                    StateHooks hooks = {});
+
+  torch::nn::Module& network() override;
+  /// Mean over the B (L - 1) predicted tokens of a batch from TextBatches.
+  at::Tensor training_step(const trainer::Batch& batch, std::int64_t index) override;
+  /// -log softmax(logits[b, i])[ids[b, i + 1]], f32 [B, L - 1], and the likeliest next tokens, int64 [B, L].
+  std::vector<at::Tensor> predict_step(const trainer::Batch& batch, std::int64_t index) override;
+  trainer::Optimizers configure_optimizers() override;
+  /// A checkpoint that `fp8 evaluate --model` loads.
+  void save_files(const std::filesystem::path& folder) override;
+  trainer::TrainingState extra_state() override { return hooks_.save ? hooks_.save() : trainer::TrainingState{}; }
+  void load_extra_state(const trainer::TrainingState& state) override {
+    if (hooks_.load) hooks_.load(state);
+  }
+
+ private:
+  std::shared_ptr<models::CausalLM> model_;
+  OptimizerSettings settings_;
+  Files files_;
+  StateHooks hooks_;
+};
+
+/// Mean of -log softmax(logits[b, i])[ids[b, i + 1]] over i < L - 1, in f32. logits [B, L, V] of any float dtype, ids
+/// [B, L], L >= 2.
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids);
+
+// `fp8 train` of a model and data of one's own, made known by a library that --load loads
+// (runtime/trainer/parts/part_registry.h), and the stages validate, test and predict of any model:
+//
+//   OUT/train.json, OUT/log.jsonl, OUT/checkpoints/    as of a language model; what the model writes beside them
+//   OUT/predictions.safetensors                        of predict: the tensors of each batch
+
+/// Throws io::Error naming place and key, Interrupted after a checkpoint was written.
+void run_module(const TrainOptions& options, Context& context);
+
+// The sections optimizer: and lr_scheduler: of a run file, for a model of one's own. They take the place of the model's
+// configure_optimizers().
+//
+//   optimizer     torch.optim.Adam, AdamW, SGD; FusedAdamW, FusedSGD (lightning_habana or habana_frameworks...)
+//   lr_scheduler  torch.optim.lr_scheduler.StepLR {step_size, gamma}, of epochs
+//                 CosineWithWarmup {warmup, steps, min_factor}, of optimizer steps
+
+/// Nothing to do without an optimizer: the module's own. Throws io::Error naming the place.
+std::optional<trainer::Optimizers> optimizers_of(const torch::nn::Module& network,
+                                                 const std::optional<trainer::Part>& optimizer,
+                                                 const std::optional<trainer::Part>& lr_scheduler,
+                                                 const trainer::PartContext& context);
 
 }  // namespace fp8::commands

@@ -11,7 +11,6 @@
 
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/tools/commands/train/train_start.h"
-#include "fp8/tools/commands/train/train_task.h"
 #include "support/enum_names.h"
 
 namespace fp8::commands {

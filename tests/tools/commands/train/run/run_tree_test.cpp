@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/run/run_tree.h"
+#include "fp8/tools/commands/train/run_tree.h"
 
 #include <fstream>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/registry.h"
-#include "fp8/tools/commands/train/run/run_keys.h"
+#include "fp8/tools/commands/train/train_options.h"
 #include "support/matchers.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

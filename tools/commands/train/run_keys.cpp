@@ -1,23 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/run/run_keys.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <filesystem>
 #include <iterator>
-#include <map>
 #include <ranges>
 #include <set>
 #include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 namespace {

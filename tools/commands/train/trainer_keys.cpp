@@ -7,8 +7,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/trainer/registry.h"
-#include "fp8/tools/commands/train/run/run_keys.h"
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 namespace {

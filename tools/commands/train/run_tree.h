@@ -2,7 +2,7 @@
 // The settings of a run from all their sources, with the place of each value:
 //
 //   default  <  PL_FIT__TRAINER__MAX_STEPS=5  <  --config a.yaml  <  --config b.yaml  <  --trainer.max_steps=5
-//            <  options of fp8 train (run_keys.h)
+//            <  options of fp8 train (train_options.h)
 //
 // Objects merge key by key; lists are replaced, and so is {class_path, init_args} by one of another class. No torch
 // here.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/run/run_tree.h"
+#include "fp8/tools/commands/train/run_tree.h"
 
 #include <algorithm>
 #include <iterator>
