@@ -2,7 +2,6 @@
 // Everything in configs: JSON that users write, as typed values with errors that name file and key. No tensors.
 #pragma once
 #include "fp8/configs/environment.h"
-#include "fp8/configs/module_filter.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/configs/recipe_config.h"

@@ -9,7 +9,6 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -3,7 +3,7 @@
 //
 //   kind      a name is meant if                        whose patterns are of that kind
 //   search    Python's re.search finds the expression   lists of a QUANT_CONFIG; "modules" of a recipe;
-//                                                       --include, --exclude, --linear, --keep; allow, block and rules
+//                                                       include, exclude, linear, keep; allow, block and rules
 //                                                       of convert_modules; the blocklist in INC's checkpoints
 //   match     re.match does: \A(?:EXPRESSION)           "re:EXPRESSION" in compressed-tensors' and quark's checkpoints;
 //                                                       modules_to_not_convert of transformers
@@ -14,15 +14,46 @@
 // configs (quant/forms/ignore_list.h).
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "fp8/configs/python_regex.h"
 #include "fp8/runtime/io/base/text.h"
 
+// Python's re.search on UTF-8 text, through PCRE2. The two languages agree on what module names need; where they
+// don't, the pattern is translated first:
+//
+//   \Z -> \z     \v -> \x0b     {,n} -> {0,n}     [[:alpha:]] -> [\[:alpha:]     \uXXXX, \UXXXXXXXX -> \x{XXXX}
+//
+// What Python rejects as a bad escape (\h, \K, \Q, ...), an unknown extension ((?R), (?&name), ...) or as nothing to
+// repeat ("(*VERB)") is an error here too. \d \w \s \b and case folding follow Unicode, as for Python's str.
+//
+// What remains different: the flags a, L, u are not known; a reference to a group that opens later is accepted; \B
+// matches an empty text (as in Python from 3.14 on).
+
 namespace fp8::configs {
+
+/// A compiled pattern. Copies share it; searching is thread-safe.
+class PythonRegex {
+ public:
+  /// Throws io::Error "WHERE: pattern 'a(b': missing closing parenthesis, at offset 3". `where` is the file and key,
+  /// or the option. Patterns are at most 64 KiB.
+  PythonRegex(std::string_view pattern, std::string_view where);
+
+  /// True if the pattern matches anywhere in `text` (re.search). Throws io::Error naming the pattern and the text if
+  /// matching takes more than a million steps or 32 MiB, or if `text` is not UTF-8.
+  bool search(std::string_view text) const;
+
+  const std::string& pattern() const { return pattern_; }
+  const std::string& where() const { return where_; }
+
+ private:
+  std::string pattern_, where_;
+  std::shared_ptr<const void> code_;
+};
 
 /// What re.search finds where re.match finds `expression`: bound at the start, open at the end.
 std::string match_expression(std::string_view expression);
@@ -58,19 +89,59 @@ class NamePatterns {
 using io::closest;
 using io::edit_distance;
 
-// What messages call an option: the member's name where the library is called, "--include" where the command line is.
-// No torch here.
+// Which modules a QUANT_CONFIG means: Intel Neural Compressor's rule over allowlist and blocklist.
+//
+//   selected =  type not in blocklist.types
+//          and (allowlist is empty  or  type in allowlist.types  or  name matches one of allowlist.names)
+//          and  name matches none of blocklist.names
+//
+// types are exact class names ("Linear"), names are Python regular expressions searched in the full dotted name
+// ("lm_head" matches "model.lm_head"), case-sensitive. The blocklist wins. That the type is one that can be quantized
+// at all is the caller's to ask.
 
-/// While one lives, messages made on this thread name the command line's options.
-class CommandLineNames {
- public:
-  CommandLineNames();
-  ~CommandLineNames();
-  CommandLineNames(const CommandLineNames&) = delete;
-  CommandLineNames& operator=(const CommandLineNames&) = delete;
+/// One of the two lists, as written in the file.
+struct ModuleList {
+  std::vector<std::string> names, types;
+  bool empty() const { return names.empty() && types.empty(); }
+  bool operator==(const ModuleList&) const = default;
 };
 
-/// One of the two. option_name("'include'", "--include")
-std::string option_name(std::string_view api, std::string_view command_line);
+/// An entry of a list that matched no module.
+struct UnusedEntry {
+  std::string key;      ///< "allowlist.types"
+  std::string entry;    ///< "torch.nn.Linear"
+  std::string message;  ///< one line, with the file and a suggestion
+};
+
+class ModuleFilter {
+ public:
+  /// `source` (the file) stands in messages. Throws io::Error for a pattern that does not compile.
+  ModuleFilter(const ModuleList& allowlist, const ModuleList& blocklist, std::string source);
+
+  /// The rule above, for a module of class `type` with the full name `name`; remembers which entries matched.
+  bool selects(std::string_view type, std::string_view name);
+
+  /// After selects() was called for every module of the model: the entries of both lists that matched none of them.
+  std::vector<UnusedEntry> unused_entries() const;
+
+ private:
+  struct Entry {
+    std::string text;
+    bool used = false;
+  };
+  struct List {
+    std::string key;
+    std::vector<Entry> types, names;
+    NamePatterns patterns;  // one per name
+    bool has_type(std::string_view type);
+    bool has_name(std::string_view name);
+  };
+  static List make_list(const ModuleList& list, const char* key, const std::string& source);
+  std::string message_for(const std::string& key, const std::string& entry, bool is_type) const;
+
+  std::string source_;
+  List allow_, block_;
+  std::set<std::string, std::less<>> seen_types_;
+};
 
 }  // namespace fp8::configs

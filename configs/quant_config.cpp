@@ -9,7 +9,6 @@
 #include <ranges>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"

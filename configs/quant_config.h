@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "fp8/configs/environment.h"
-#include "fp8/configs/module_filter.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/recipes/scaling.h"

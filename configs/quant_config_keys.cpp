@@ -4,11 +4,11 @@
 
 #include <limits>
 #include <string_view>
+#include <type_traits>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs::detail {
 namespace {
@@ -25,7 +25,15 @@ bool boolean(const KeyValue& value) {
 
 std::string text(bool value) { return value ? "true" : "false"; }
 
-void read_mode(const KeyValue& value, QuantConfig& config) { config.mode = choose<QuantMode>(value); }
+template <auto QuantConfig::*member>
+void read_choice(const KeyValue& value, QuantConfig& config) {
+  using E = std::remove_reference_t<decltype(config.*member)>;
+  config.*member = choose<E>(value);
+}
+template <auto QuantConfig::*member>
+std::string show_choice(const QuantConfig& config) {
+  return name_of(config.*member);
+}
 
 // Names of observers are case-sensitive: they are part of file names.
 void read_observer(const KeyValue& value, QuantConfig& config) {
@@ -62,18 +70,15 @@ std::string show_scale_method(const QuantConfig& config) {
   return text;
 }
 
-void read_scale_format(const KeyValue& value, QuantConfig& config) {
-  config.scale_format = choose<ScaleStorage>(value);
+template <std::optional<float> ScaleParams::*member>
+void read_backoff(const KeyValue& value, QuantConfig& config) {
+  config.scale_params.*member = backoff(value);
 }
-
-void read_input_backoff(const KeyValue& value, QuantConfig& config) {
-  config.scale_params.input_backoff = backoff(value);
+template <std::optional<float> ScaleParams::*member>
+std::string show_backoff(const QuantConfig& config) {
+  const auto& value = config.scale_params.*member;
+  return value ? io::Json(*value).dump() : "null";
 }
-void read_weight_backoff(const KeyValue& value, QuantConfig& config) {
-  config.scale_params.weight_backoff = backoff(value);
-}
-
-std::string show_backoff(const std::optional<float>& value) { return value ? io::Json(*value).dump() : "null"; }
 
 std::vector<std::string> strings(const KeyValue& value) {
   if (!value.json.is_array()) reject(value, "an array of strings");
@@ -88,7 +93,9 @@ std::vector<std::string> strings(const KeyValue& value) {
 }
 
 // {"names": [...], "types": [...]}; a part that is absent keeps what it had, as in INC.
-void read_module_list(const KeyValue& value, ModuleList& list) {
+template <ModuleList QuantConfig::*member>
+void read_module_list(const KeyValue& value, QuantConfig& config) {
+  ModuleList& list = config.*member;
   if (!value.json.is_object()) reject(value, "an object with the keys names, types");
   for (const auto& [part, json] : value.json.items()) {
     if (part != "names" && part != "types")
@@ -98,10 +105,9 @@ void read_module_list(const KeyValue& value, ModuleList& list) {
   }
 }
 
-void read_allowlist(const KeyValue& value, QuantConfig& config) { read_module_list(value, config.allowlist); }
-void read_blocklist(const KeyValue& value, QuantConfig& config) { read_module_list(value, config.blocklist); }
-
-std::string show(const ModuleList& list) {
+template <ModuleList QuantConfig::*member>
+std::string show_module_list(const QuantConfig& config) {
+  const ModuleList& list = config.*member;
   const io::Json json{{"names", list.names}, {"types", list.types}};
   return json.dump(-1, ' ', false, io::Json::error_handler_t::replace);
 }
@@ -114,8 +120,6 @@ void read_dump_stats_path(const KeyValue& value, QuantConfig& config) {
   config.dump_stats_path = path;  // empty: none, which is an error only where a file is needed (require_stats_path)
 }
 
-void read_fp8_config(const KeyValue& value, QuantConfig& config) { config.fp8_config = choose<recipes::Format>(value); }
-
 // As INC calls them.
 const EnumChoice<recipes::FloatType>& hp_dtypes() {
   using enum recipes::FloatType;
@@ -124,10 +128,6 @@ const EnumChoice<recipes::FloatType>& hp_dtypes() {
 }
 void read_hp_dtype(const KeyValue& value, QuantConfig& config) { config.hp_dtype = choose(value, hp_dtypes()); }
 std::string show_hp_dtype(const QuantConfig& config) { return name_of(config.hp_dtype, hp_dtypes()); }
-
-void read_measure_exclude(const KeyValue& value, QuantConfig& config) {
-  config.measure_exclude = choose<MeasureExclude>(value);
-}
 
 void read_device_for_scales(const KeyValue& value, QuantConfig& config) {
   config.device_for_scales.reset();
@@ -183,25 +183,25 @@ std::vector<Key> keys_of_methods() {
       {"mode", built,
        "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an fp8 "
        "checkpoint; AUTO: measuring commands measure, quantizing ones quantize",
-       "", read_mode, [](const C& c) { return std::string(name_of(c.mode)); }},
+       "", read_choice<&C::mode>, show_choice<&C::mode>},
       {"observer", built, "what is recorded of tensors; part of the names of measurement files", "", read_observer,
        [](const C& c) { return c.observer; }},
       {kScaleMethodKey, built, "how scales are made of measurements and weights, per module where it is an object", "",
        read_scale_method, show_scale_method},
       {"scale_params", built, "input_backoff and weight_backoff replace the method's; parameters of the observer", "",
        read_scale_params, show_scale_params},
-      {"input_backoff", built, "as in scale_params", "", read_input_backoff,
-       [](const C& c) { return show_backoff(c.scale_params.input_backoff); }},
-      {"weight_backoff", built, "as in scale_params", "", read_weight_backoff,
-       [](const C& c) { return show_backoff(c.scale_params.weight_backoff); }},
+      {"input_backoff", built, "as in scale_params", "", read_backoff<&ScaleParams::input_backoff>,
+       show_backoff<&ScaleParams::input_backoff>},
+      {"weight_backoff", built, "as in scale_params", "", read_backoff<&ScaleParams::weight_backoff>,
+       show_backoff<&ScaleParams::weight_backoff>},
       {"scale_format", built,
        "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, fake_quant "
        "and dynamic_quantization make it CONST",
-       "", read_scale_format, [](const C& c) { return std::string(name_of(c.scale_format)); }},
+       "", read_choice<&C::scale_format>, show_choice<&C::scale_format>},
       {"device_for_scales", built, "generation whose range and hardware scales are used; null: the device in use", "",
        read_device_for_scales, show_device_for_scales},
-      {"fp8_config", built, "format of weights and activations", "", read_fp8_config,
-       [](const C& c) { return std::string(name_of(c.fp8_config)); }},
+      {"fp8_config", built, "format of weights and activations", "", read_choice<&C::fp8_config>,
+       show_choice<&C::fp8_config>},
       {"hp_dtype", built, "high precision: type of results, and of the arithmetic of scales", "", read_hp_dtype,
        show_hp_dtype},
       {"dynamic_quantization", built, "scales of activations made at each call; nothing is measured", "",
@@ -219,10 +219,10 @@ std::vector<Key> keys_of_files() {
   using enum KeyStatus;
   using C = QuantConfig;
   return {
-      {"allowlist", built, "only these modules (types: class names, names: patterns); empty: all", "", read_allowlist,
-       [](const C& c) { return show(c.allowlist); }},
-      {"blocklist", built, "not these modules; wins over allowlist", "", read_blocklist,
-       [](const C& c) { return show(c.blocklist); }},
+      {"allowlist", built, "only these modules (types: class names, names: patterns); empty: all", "",
+       read_module_list<&C::allowlist>, show_module_list<&C::allowlist>},
+      {"blocklist", built, "not these modules; wins over allowlist", "", read_module_list<&C::blocklist>,
+       show_module_list<&C::blocklist>},
       {"dump_stats_path", built,
        "folder and beginning of the names of measurement and scale files; \"\": none, where no file is "
        "read or written",
@@ -230,7 +230,7 @@ std::vector<Key> keys_of_files() {
       {"measure_exclude", built,
        "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others "
        "exclude nothing",
-       "", read_measure_exclude, [](const C& c) { return std::string(name_of(c.measure_exclude)); }},
+       "", read_choice<&C::measure_exclude>, show_choice<&C::measure_exclude>},
       {"ignore_modules_wo_measures", built,
        "true: selected modules without measurement stay in high precision; false: an "
        "error",

@@ -11,9 +11,7 @@
 #include <variant>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/recipes/recipe.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -10,7 +10,6 @@ namespace fp8::quant {
 namespace {
 
 using configs::NamePatterns;
-using configs::option_name;
 
 constexpr std::string_view kWeight = ".weight";
 /// The keys of a config, at any depth, that count rows of a table.
@@ -81,8 +80,8 @@ class CheckpointModules::Judge {
         towers_(choice.towers && !names.towers_stay()),
         tower_(choice.towers ? kTowerStays : kTower),
         scale_rows_(choice.scale_rows),
-        linear_(choice.linear, option_name("'linear'", "--linear")),
-        keep_(choice.keep, option_name("'keep'", "--keep")) {
+        linear_(choice.linear, io::option("linear")),
+        keep_(choice.keep, io::option("keep")) {
     collect_counts(config, 0, counts_);
     labels_ = names_labels(config);
     for (const auto& tensor : checkpoint.names()) gpt2_ = gpt2_ || shows_conv1d(tensor);
@@ -115,7 +114,7 @@ class CheckpointModules::Judge {
   using Maybe = std::optional<Verdict>;
 
   Verdict verdict_on(const CheckpointModule& m) const {
-    if (keep_.matches(m.name)) return {Role::other, "kept by " + option_name("'keep'", "--keep"), true};
+    if (keep_.matches(m.name)) return {Role::other, "kept by " + io::option("keep"), true};
     if (m.shape.size() != 2) return {Role::other};
     if (linear_.matches(m.name)) return {};
     if (const Maybe said = by_row(m)) return *said;
@@ -133,7 +132,7 @@ class CheckpointModules::Judge {
         throw io::Error(checkpoint_.folder().string() + ": " + m.name + ": transformers splits its " +
                         std::to_string(m.shape[0]) + " rows into " + std::to_string(parts) +
                         " modules, and can do so in fp8 only with a scale per row, or with blocks that fit; " +
-                        option_name("'weights'", "--scheme") + " channel writes these");
+                        io::option("weights") + " channel writes these");
       return Verdict{Role::cut, "readers split or join it by rows: its scales do not fit the parts", true};
     }
     if (whole) return Verdict{};
@@ -322,8 +321,8 @@ std::string CheckpointModules::notice() const {
   const auto weights = std::ranges::count_if(modules_, [](const auto& m) { return m.shape.size() == 2; });
   return "unknown family " + io::in_quotes(names_.model_type()) + ": these " + std::to_string(linears) +
          " weights were taken for Linear (" + io::joined_first(linear) + "), these " +
-         std::to_string(weights - linears) + " were not (" + io::joined_first(others) + "); " +
-         option_name("'linear' and 'keep'", "--linear and --keep") + " decide otherwise";
+         std::to_string(weights - linears) + " were not (" + io::joined_first(others) + "); " + io::option("linear") +
+         " and " + io::option("keep") + " decide otherwise";
 }
 
 }  // namespace fp8::quant

@@ -137,15 +137,17 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
 }
 
 /// All but what is known after writing.
-CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan) {
+CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan, io::Spelling spelling) {
   const io::Checkpoint& source = planned.source();
   CheckpointReport r;
   for (const auto& w : plan.weights) r.quantized.emplace_back(w.to.module, w.to.scheme.describe());
   r.skipped = skipped_of(planned);
-  if (const std::string notice = planned.modules().notice(); !notice.empty()) r.warnings.push_back(notice);
+  if (const std::string notice = planned.modules().notice(); !notice.empty())
+    r.warnings.push_back(io::spelled(notice, spelling));
   r.warnings.insert(r.warnings.end(), plan.notes.begin(), plan.notes.end());
   for (const auto& notice : notices_beside(source)) r.warnings.push_back(source.folder().string() + ": " + notice);
   r.guesses = planned.modules().guesses();
+  for (auto& [name, reason] : r.guesses) reason = io::spelled(reason, spelling);
   r.source_bytes = source.total_bytes();
   r.kv_caches = plan.config.kv.size();
   for (const auto& [tensor, found] : plan.nonfinite)
@@ -193,11 +195,12 @@ CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out,
   const CheckpointPlan planned(model, options);
   const FolderPlan plan = folder_plan(planned, options);
   const Pipeline pipeline(planned.source(), plan);
-  CheckpointReport report = report_of(planned, plan);
+  CheckpointReport report = report_of(planned, plan, options.plan.spelling);
   report.units = pipeline.units();
   report.weights_bytes = pipeline.weights_bytes();
   if (options.dry_run) return report;
   stream.identity = identity(plan, planned, options.plan.fuse_scales, files);
+  stream.spelling = options.plan.spelling;
   const auto result = pipeline.write(out, std::move(stream), options.join);
   report.units_kept = result.kept;
   report.shares = result.shares;

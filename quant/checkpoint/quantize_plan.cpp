@@ -47,6 +47,7 @@ CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const Checkpo
   leave_halved_groups();
   refuse_unscaled_parts();
   place_nodes();
+  plan_.spell(options.plan.spelling);
   check_model();
 }
 
@@ -137,13 +138,13 @@ std::vector<std::string> CheckpointPlan::names_of_modules() const {
 /// A config means experts by what they are called in memory: those that it does not select there stay as they are here
 /// too.
 PlanOptions CheckpointPlan::plan_options(PlanOptions plan) const {
-  const configs::NamePatterns exclude(plan.exclude, configs::option_name("'exclude'", "--exclude"));
+  const configs::NamePatterns exclude(plan.exclude, io::option("exclude"));
   for (const auto& tensor : source_.names()) {
     const std::string module = is_weight(tensor) ? module_of(tensor) : tensor;
     if (!exclude.empty()) plan.other_names.push_back(module);
     if (!exclude.matches(module)) continue;
     for (const auto& expert : stacked_.modules_of(tensor))
-      plan.keep.emplace(expert, "excluded by " + configs::option_name("'exclude'", "--exclude"));
+      plan.keep.emplace(expert, "excluded by " + io::option("exclude"));
   }
   for (const auto& m : modules_.all()) {
     if (m.final && m.role != Role::transposed) plan.keep.emplace(m.name, m.why);
@@ -249,10 +250,10 @@ void CheckpointPlan::note_experts() {
   const ExpertFamily* family = expert_family(config_);
   if (family != nullptr && !family->unread.empty())
     plan_.warnings.push_back("for vLLM only: " + std::string(family->unread));
-  if (family == nullptr || family->note.empty() || !stacked_.mixtures().empty()) return;
+  if (family == nullptr || !family->vllm_only || !stacked_.mixtures().empty()) return;
   const bool single =
       std::ranges::any_of(plan_.modules, [](const auto& m) { return !mixture_of(m.info.name).empty(); });
-  if (single) plan_.warnings.push_back("experts are in fp8 one by one: " + std::string(family->note));
+  if (single) plan_.warnings.push_back("experts are in fp8 one by one: " + family->note());
 }
 
 void CheckpointPlan::refuse_empty() const {
@@ -262,8 +263,8 @@ void CheckpointPlan::refuse_empty() const {
     throw io::Error(source_.folder().string() + ": no Linear module is left to quantize: " + transposed->name +
                     " and others are stored transposed, [in, out] (Conv1D), " +
                     "for which no reader of fp8 checkpoints has a product");
-  throw io::Error(source_.folder().string() + ": no module is left to quantize (" +
-                  configs::option_name("'include', 'exclude'", "--include, --exclude") + ", allowlist, blocklist)");
+  throw io::Error(source_.folder().string() + ": no module is left to quantize (" + io::option("include") + ", " +
+                  io::option("exclude") + ", allowlist, blocklist)");
 }
 
 /// A tied head that is quantized becomes a tensor of its own, which is known to be read for one pair of names.

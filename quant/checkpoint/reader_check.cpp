@@ -27,8 +27,9 @@ std::vector<std::string> entries_of(const CheckpointForm& form, const io::Json& 
 
 class Check {
  public:
-  explicit Check(const std::filesystem::path& folder)
-      : checkpoint_(folder),
+  Check(const std::filesystem::path& folder, io::Spelling spelling)
+      : spelling_(spelling),
+        checkpoint_(folder),
         model_config_(io::read_python_json(io::source_file(folder, io::kConfigFile))),
         config_(read_quantization_config(checkpoint_)) {
     if (config_.is_null())
@@ -102,8 +103,8 @@ class Check {
     const auto single =
         std::ranges::find_if(quantized_, [](const auto& module) { return has_part(module, "experts"); });
     if (family != nullptr && !family->unread.empty()) of_transformers_.emplace_back(family->unread);
-    if (family != nullptr && !family->note.empty() && single != quantized_.end())
-      of_transformers_.push_back(*single + ": " + std::string(family->note));
+    if (family != nullptr && family->vllm_only && single != quantized_.end())
+      of_transformers_.push_back(*single + ": " + io::spelled(family->note(), spelling_));
     if (family != nullptr && !family->spellings.front().down.empty() && !family->listed && single != quantized_.end())
       look_at_joined(*single, schemes_.at(*single));
     for (const auto& layer : StackedExperts(checkpoint_, model_config_, ExpertForm::keep, {}).kept()) {
@@ -156,6 +157,7 @@ class Check {
                          ": in fp8, and readers have no Linear of this name: its codes would be read as values");
   }
 
+  io::Spelling spelling_;
   io::Checkpoint checkpoint_;
   io::Json model_config_, config_;
   const CheckpointForm* form_ = nullptr;
@@ -333,8 +335,8 @@ class Surroundings {
 
 }  // namespace
 
-std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint) {
-  return Check(checkpoint).verdicts();
+std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint, io::Spelling spelling) {
+  return Check(checkpoint, spelling).verdicts();
 }
 
 std::vector<std::string> incomplete_parts(const io::Checkpoint& checkpoint, const io::Json& config,

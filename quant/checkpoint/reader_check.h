@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
-
+#include "fp8/runtime/io/base/file.h"
 namespace fp8::quant {
 
 struct ReaderVerdict {
@@ -32,8 +32,8 @@ struct ReaderVerdict {
 };
 
 /// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or
-/// damaged.
-std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint);
+/// damaged. spelling: what problems call options.
+std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint, io::Spelling spelling = nullptr);
 
 // A checkpoint has all that its class needs: checked by names alone.
 //

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/reform.h"
 
+
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/assumed_form.h"
@@ -78,8 +79,8 @@ std::map<std::string, NonFinite> allowed_nonfinite(const io::Checkpoint& source,
     };
     const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
     if (w.change == Change::requantized)
-      fail("holds NaN or Inf, of which no new scales can be made; without " +
-           configs::option_name("'weights'", "--scheme") + " its codes stay as they are");
+      fail("holds NaN or Inf, of which no new scales can be made; without " + io::option("weights") +
+           " its codes stay as they are");
     if (w.change != Change::decoded && max(w.from.spec.scheme) < max(w.to.scheme))
       fail("holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
     if (w.change == Change::decoded && max(w.from.spec.scheme) == 240)

@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/forms/form_table.h"
@@ -46,8 +45,8 @@ void check_one_grid(const ConvertSource& source, const Scheme& common) {
   for (const auto& w : source.stored.weights) {
     if (w.spec.scheme.weights == WeightGranularity::tensor || same_grid(w.spec.scheme, common)) continue;
     throw io::Error(source.checkpoint.folder().string() + ": " + w.spec.module + " has scales per " +
-                    granularity(w.spec.scheme) + ", others per " + granularity(common) + "; " +
-                    configs::option_name("'weights'", "--scheme") + " tensor, channel or block makes them alike");
+                    granularity(w.spec.scheme) + ", others per " + granularity(common) + "; " + io::option("weights") +
+                    " tensor, channel or block makes them alike");
   }
 }
 
@@ -95,8 +94,8 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
   if (choices.front().format == recipes::Format::E5M2) {
     const std::string forms = io::joined(form_names(&CheckpointForm::holds_e5m2));
     throw io::Error(where + source.stored.weights.front().spec.module + " is E5M2, " + form.name() +
-                    " holds E4M3; allowed: " +
-                    configs::option_name("'form' " + forms + ", or 'type'", "--to " + forms + ",") + " bf16, f16, f32");
+                    " holds E4M3; allowed: " + io::option("form", "'form' " + forms + ", or 'type'", forms) +
+                    " bf16, f16, f32");
   }
   for (Scheme s : choices) {
     if (s.is_static()) continue;
@@ -105,13 +104,13 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
     if (!source.stored.weights.front().spec.scheme.is_static() && form.scheme_problem(s).empty())
       throw io::Error(where + form.name() + " needs static input scales with " + granularity(s) +
                       " weights, the source has none (activations " + has + "); " +
-                      configs::option_name("quantize_checkpoint() with 'measurements'", "fp8 quantize --measurements") +
+                      io::option("measurements", "quantize_checkpoint() with 'measurements'") +
                       " makes them from the high precision model");
   }
   throw io::Error(where + form.scheme_problem(choices.front()) +
-                  (o.weights.has_value() ? ""
-                                         : "; " + configs::option_name("'weights'", "--scheme") +
-                                               " tensor, channel or block requantizes (not exact)"));
+                  (o.weights.has_value()
+                       ? ""
+                       : "; " + io::option("weights") + " tensor, channel or block requantizes (not exact)"));
 }
 
 Scheme target_scheme(const ConvertSource& source, const ConvertOptions& o, const CheckpointForm& form, Scheme common) {
@@ -278,9 +277,9 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, FolderPlan&
     how = Rescale::two;  // 448/240 is no power of two
   }
   if (how == Rescale::range && to.power_of_two && common.dialect != to.dialect)
-    throw std::invalid_argument(configs::option_name("Rescale::range", "--rescale 448/240") +
-                                ": its scales are no powers of two, expected " +
-                                configs::option_name("no 'power_of_two'", "--scale-format f32"));
+    throw io::OptionError<std::invalid_argument>(io::option("rescale", "Rescale::range", "448/240") +
+                                                 ": its scales are no powers of two, expected " +
+                                                 io::option("scale_format", "no 'power_of_two'"));
   plan.rescaling = rescaling(to.format, common.dialect, to.dialect, how);
   plan.config.scheme = to;
   for (auto& w : plan.weights) {
@@ -359,10 +358,10 @@ FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o)
   if (!stored.packed.empty())
     throw io::Error(folder + ": " + stored.packed.front() +
                     ": experts in MXFP4, which no other form holds and which are not decoded here; " +
-                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " the original checkpoint anew");
+                    io::option("quantize", "quantize_checkpoint()") + " the original checkpoint anew");
   if (source.high_precision() && !o.type.has_value())
     throw io::Error(folder + ": is in high precision, expected an fp8 checkpoint; " +
-                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " makes one of it");
+                    io::option("quantize", "quantize_checkpoint()") + " makes one of it");
   plan.type = o.type.value_or(source.type);
   plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());
   std::set<std::string> codes;
@@ -374,7 +373,7 @@ FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o)
     planned.to = w.spec;
   }
   if (!o.assume.empty() && !stored.weights.empty())
-    plan.notes.push_back("taken for " + o.assume + ", as " + configs::option_name("'assume'", "--assume") +
+    plan.notes.push_back("taken for " + o.assume + ", as " + io::spelled(io::option("assume"), o.stream.spelling) +
                          " says: " + stored.weights.front().spec.scheme.describe());
   plan.notes.insert(plan.notes.end(), stored.warnings.begin(), stored.warnings.end());
   if (!stored.strays.empty())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/stacked_experts.h"
 
+
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 
@@ -53,8 +54,7 @@ std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
 
 [[noreturn]] void refuse(const io::Checkpoint& source, const io::TensorInfo& tensor, const std::string& problem) {
   throw io::Error(source.folder().string() + ": " + io::printable(tensor.name) + ": shape " +
-                  io::shape_text(tensor.shape) + ": " + problem +
-                  configs::option_name("", " (--experts keep leaves stacked experts as they are)"));
+                  io::shape_text(tensor.shape) + ": " + problem + io::option("stacked_experts", ""));
 }
 
 /// The axes of a stack of gate with up (fused), or of one of them, as the family has them and the stack of down agrees.
@@ -117,16 +117,15 @@ StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& con
   const bool by_family = family != nullptr && !family->keep.empty();  // keeps them
   const bool cast = form == ExpertForm::each && !by_family;
   if (cast && family != nullptr) find_family_stacks(source, *family);
-  if (!mixtures_.empty()) note_ = family->note;
+  if (!mixtures_.empty()) note_ = family->note();
   const std::size_t described = mixtures_.size();
   find_other_stacks(source, family);
   for (std::size_t i = 0; i < mixtures_.size(); ++i) {
     auto& m = mixtures_[i];
     if (i >= described) {
-      m.kept = m.packed ? std::string("in MXFP4 already")
-               : form == ExpertForm::keep
-                   ? "stacked experts, kept by " + configs::option_name("'experts'", "--experts keep")
-               : by_family ? std::string(family->keep)
+      m.kept = m.packed                   ? std::string("in MXFP4 already")
+               : form == ExpertForm::keep ? "stacked experts, kept by " + io::option("experts")
+               : by_family                ? std::string(family->keep)
                            : "experts stacked in one tensor, and how is not known of this model_type: readers of this "
                              "form take one weight per expert";
       if (cast && !m.packed && unknown_++ == 0) first_unknown_ = m.tensors.front();

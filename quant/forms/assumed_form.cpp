@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/assumed_form.h"
 
+
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/names/model_stacks.h"
@@ -175,7 +176,7 @@ void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::s
   if (found.empty()) return;
   throw io::Error(checkpoint.folder().string() +
                   ": config.json has no quantization_config that says what its codes are: found " + found + "; " +
-                  configs::option_name("convert_checkpoint() with assume", "fp8 convert --assume FORM") +
+                  io::option("convert_assume", "convert_checkpoint() with assume", "FORM") +
                   " reads them as that form (" + io::joined(form_names(&CheckpointForm::can_be_assumed)) + ")");
 }
 

@@ -282,8 +282,8 @@ void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight
   const NonFinite found = count_nonfinite(checkpoint, weight.weight, scheme.dialect, /*bytes_are_codes=*/true);
   io::fail_at(form_parts::place(checkpoint, weight.weight),
               std::string("expected codes of dialect ") + recipes::name_of(scheme.dialect) +
-                  ", found NaN codes: " + found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)) +
-                  " (allow_nonfinite, --allow-nonfinite, takes them as they are)");
+                  ", found NaN codes: " + found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)) + " (" +
+                  io::option("allow_nonfinite", "allow_nonfinite") + " takes them as they are)");
 }
 
 }  // namespace fp8::quant

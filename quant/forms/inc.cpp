@@ -16,7 +16,7 @@
 // the tensors that ranks share out (reform.h).
 #include <algorithm>
 
-#include "fp8/configs/python_regex.h"
+
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
@@ -248,8 +248,7 @@ class Inc final : public CheckpointForm {
     if (world != config.end() && world->is_number_integer() && world->get<std::int64_t>() > 1)
       io::fail_at(where, "key 'world_size': found " + std::to_string(world->get<std::int64_t>()) +
                              ", this checkpoint is of several ranks; unify it first (" +
-                             configs::option_name("quant::inc::unify_checkpoint", "fp8 convert --to inc --ranks 1") +
-                             ")");
+                             io::option("unify", "quant::inc::unify_checkpoint") + ")");
     const Scheme scheme = read_scheme(checkpoint, config, sidecar, where);
     StoredCheckpoint out;
     const bool e5m2_bytes =

@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -142,8 +143,7 @@ std::string advice_on_method(const io::Json& quantization_config) {
     // transformers 5.23: quantizers/auto.py makes one quantizer, and Mxfp4HfQuantizer has Linear modules in bf16 only;
     // vLLM 0.32: models/gpt_oss.py:1379 reads packed experts under quant_method mxfp4, whose Linear is in bf16, or
     // under quark.
-    return "its experts are MXFP4 already, half of fp8's size; " +
-           configs::option_name("format = quark", "--format quark") +
+    return "its experts are MXFP4 already, half of fp8's size; " + io::option("format", "format = quark", "quark") +
            " carries those of gpt_oss through and puts the rest into fp8, for vLLM; transformers has no fp8 beside "
            "MXFP4: save it in bf16 first (Mxfp4Config(dequantize=True))";
   if (std::ranges::find(kWholeNumbers, name) == std::end(kWholeNumbers)) return "";

@@ -122,7 +122,8 @@ void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tenso
 void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found,
                       std::uint64_t values) {
   throw io::Error(checkpoint.folder().string() + ": " + io::printable(place) + ": expected finite weights, found " +
-                  found.text(values) + " (allow_nonfinite, --allow-nonfinite, copies them as they are)");
+                  found.text(values) + " (" + io::option("allow_nonfinite", "allow_nonfinite") +
+                  " copies them as they are)");
 }
 
 io::Json nonfinite_json(const std::map<std::string, NonFinite>& found) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/parts.h"
 
+
 #include "fp8/quant/forms/folder.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -147,7 +148,7 @@ bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info
 }
 
 std::string assume_option(const std::string& form) {
-  return configs::option_name("option assume = " + form, "--assume " + form);
+  return io::option("assume_form", "option assume = " + form, form);
 }
 
 bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
@@ -176,8 +177,7 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
                   std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
                       io::printable(scales_beside(checkpoint, tensor).front()) +
                       ": fp8 codes or whole numbers, the file does not tell; " +
-                      configs::option_name("convert_checkpoint() with assume = " + std::string(form),
-                                           "fp8 convert --assume " + std::string(form)) +
+                      io::option("convert_assume", "convert_checkpoint() with assume = " + std::string(form), form) +
                       " takes them for E4M3 codes");
     if (is_packed_weight(checkpoint, info))
       io::fail_at(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +

@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/linear_handler.h"
@@ -166,8 +167,7 @@ std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return s
 /// The vendor's words, for users who search for them.
 [[noreturn]] void throw_unmeasured(const std::string& what) {
   io::fail<io::Error>("Failed to load file {}; run the fp8 measurement using a portion of data and try again: {}", what,
-                      configs::option_name("convert_modules(model, {.inference = true, .quant = false})",
-                                           "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"));
+                      io::option("measure", "convert_modules(model, {.inference = true, .quant = false})"));
 }
 
 PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect, std::map<std::string, std::string> keep) {
@@ -180,7 +180,7 @@ PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect, std
     plan.measurements = own_rank.rank.has_value() && own_rank.exists() ? measure::read_measurements(own_rank)
                                                                        : measure::read_measurements(prefix);
   } catch (const io::Error& e) {
-    throw_unmeasured(e.what());
+    throw_unmeasured(io::raw_message(e));
   }
   return plan;
 }
@@ -214,7 +214,7 @@ ConversionReport quantize_model(const Model& model, const Request& request, cons
     } catch (const io::Error& e) {
       if (config.mode == QuantMode::QUANTIZE && !name.exists() &&
           std::string_view(e.what()).starts_with(name.json().string()))
-        throw_unmeasured(e.what());
+        throw_unmeasured(io::raw_message(e));
       throw;
     }
   }

@@ -16,11 +16,11 @@ namespace {
 
 std::string converted_to(recipes::Dialect dialect) {
   const std::string name = recipes::name_of(dialect);
-  return configs::option_name("convert_checkpoint() with dialect " + name, "fp8 convert --dialect " + name);
+  return io::option("convert_dialect", "convert_checkpoint() with dialect " + name, name);
 }
 std::string read_as(recipes::Dialect dialect) {
   const std::string name = recipes::name_of(dialect);
-  return configs::option_name("the option dialect = " + name, "--dialect " + name);
+  return io::option("dialect", "the option dialect = " + name, name);
 }
 
 /// All modules in the dialect that counts; throws if the device has another (see LoadFp8Options).

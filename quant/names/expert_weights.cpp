@@ -156,10 +156,6 @@ constexpr ExpertSpelling kEitherWay{
     .gate_up = "experts.gate_up_proj", .down = "experts.down_proj", .axes = ExpertAxes::by_shapes};
 constexpr ExpertSpelling kNoGate{.up = "experts.up_proj", .down = "experts.down_proj"};
 
-constexpr std::string_view kVllmOnly =
-    "vLLM reads those of this family so; transformers has no names for single ones, and reads them with --experts keep "
-    "only";
-
 constexpr ExpertFamily kFamilies[] = {
     // Files hold an expert's weights one by one; stacks are what transformers has in memory, and writes where asked to.
     {.model_types = "afmoe axk1 axk2 bailing_hybrid beam cohere2_moe deepseek_ocr2 deepseek_v2 deepseek_v3 "
@@ -179,13 +175,13 @@ constexpr ExpertFamily kFamilies[] = {
     {.model_types = "nemotron_h", .spellings = {{kNoGate}}},
     // Files stack them.
     {.model_types = "llama4 llama4_text", .spellings = {{kTransposed}}, .listed = true},
-    {.model_types = "qwen3_vl_moe qwen3_vl_moe_text", .spellings = {{kEitherWay}}, .note = kVllmOnly},
+    {.model_types = "qwen3_vl_moe qwen3_vl_moe_text", .spellings = {{kEitherWay}}, .vllm_only = true},
     {.model_types = "granitemoe granitemoehybrid granitemoeshared",
      .spellings = {{kGranite, kGateUp}},
-     .note = kVllmOnly},
-    {.model_types = "gemma4 gemma4_text", .spellings = {{kGateUp}}, .note = kVllmOnly},
-    {.model_types = "aria aria_text", .spellings = {{kAria, kTransposed}}, .note = kVllmOnly},
-    {.model_types = "step3p7", .spellings = {{kStep}}, .note = kVllmOnly},
+     .vllm_only = true},
+    {.model_types = "gemma4 gemma4_text", .spellings = {{kGateUp}}, .vllm_only = true},
+    {.model_types = "aria aria_text", .spellings = {{kAria, kTransposed}}, .vllm_only = true},
+    {.model_types = "step3p7", .spellings = {{kStep}}, .vllm_only = true},
     {.model_types = "ernie4_5_vl_moe ernie4_5_vl_moe_text",
      .keep = "readers take no stacks of experts for text and for images",
      .unread = "transformers fails to join the experts for text and for images of any quantized file (5.23: "
@@ -216,6 +212,12 @@ bool is_number(std::string_view text) {
 }
 
 }  // namespace
+
+std::string ExpertFamily::note() const {
+  if (!vllm_only) return "";
+  return "vLLM reads those of this family so; transformers has no names for single ones, and reads them with " +
+         io::option("experts", "'experts' keep") + " only";
+}
 
 std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint& checkpoint) {
   const auto op = name.find(kOp);

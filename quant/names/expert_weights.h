@@ -77,10 +77,13 @@ struct ExpertSpelling {
 struct ExpertFamily {
   std::string_view model_types = {};             ///< of config.json, separated by spaces
   std::array<ExpertSpelling, 2> spellings = {};  ///< the first that fits; one without `down` is none
-  std::string_view note = {};  ///< what to know of readers of the per-expert form; empty: transformers and vLLM load it
+  bool vllm_only = false;                        ///< transformers does not load the per-expert form
   std::string_view keep = {};  ///< why its experts stay as they are, whatever is asked for; empty: they need not
   bool listed = false;  ///< transformers makes modules of single experts that are in fp8, instead of joining them
   std::string_view unread = {};  ///< why transformers loads no quantized file of this family; empty: it does
+
+  /// A warning for readers of the per-expert form; empty: transformers and vLLM load it.
+  std::string note() const;
 };
 
 /// The family of a config.json, by its own model_type or that of one of its parts; null without a row.

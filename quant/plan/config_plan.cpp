@@ -4,7 +4,6 @@
 #include <set>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/fail.h"
 
@@ -134,7 +133,7 @@ class ConfigPlanner {
     s.kind = configs::find_module_type(n.type)->kind;
     const KindInfo& info = configs::info_of(s.kind);
     if (info.cache && options_.kv_cache == false)
-      return skip(n.name, "kept in high precision by " + configs::option_name("'kv_cache'", "--kv-cache off"));
+      return skip(n.name, "kept in high precision by " + io::option("kv_cache"));
     if (info.experts && !experts_planned(n.name, modules_, plan_))
       return skip(n.name, "its experts' weights stay in high precision");
     s.dynamic = config_.dynamic_quantization;

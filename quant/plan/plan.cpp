@@ -11,7 +11,6 @@ namespace fp8::quant {
 
 using configs::KindInfo;
 using configs::NamePatterns;
-using configs::option_name;
 
 namespace {
 
@@ -35,19 +34,19 @@ void check_blocks(const PlanOptions& o) {
     throw std::invalid_argument(
         "block scales: found a QUANT_CONFIG, which has no such granularity, allowed without one");
   if (o.activations == ActivationScaling::static_tensor)
-    io::fail<std::invalid_argument>(
+    io::fail<io::OptionError<std::invalid_argument>>(
         "block scales: found static activations (measurements), allowed are dynamic ones{} or none{}",
-        option_name("", " (--dynamic)"), option_name("", " (--weights-only)"));
+        io::option("activations", "", "dynamic"), io::option("activations", "", "weights-only"));
   if (o.block.rows < 1 || o.block.cols < 1)
     io::fail<std::invalid_argument>("block scales: found blocks of {} x {}, sizes must be at least 1", o.block.rows,
                                     o.block.cols);
 }
 
-std::string asked_for() { return " (" + option_name("'include'", "--include") + " quantizes it)"; }
+std::string asked_for() { return " (" + io::option("include") + " quantizes it)"; }
 
 /// Why a module stays in high precision without a config; empty: it is quantized.
 std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const NamePatterns& exclude) {
-  if (exclude.matches(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
+  if (exclude.matches(m.name)) return "excluded by " + io::option("exclude");
   if (include.matches(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
   if (is_adapter_name(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
   if (m.kept.has_value() && !m.kept->empty()) return *m.kept + asked_for();
@@ -91,7 +90,7 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   const auto* type = configs::find_module_type(n.type);
   const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
   if (plan_rules::kept(n.name, o, plan)) return;
-  if (exclude.matches(n.name)) return skip("excluded by " + option_name("'exclude'", "--exclude"));
+  if (exclude.matches(n.name)) return skip("excluded by " + io::option("exclude"));
   if (type == nullptr || !configs::info_of(type->kind).quantized) return skip("no fp8 kernel for type " + n.type);
   const KindInfo& info = configs::info_of(type->kind);
   const bool cache = info.cache, mixture = info.experts;
@@ -137,8 +136,7 @@ void require_used(const NamePatterns& include, const NamePatterns& exclude, cons
 Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
-  const NamePatterns include(o.include, option_name("'include'", "--include")),
-      exclude(o.exclude, option_name("'exclude'", "--exclude"));
+  const NamePatterns include(o.include, io::option("include")), exclude(o.exclude, io::option("exclude"));
   require_used(include, exclude, modules, nodes, o);
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
@@ -181,7 +179,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
   if (is_static && weights == WeightGranularity::channel)
     plan.warnings.push_back(
         "channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +
-        option_name("one weight scale per tensor or dynamic activations", "--scheme tensor or --dynamic") + " can");
+        io::option("tensor_or_dynamic", "one weight scale per tensor or dynamic activations") + " can");
   return plan;
 }
 
@@ -192,6 +190,11 @@ const PlannedModule* Plan::find(const std::string& name) const {
     if (m.info.name == name) return &m;
   }
   return nullptr;
+}
+
+void Plan::spell(io::Spelling spelling) {
+  for (auto& module : skipped) module.reason = io::spelled(module.reason, spelling);
+  for (auto& warning : warnings) warning = io::spelled(warning, spelling);
 }
 
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
@@ -206,6 +209,7 @@ Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInf
   plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
   plan_rules::warn_of_lost_inputs(options, plan);
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
+  plan.spell(options.spelling);
   return plan;
 }
 

@@ -66,6 +66,8 @@ struct Plan {
   std::string scale_method;  ///< "amax" or INC's spelling
   std::string measurements;  ///< fingerprint, empty without
   const PlannedModule* find(const std::string& name) const;
+  /// Puts names of options into reasons and warnings.
+  void spell(io::Spelling spelling);
 };
 
 /// The treatment of a checkpoint's experts, stacked in one tensor or not.
@@ -102,6 +104,8 @@ struct PlanOptions {
   std::optional<measure::MeasurementFile> measurements;
   /// Scales that were made before, INC's convention only: a module found here takes them instead of its measurement.
   std::optional<ScaleFile> scales;
+  /// What reasons and warnings call options.
+  io::Spelling spelling = nullptr;
 
   recipes::Dialect dialect_or_ocp() const { return dialect.value_or(recipes::Dialect::ocp); }
 };

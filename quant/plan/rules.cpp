@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/plan/rules.h"
 
+
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/fail.h"
@@ -131,10 +132,9 @@ bool was_to_be_measured(const std::string& name, const PlanOptions& o) {
 }
 
 void fail_unmeasured(const std::string& module, const PlanOptions& o) {
-  const std::string hint = o.config.has_value()
-                               ? "set 'ignore_modules_wo_measures' or blocklist it"
-                               : "measure it, or leave it out with " +
-                                     configs::option_name("'exclude' (convert_modules: 'block')", "--exclude");
+  const std::string hint = o.config.has_value() ? "set 'ignore_modules_wo_measures' or blocklist it"
+                                                : "measure it, or leave it out with " +
+                                                      io::option("exclude", "'exclude' (convert_modules: 'block')");
   io::fail<io::Error>("measurements: no measurement of module '{}', which is to be quantized; {}", module, hint);
 }
 
@@ -185,15 +185,14 @@ const measure::Amax& measured_amax(const std::string& module, const PlanOptions&
   if (found == nullptr || found->inputs.empty() || found->inputs[0].empty())
     io::fail<io::Error>(
         "measurements: no measurement of '{}', which key-value caches in fp8 need in every layer; measure again ({})",
-        module, configs::option_name("with their modules selected", "fp8 measure without --config measures them"));
+        module, io::option("measure_modules", "with their modules selected"));
   const std::string& observer = options.measurements->observer;
   const bool aside = options.measurements->find(module) != found, maxabs = observer.empty() || observer == "maxabs";
   const bool heads = aside ? measure::has_heads(*options.measurements) : maxabs && found->inputs[0].size() > 1;
   if (options.kv_scales == KvGranularity::head && !heads)
     io::fail<io::Error>("measurements: {}: found {}, a scale per head needs one of each; measure again ({})", module,
                         found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel",
-                        configs::option_name("CalibrationOptions::kv_cache measures heads",
-                                             "fp8 measure without --config measures heads"));
+                        io::option("measure_heads", "CalibrationOptions::kv_cache measures heads"));
   return found->inputs[0];
 }
 

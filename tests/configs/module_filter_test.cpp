@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rule of allowlist and blocklist: every combination against its formula, the documented cases, and unused
 // entries.
-#include "fp8/configs/module_filter.h"
-
 #include <random>
 #include <set>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
-#include "fp8/configs/python_regex.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/stream/run.h"
 
+
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -170,7 +171,7 @@ void Run::read_journal() {
     throw io::Error(folder_.path().path().string() + ": can't resume, the run that was cut short did something else: " +
                     text.substr(0, text.find("identity: ")) +
                     text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) +
-                    "; without " + configs::option_name("'resume'", "--resume") + " it begins anew");
+                    "; without " + io::option("resume") + " it begins anew");
   std::unordered_map<std::string, std::size_t> by_name;
   for (const std::size_t unit : mine_) by_name.emplace(units_[unit].name, unit);
   for (const auto& entry : found) {

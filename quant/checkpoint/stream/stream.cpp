@@ -2,6 +2,7 @@
 // The ways to a finished checkpoint: one process writes it, or several write shares of it that are joined.
 #include "fp8/quant/checkpoint/stream/stream.h"
 
+
 #include "fp8/quant/checkpoint/stream/run.h"
 
 namespace fp8::quant {
@@ -34,7 +35,7 @@ bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std:
     io::fail(out,
              "is finished, and not what this run would write: it was made of other files or with other options, "
              "expected a new or empty folder (or " +
-                 configs::option_name("overwrite", "--overwrite") + ")");
+                 io::option("overwrite", "overwrite") + ")");
   }
   for (const auto& file : files) {
     const fs::path path = out / file.name;
@@ -63,7 +64,7 @@ void require_free(const fs::path& out, const StreamOptions& options) {
   std::error_code error;
   if (!options.overwrite && fs::exists(out, error) && !(fs::is_directory(out, error) && fs::is_empty(out, error)))
     io::fail(out, "exists and is not empty, expected a new or empty folder (or " +
-                      configs::option_name("overwrite", "--overwrite") + ")");
+                      io::option("overwrite", "overwrite") + ")");
 }
 
 /// Writes share.json; the files of the share are on the disk.
@@ -101,7 +102,7 @@ void check_shares(const std::vector<fs::path>& places, const std::vector<Unit>& 
       stream::check_share(places[i], units, parts, static_cast<std::int64_t>(i), options);
     } catch (const io::Error& error) {
       const fs::path mark = places[i].parent_path() / (std::to_string(i) + ".done");
-      throw io::Error(std::string(error.what()) + " (remove " + io::printable(mark.string(), 4096) + " for that)");
+      throw io::Error(io::raw_message(error) + " (remove " + io::printable(mark.string(), 4096) + " for that)");
     }
   }
 }
@@ -170,7 +171,7 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   if (folder.path().discarded())
     result.warnings.push_back(folder.path().path().string() +
                               ": what a run that was cut short had finished is removed; " +
-                              configs::option_name("'resume'", "--resume") + " would have gone on with it");
+                              io::spelled(io::option("resume"), options.spelling) + " would have gone on with it");
   const auto run = open_run(folder, units, files, options);
   try {
     run->work();
@@ -185,9 +186,9 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     folder.path().sync();
   } catch (const std::exception& error) {
     if (!options.resume) throw;
-    throw io::Error(std::string(error.what()) + "; what was finished is kept in " +
-                    io::printable(folder.path().temporary().string(), 4096) + ", " +
-                    configs::option_name("'resume'", "--resume") + " goes on with it");
+    throw io::Error(io::raw_message(error) + "; what was finished is kept in " +
+                    io::printable(folder.path().temporary().string(), 4096) + ", " + io::option("resume") +
+                    " goes on with it");
   }
   run->remove_journal();
   folder.commit();

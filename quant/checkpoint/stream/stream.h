@@ -48,6 +48,7 @@ struct StreamOptions {
   /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing
   /// behind. May be empty.
   std::function<bool()> stop;
+  io::Spelling spelling = nullptr;  ///< what warnings call options
 };
 
 /// The shares that this process made and missed.

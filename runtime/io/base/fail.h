@@ -24,10 +24,43 @@
 
 namespace fp8::io {
 
+// Options in messages. The library calls an option by its member's name, the command line by its flag. So a message
+// holds the option itself, and the program that prints the message chooses the name.
+
+/// The option `id` as a part of a message; `name` is what the library calls it. value: of the option, for a spelling
+/// that needs it.
+std::string option(std::string_view id, std::string_view name, std::string_view value = "");
+/// The library calls it 'ID'.
+inline std::string option(std::string_view id) { return option(id, "'" + std::string(id) + "'"); }
+
+/// Returns a program's name of an option; null: the library's names.
+using Spelling = std::string (*)(std::string_view id, std::string_view value);
+
+/// The message with names in place of its options.
+std::string spelled(std::string_view message, Spelling spelling = nullptr);
+
+/// An error that keeps the options of its message; what() has the library's names.
+class NamesOptions {
+ public:
+  explicit NamesOptions(const std::string& message) : message_(message) {}
+  const char* message() const noexcept { return message_.what(); }
+
+ private:
+  std::runtime_error message_;  // a string whose copy never throws
+};
+
+template <class Base>
+struct OptionError : Base, NamesOptions {
+  explicit OptionError(const std::string& message) : Base(spelled(message)), NamesOptions(message) {}
+};
+
+/// The message of an error, with its options if it keeps them.
+std::string raw_message(const std::exception& error);
+
 /// A file that can't be read, written or understood. The message names the file (and key, line or tensor), what was
 /// found and what is allowed, in one line.
-struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
+struct Error : OptionError<std::runtime_error> {
+  using OptionError::OptionError;
 };
 
 /// `text` fit for one line of a message: ASCII's control characters and bytes that are not UTF-8 become \xNN, all else

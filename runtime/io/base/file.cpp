@@ -26,7 +26,39 @@ bool belongs_to(const fs::path& target, const fs::path& folder) {
          is_below(target, model / "blobs");
 }
 
+// An option stands in a message as kOption ID kPart VALUE kPart NAME kOption.
+constexpr char kOption = '\x1e', kPart = '\x1f';
+
+/// Returns the text of `message` before `end` and takes both off it.
+std::string_view take_until(std::string_view& message, char end) {
+  const auto at = std::min(message.find(end), message.size());
+  const auto text = message.substr(0, at);
+  message.remove_prefix(std::min(at + 1, message.size()));
+  return text;
+}
+
 }  // namespace
+
+std::string option(std::string_view id, std::string_view name, std::string_view value) {
+  std::string text(1, kOption);
+  return text.append(id).append(1, kPart).append(value).append(1, kPart).append(name).append(1, kOption);
+}
+
+std::string spelled(std::string_view message, Spelling spelling) {
+  std::string text(take_until(message, kOption));
+  while (!message.empty()) {
+    const auto id = take_until(message, kPart), value = take_until(message, kPart);
+    const auto name = take_until(message, kOption);
+    text += spelling == nullptr ? std::string(name) : spelling(id, value);
+    text += take_until(message, kOption);
+  }
+  return text;
+}
+
+std::string raw_message(const std::exception& error) {
+  const auto* named = dynamic_cast<const NamesOptions*>(&error);
+  return named != nullptr ? named->message() : error.what();
+}
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   if (this != &other) {

@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/enum_names.h"
 #include "support/throws_with.h"
@@ -94,11 +93,15 @@ TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
     return reason(plan, "lm_head") + "; " + reason(plan, "vision.patch");
   };
   EXPECT_EQ(reasons(), "kept in high precision by default ('include' quantizes it); excluded by 'exclude'");
-  {
-    const configs::CommandLineNames names;
-    EXPECT_EQ(reasons(), "kept in high precision by default (--include quantizes it); excluded by --exclude");
-    o.activations = ActivationScaling::static_tensor;
-    EXPECT_REFUSED(make_plan(kModel, o), "no measurement of module", "leave it out with --exclude");
+  o.spelling = [](std::string_view id, std::string_view) { return "--" + std::string(id); };
+  EXPECT_EQ(reasons(), "kept in high precision by default (--include quantizes it); excluded by --exclude");
+  o.activations = ActivationScaling::static_tensor;
+  try {
+    make_plan(kModel, o);
+    FAIL() << "expected an error";
+  } catch (const io::Error& error) {
+    EXPECT_THAT(io::spelled(error.message(), o.spelling),
+                AllOf(HasSubstr("no measurement of module"), HasSubstr("leave it out with --exclude")));
   }
   EXPECT_REFUSED(make_plan(kModel, o), "no measurement of module",
                  "leave it out with 'exclude' (convert_modules: 'block')");

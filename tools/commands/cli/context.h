@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
 
@@ -42,6 +43,12 @@ struct Context {
   /// True if a progress bar may be drawn: stderr is a terminal, no --quiet, no --json.
   bool shows_progress() const;
 };
+
+/// Returns the flag of an option in the library's messages; an io::Spelling.
+std::string flag_of_option(std::string_view id, std::string_view value);
+
+/// The message of an error, with flags for its options.
+std::string what_of(const std::exception& error);
 
 /// Sets the thread count of our kernels.
 void apply(const Context& context);
@@ -111,7 +118,7 @@ bool measures_as_rank(bool separate_files, const Context& context);
 //   budget.cpp          decltype(meet_budget) meet_budget;              empty; called by quantize.cpp
 //   budget_search.cpp   const Provided g_budget(meet_budget, search);   filled while libfp8_program.so is loaded
 //
-// So is a command that computes: evaluate_options.{h,cpp} declare its options, check them and call evaluate_model,
+// So is a command that computes: model_options.{h,cpp} declare its options, check them and call evaluate_model,
 // which evaluate.cpp provides.
 
 /// Loads libfp8_program.so, and before it the LibTorch that FP8_LIBTORCH names. Throws io::Error saying what is

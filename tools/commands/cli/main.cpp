@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -162,7 +161,6 @@ void run_command(const Words& words) {
   const Ranks ranks = in_group ? command_called(found.group, commands(), "").ranks : command.ranks;
   if (!takes_part(ranks, command.name, context)) return;
   apply(context);
-  const configs::CommandLineNames names;
   parser.action()(context);
 }
 
@@ -177,6 +175,45 @@ void look_for_color(const Words& words) {
 }
 
 }  // namespace
+
+std::string flag_of_option(std::string_view id, std::string_view value) {
+  struct Flag {
+    std::string_view id, text;  ///< {}: the value
+  };
+  constexpr std::string_view kPlain[] = {"include", "exclude", "linear", "keep", "assume", "resume", "overwrite"};
+  constexpr Flag kFlags[] = {
+      {"activations", " (--{})"},
+      {"allow_nonfinite", "allow_nonfinite, --allow-nonfinite,"},
+      {"assume_form", "--assume {}"},
+      {"convert_assume", "fp8 convert --assume {}"},
+      {"convert_dialect", "fp8 convert --dialect {}"},
+      {"dialect", "--dialect {}"},
+      {"experts", "--experts keep"},
+      {"form", "--to {},"},
+      {"format", "--format {}"},
+      {"kv_cache", "--kv-cache off"},
+      {"measure", "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"},
+      {"measure_heads", "fp8 measure without --config measures heads"},
+      {"measure_modules", "fp8 measure without --config measures them"},
+      {"measurements", "fp8 quantize --measurements"},
+      {"quantize", "fp8 quantize"},
+      {"range", "448/240"},
+      {"rescale", "--rescale {}"},
+      {"scale_format", "--scale-format f32"},
+      {"stacked_experts", " (--experts keep leaves stacked experts as they are)"},
+      {"tensor_or_dynamic", "--scheme tensor or --dynamic"},
+      {"unify", "fp8 convert --to inc --ranks 1"},
+      {"weights", "--scheme"},
+  };
+  if (std::ranges::find(kPlain, id) != std::end(kPlain)) return "--" + std::string(id);
+  const auto row = std::ranges::find(kFlags, id, &Flag::id);
+  io::ensure(row != std::end(kFlags), "an option of the command line");
+  std::string text(row->text);
+  if (const auto place = text.find("{}"); place != std::string::npos) text.replace(place, 2, value);
+  return text;
+}
+
+std::string what_of(const std::exception& error) { return io::spelled(io::raw_message(error), flag_of_option); }
 
 int run(int argc, char** argv) {
   install_signal_handlers();
@@ -194,7 +231,7 @@ int run(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report("out of memory", kFailure);
   } catch (const std::exception& error) {
-    return report(error.what(), interrupted() ? exit_code_of_signal() : kFailure);
+    return report(what_of(error), interrupted() ? exit_code_of_signal() : kFailure);
   }
 }
 

@@ -22,7 +22,7 @@
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/options/evaluate_options.h"
+#include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/text/data/documents.h"
 #include "fp8/tools/text/dataset.h"

@@ -15,7 +15,7 @@
 #include "fp8/tools/commands/evaluate/continuation.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/options/evaluate_options.h"
+#include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/text/data/documents.h"

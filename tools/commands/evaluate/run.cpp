@@ -25,7 +25,7 @@
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/options/evaluate_options.h"
+#include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
@@ -215,6 +215,7 @@ std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
 /// Nothing: the model stays in high precision.
 std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& context) {
   quant::PlanOptions plan;
+  plan.spelling = flag_of_option;
   plan.activations = quant::ActivationScaling::static_tensor;
   plan.config = config_of(o);
   plan.include = o.include;

@@ -155,7 +155,7 @@ c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arg
   } catch (const c10::Error& error) {
     throw io::Error(path.string() + ": forward failed: " + last_line(error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw io::Error(path.string() + ": forward failed: " + last_line(error.what()));
+    throw io::Error(path.string() + ": forward failed: " + last_line(what_of(error)));
   }
 }
 

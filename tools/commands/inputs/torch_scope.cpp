@@ -39,7 +39,7 @@ void load_or_list(const char* origin, std::vector<std::string>* problems, const 
   } catch (const c10::Error& error) {
     problem = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    problem = error.what();
+    problem = what_of(error);
   }
   problem = origin + (": " + without_origin(problem));
   if (problems == nullptr) throw io::Error(problem);

@@ -145,7 +145,7 @@ void add_damage(const InspectOptions& o, const Context& context, Inspection& ins
     const bool asked =
         !o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty() || !o.plot.empty();
     if (asked || context.dialect.has_value()) throw;
-    context.warn(std::string("no damage report: ") + error.what());
+    context.warn("no damage report: " + what_of(error));
     return;
   }
   for (const auto& warning : damage.warnings) context.warn(warning);

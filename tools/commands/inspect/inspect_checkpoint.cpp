@@ -135,8 +135,8 @@ Form form_of(const io::Checkpoint& checkpoint) {
     const auto config = quant::read_quantization_config(checkpoint);
     if (config.is_null()) {
       if (const std::string found = quant::describe_codes(checkpoint); !found.empty())
-        form.problem = "config.json has no quantization_config that says what its codes are: " + found +
-                       " (fp8 convert --assume FORM)";
+        form.problem = "config.json has no quantization_config that says what its codes are: " +
+                       io::spelled(found, flag_of_option) + " (fp8 convert --assume FORM)";
       return form;
     }
     const auto it = config.find("quant_method");
@@ -152,7 +152,7 @@ Form form_of(const io::Checkpoint& checkpoint) {
     form.warnings = std::move(stored.warnings);
     form.strays = std::move(stored.strays);
   } catch (const io::Error& e) {
-    form.problem = e.what();
+    form.problem = what_of(e);
   }
   return form;
 }

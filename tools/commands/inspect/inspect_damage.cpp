@@ -24,6 +24,7 @@ decltype(damage_of_run) damage_of_run;
 
 quant::PlanOptions plan_options(const DamageOptions& o, const Context& context) {
   quant::PlanOptions plan;
+  plan.spelling = flag_of_option;
   plan.activations = o.weights_only           ? quant::ActivationScaling::none
                      : o.measurements.empty() ? quant::ActivationScaling::dynamic_token
                                               : quant::ActivationScaling::static_tensor;

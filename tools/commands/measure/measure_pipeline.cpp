@@ -25,7 +25,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/measure/layer_run.h"
 #include "fp8/tools/commands/measure/measure_run.h"
-#include "fp8/tools/commands/options/measure_options.h"
+#include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/commands/work/snapshots.h"
 

@@ -17,7 +17,7 @@
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/options/measure_options.h"
+#include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/commands/work/snapshots.h"
 

@@ -4,14 +4,9 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <initializer_list>
-#include <string>
 #include <string_view>
 #include <system_error>
-#include <vector>
-
-#include "fp8/tools/commands/cli/context.h"
 
 namespace fp8::commands {
 

@@ -134,6 +134,7 @@ void tell_verification(const quant::Verification& v, std::int64_t worst, io::Jso
 
 /// Shows `progress` and stops where the user wants to.
 void watch_stream(quant::StreamOptions& stream, Progress& progress) {
+  stream.spelling = flag_of_option;
   stream.stop = [] { return interrupted(); };
   stream.progress = [&](std::uint64_t done, std::uint64_t total) {
     progress.update(static_cast<std::int64_t>(static_cast<double>(done) /

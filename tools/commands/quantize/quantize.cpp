@@ -60,6 +60,7 @@ quant::ActivationScaling activations_of(const QuantizeOptions& o) {
 /// Measurements in the names of the model in memory.
 quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   quant::PlanOptions plan;
+  plan.spelling = flag_of_option;
   plan.activations = activations_of(o);
   if (o.kv_scales.has_value() && !o.kv_cache.value_or(!o.config.empty()))
     throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
@@ -98,7 +99,7 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
 /// Adds the verdicts of the programs that read the form.
 void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
   json["readers"] = io::Json::array();
-  for (const auto& verdict : quant::check_readers(out)) {
+  for (const auto& verdict : quant::check_readers(out, flag_of_option)) {
     const bool loads = verdict.problems.empty();
     json["readers"].push_back({{"reader", verdict.reader},
                                {"loads", loads && !verdict.known ? io::Json() : io::Json(loads)},
