@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace {
 
-using detail::check_deepspeed_batch;
-using detail::check_deepspeed_types;
-using detail::check_deepspeed_zero;
+using detail::DeepSpeedFile;
 
 constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
@@ -28,30 +27,25 @@ void find_automatic(const io::Json& json, const std::string& parent, std::vector
   }
 }
 
-void check_precision(const io::Json& json, const std::string& source, Findings& found) {
-  const bool old = find_value(json, "bfloat16") != nullptr;
-  if (old && find_value(json, "bf16") != nullptr)
-    found.problems.push_back(key_where(source, "bfloat16") + ": found beside bf16, allowed: one of the two");
-  if (is_true(json, "fp16.enabled") && (is_true(json, "bf16.enabled") || is_true(json, "bfloat16.enabled")))
-    found.problems.push_back(key_where(source, "fp16.enabled") + ": found true beside " + (old ? "bfloat16" : "bf16") +
-                             ".enabled true, allowed: one of the two");
-  if (is_true(json, "fp16.fp16_master_weights_and_grads") && detail::zero_stage(json) == 0)
-    found.problems.push_back(key_where(source, "fp16.fp16_master_weights_and_grads") +
-                             ": found true with zero_optimization.stage 0, allowed: a stage from 1 to 3");
-  for (const char* key : {"bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"}) {
-    if (is_true(json, key) && detail::zero_stage(json) == 0)
-      found.problems.push_back(key_where(source, key) +
-                               ": found true with zero_optimization.stage 0, allowed: a stage from 1 to 3");
+void check_precision(const DeepSpeedFile& file) {
+  const bool old = file.find("bfloat16") != nullptr;
+  if (old && file.find("bf16") != nullptr) file.refuse("bfloat16", "found beside bf16, allowed: one of the two");
+  const bool bf16 = file.is("bf16.enabled") || file.is("bfloat16.enabled");
+  if (file.is("fp16.enabled") && bf16)
+    file.refuse("fp16.enabled", std::string("found true beside ") + (old ? "bfloat16" : "bf16") +
+                                    ".enabled true, allowed: one of the two");
+  for (const char* key :
+       {"fp16.fp16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"}) {
+    if (file.is(key) && file.stage() == 0)
+      file.refuse(key, "found true with zero_optimization.stage 0, allowed: a stage from 1 to 3");
   }
-  if (is_true(json, "bf16.bf16_optimizer_states") && !is_true(json, "bf16.bf16_master_weights_and_grads"))
-    found.problems.push_back(key_where(source, "bf16.bf16_optimizer_states") +
-                             ": found true without bf16.bf16_master_weights_and_grads, allowed: with it");
-  const io::Json* dtype = find_value(json, "data_types.grad_accum_dtype");
+  if (file.is("bf16.bf16_optimizer_states") && !file.is("bf16.bf16_master_weights_and_grads"))
+    file.refuse("bf16.bf16_optimizer_states",
+                "found true without bf16.bf16_master_weights_and_grads, allowed: with it");
+  const io::Json* dtype = file.find("data_types.grad_accum_dtype");
   const bool sums_in_f32 = dtype != nullptr && *dtype == "fp32";
-  const bool bf16 = is_true(json, "bf16.enabled") || is_true(json, "bfloat16.enabled");
-  if (bf16 && sums_in_f32 && detail::zero_stage(json) == 1 &&
-      detail::offload_device(json, "offload_optimizer") == "none")
-    found.notes.push_back(source + ": stage 1 with bf16 and gradients in fp32 is BF16_Optimizer");
+  if (bf16 && sums_in_f32 && file.stage() == 1 && file.offload_device("offload_optimizer") == "none")
+    file.findings.notes.push_back(file.source + ": stage 1 with bf16 and gradients in fp32 is BF16_Optimizer");
 }
 
 /// What transformers' Trainer or Accelerate fill in of zero_optimization; DeepSpeed drops "auto" there, so that its
@@ -72,33 +66,30 @@ bool is_filled_in(const std::string& path) {
   return std::ranges::any_of(kFilledIn, [&](const char* key) { return path.substr(kZero.size()) == key; });
 }
 
-void check_automatic(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found) {
+void check_automatic(const DeepSpeedFile& file) {
   std::vector<std::string> automatic;
-  find_automatic(json, "", automatic);
+  find_automatic(file.json, "", automatic);
   for (const auto& path : automatic) {
     const KeyRow* row = find_row(deepspeed_keys(), path);
     const bool is_argument = path.starts_with("optimizer.params.") || path.starts_with("scheduler.params.");
     if (!is_argument && (row == nullptr || !row->allowed.automatic)) continue;  // free contents, or named by the walk
-    const std::string where = key_where(source, path);
     if (!is_filled_in(path))
-      found.notes.push_back(where + ": \"auto\" is DeepSpeed's default");
-    else if (!use.reader.has_value())
-      found.notes.push_back(where + ": \"auto\" is filled in by transformers and Accelerate alone");
-    else if (use.reader != DeepSpeedReader::transformers)
-      found.problems.push_back(where + ": found \"auto\", which nobody fills in with reader " + name_of(*use.reader) +
-                               ", allowed: a value");
+      file.note(path, "\"auto\" is DeepSpeed's default");
+    else if (!file.use.reader.has_value())
+      file.note(path, "\"auto\" is filled in by transformers and Accelerate alone");
+    else if (!file.is_read_by(DeepSpeedReader::transformers))
+      file.refuse(path, std::string("found \"auto\", which nobody fills in with reader ") + name_of(*file.use.reader) +
+                            ", allowed: a value");
   }
 }
 
-void check_reader(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found) {
-  check_automatic(json, source, use, found);
-  if (use.reader != DeepSpeedReader::lightning) return;
-  if (find_value(json, kAccumulation) != nullptr)
-    found.problems.push_back(key_where(source, kAccumulation) +
-                             ": found with reader lightning, allowed: the Trainer's accumulate_grad_batches");
-  if (is_true(json, "autotuning.enabled"))
-    found.problems.push_back(key_where(source, "autotuning.enabled") +
-                             ": found true, which HPUDeepSpeedStrategy refuses, allowed: false");
+void check_reader(const DeepSpeedFile& file) {
+  check_automatic(file);
+  if (!file.is_read_by(DeepSpeedReader::lightning)) return;
+  if (file.find(kAccumulation) != nullptr)
+    file.refuse(kAccumulation, "found with reader lightning, allowed: the Trainer's accumulate_grad_batches");
+  if (file.is("autotuning.enabled"))
+    file.refuse("autotuning.enabled", "found true, which HPUDeepSpeedStrategy refuses, allowed: false");
 }
 
 /// A positive integer that the file says; 0 where it does not.
@@ -135,7 +126,7 @@ bool is_judged(const io::Json& json, const char* key) {
   return value == nullptr || count_at(json, key) > 0;
 }
 
-void check_product(const BatchKeys& keys, const std::string& source, Findings& found) {
+void check_product(const BatchKeys& keys, const DeepSpeedFile& file) {
   const std::int64_t each = std::max<std::int64_t>(1, keys.micro) * std::max<std::int64_t>(1, keys.accumulation);
   const std::int64_t processes = std::max<std::int64_t>(1, keys.processes);
   const bool complete = keys.micro > 0 && keys.accumulation > 0 && keys.processes > 0;
@@ -143,61 +134,57 @@ void check_product(const BatchKeys& keys, const std::string& source, Findings& f
   if (complete ? divides && keys.train / processes == each : divides) return;
   const bool fits = each <= 2147483647 / processes;
   const std::string product = fits ? std::to_string(each * processes) : "the product";
-  found.problems.push_back(key_where(source, kTrain) + ": found " + std::to_string(keys.train) + ", allowed: " +
-                           (complete ? product : "a multiple of " + product) + " (" + keys.factors() + ")");
+  file.refuse(kTrain, io::message("found {}, allowed: {} ({})", keys.train,
+                                  complete ? product : "a multiple of " + product, keys.factors()));
 }
 
 }  // namespace
 
-void detail::check_deepspeed_batch(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
-                                   Findings& found) {
-  if (is_true(json, "elasticity.enabled")) {
-    if (is_true(json, "elasticity.ignore_non_elastic_batch_info")) return;
+void DeepSpeedFile::check_batch() const {
+  if (is("elasticity.enabled")) {
+    if (is("elasticity.ignore_non_elastic_batch_info")) return;
     for (const char* key : {kTrain, kMicro, kAccumulation}) {
-      if (find_value(json, key) != nullptr)
-        found.problems.push_back(key_where(source, key) +
-                                 ": found with elasticity.enabled, which chooses it, allowed: without it, or with "
-                                 "elasticity.ignore_non_elastic_batch_info true");
+      if (find(key) != nullptr)
+        refuse(key,
+               "found with elasticity.enabled, which chooses it, allowed: without it, or with "
+               "elasticity.ignore_non_elastic_batch_info true");
     }
     return;
   }
   for (const char* key : {kTrain, kMicro, kAccumulation})
     if (!is_judged(json, key)) return;
   const BatchKeys keys(json, use);
-  if (keys.train == 0 && keys.micro == 0) {
-    if (use.reader != DeepSpeedReader::lightning)
-      found.problems.push_back(source + ": found neither " + kTrain + " nor " + kMicro +
-                               ", allowed: one of the two, or both");
-    return;
-  }
-  if (keys.train > 0) check_product(keys, source, found);
+  if (keys.train > 0) return check_product(keys, *this);
+  if (keys.micro == 0 && !is_read_by(DeepSpeedReader::lightning))
+    findings.problems.push_back(
+        io::message("{}: found neither {} nor {}, allowed: one of the two, or both", source, kTrain, kMicro));
 }
 
-std::int64_t detail::zero_stage(const io::Json& json) {
-  if (is_true(json, "zero_optimization")) return 1;
-  const io::Json* stage = find_value(json, "zero_optimization.stage");
-  return stage != nullptr && stage->is_number() ? static_cast<std::int64_t>(std::clamp(stage->get<double>(), 0.0, 3.0))
+std::int64_t DeepSpeedFile::stage() const {
+  if (is("zero_optimization")) return 1;
+  const io::Json* value = find("zero_optimization.stage");
+  return value != nullptr && value->is_number() ? static_cast<std::int64_t>(std::clamp(value->get<double>(), 0.0, 3.0))
                                                 : 0;
 }
 
-std::string detail::offload_device(const io::Json& json, const std::string& section) {
-  const bool old = is_true(
-      json, section == "offload_param" ? "zero_optimization.cpu_offload_param" : "zero_optimization.cpu_offload");
-  const io::Json* device = find_value(json, "zero_optimization." + section + ".device");
+std::string DeepSpeedFile::offload_device(const std::string& section) const {
+  const bool old =
+      is(section == "offload_param" ? "zero_optimization.cpu_offload_param" : "zero_optimization.cpu_offload");
+  const io::Json* device = find("zero_optimization." + section + ".device");
   if (device == nullptr || !device->is_string()) return old ? "cpu" : "none";
   return device->get<std::string>();
 }
 
 Findings check_deepspeed(const io::Json& json, const std::string& source, const DeepSpeedUse& use) {
-  const std::string where = io::printable(source, 4096);
   Findings found;
-  found.problems = key_problems(json, where, deepspeed_keys());
+  const DeepSpeedFile file{{json, io::printable(source, 4096), found}, use};
+  found.problems = key_problems(json, file.source, deepspeed_keys());
   if (!json.is_object()) return found;
-  check_precision(json, where, found);
-  check_reader(json, where, use, found);
-  check_deepspeed_types(json, where, use, found);
-  check_deepspeed_zero(json, where, use, found);
-  check_deepspeed_batch(json, where, use, found);
+  check_precision(file);
+  check_reader(file);
+  file.check_types();
+  file.check_zero();
+  file.check_batch();
   return found;
 }
 

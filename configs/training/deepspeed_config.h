@@ -44,15 +44,22 @@ DeepSpeedBatch deepspeed_batch(const io::Json& json, const DeepSpeedUse& use = {
 
 namespace detail {
 
-/// The parts of check_deepspeed() that need several keys. Each adds to `found`.
-void check_deepspeed_batch(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found);
-void check_deepspeed_types(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found);
-void check_deepspeed_zero(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found);
+/// The file, for the parts of check_deepspeed() that need several keys.
+struct DeepSpeedFile : KeyRules {
+  const DeepSpeedUse& use;
 
-/// "zero_optimization.stage"; 1 for true, 0 without.
-std::int64_t zero_stage(const io::Json& json);
-/// Of "offload_param" or "offload_optimizer": "none", "cpu", "nvme".
-std::string offload_device(const io::Json& json, const std::string& section);
+  bool is_read_by(DeepSpeedReader reader) const { return use.reader == reader; }
+  /// "zero_optimization.stage"; 1 for true, 0 without.
+  std::int64_t stage() const;
+  /// " with stage 2"
+  std::string with_stage() const { return " with stage " + std::to_string(stage()); }
+  /// Of "offload_param" or "offload_optimizer": "none", "cpu", "nvme".
+  std::string offload_device(const std::string& section) const;
+
+  void check_batch() const;
+  void check_types() const;
+  void check_zero() const;
+};
 
 }  // namespace detail
 

@@ -2,13 +2,14 @@
 // The rows of deepspeed.json, the optimizers and schedules that DeepSpeed's JSON may name, and what DeepSpeed demands of
 // them, of ZeRO, offload and activation checkpointing. To add a key: one row there. Sections that another program's
 // documentation describes, or whose contents depend on the model, may hold anything.
-#include <cmath>
+#include <algorithm>
+#include <iterator>
 
 #include "deepspeed_json.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/training/deepspeed_config.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
@@ -100,14 +101,15 @@ std::vector<std::string> deepspeed_scheduler_names() { return names_of_types(sch
 
 namespace {
 
+using detail::DeepSpeedFile;
+
 /// The type that the section names; nullptr if it names none, or one that a message names.
-const DeepSpeedType* type_in(const io::Json& json, const std::string& section, const std::string& source,
-                             Findings& found) {
-  const io::Json* value = find_value(json, section);
+const DeepSpeedType* type_in(const DeepSpeedFile& file, const std::string& section) {
+  const io::Json* value = file.find(section);
   if (value == nullptr || !value->is_object()) return nullptr;
   const io::Json* type = find_value(*value, "type");
   if (type == nullptr) {
-    if (!value->empty()) found.notes.push_back(key_where(source, section) + ": without type nothing comes of it");
+    if (!value->empty()) file.note(section, "without type nothing comes of it");
     return nullptr;
   }
   if (!type->is_string()) return nullptr;
@@ -116,143 +118,118 @@ const DeepSpeedType* type_in(const io::Json& json, const std::string& section, c
   const auto* known = optimizer ? find_deepspeed_optimizer(name) : find_deepspeed_scheduler(name);
   if (known == nullptr) {
     const auto names = optimizer ? deepspeed_optimizer_names() : deepspeed_scheduler_names();
-    found.problems.push_back(key_where(source, section + ".type") + ": found " + detail::found_text(*type) +
-                             ", allowed: " + io::joined(names) + "; did you mean '" + closest(name, names) + "'?");
+    file.refuse(section + ".type", io::message("found {}, allowed: {}; did you mean '{}'?", detail::found_text(*type),
+                                               io::joined(names), closest(name, names)));
   }
   return known;
 }
 
-void check_params(const io::Json& json, const std::string& section, const DeepSpeedType& type,
-                  const std::string& source, Findings& found) {
+void check_params(const DeepSpeedFile& file, const std::string& section, const DeepSpeedType& type) {
   const std::string path = section + ".params";
-  const io::Json* params = find_value(json, path);
+  const io::Json* params = file.find(path);
   const io::Json none = io::Json::object();
   if (params == nullptr) params = &none;
   if (!params->is_object()) return;  // the walk has named it
-  if (!type.params.empty()) {
-    for (auto& problem : key_problems(*params, source, type.params, path + "."))
-      found.problems.push_back(std::move(problem));
-  } else if (params->contains("max_grad_norm")) {
-    found.problems.push_back(key_where(source, path + ".max_grad_norm") + ": found " +
-                             detail::found_text((*params)["max_grad_norm"]) +
-                             ", allowed: no such key; the optimizer does not clip: gradient_clipping does");
-  }
+  if (!type.params.empty())
+    std::ranges::move(key_problems(*params, file.source, type.params, path + "."),
+                      std::back_inserter(file.findings.problems));
+  else if (params->contains("max_grad_norm"))
+    file.refuse(path + ".max_grad_norm",
+                "found " + detail::found_text((*params)["max_grad_norm"]) +
+                    ", allowed: no such key; the optimizer does not clip: gradient_clipping does");
   for (const char* name : type.required) {
-    if (!params->contains(name))
-      found.problems.push_back(key_where(source, path + "." + name) + ": not found, " + type.name + " needs it");
+    if (!params->contains(name)) file.refuse(path + "." + name, std::string("not found, ") + type.name + " needs it");
   }
 }
 
-void check_betas(const io::Json& json, const std::string& source, Findings& found) {
-  const io::Json* betas = find_value(json, "optimizer.params.betas");
+void check_betas(const DeepSpeedFile& file) {
+  const io::Json* betas = file.find("optimizer.params.betas");
   if (betas == nullptr || !betas->is_array()) return;
   bool right = betas->size() == 2;
   for (const io::Json& beta : *betas) right = right && beta.is_number() && beta >= 0 && beta < 1;
   if (!right)
-    found.problems.push_back(key_where(source, "optimizer.params.betas") + ": found " +
-                             io::printable(betas->dump(-1, ' ', false, io::Json::error_handler_t::replace), 80) +
-                             ", allowed: two numbers from 0, below 1");
+    file.refuse("optimizer.params.betas",
+                "found " + io::printable(betas->dump(-1, ' ', false, io::Json::error_handler_t::replace), 80) +
+                    ", allowed: two numbers from 0, below 1");
 }
 
-void check_warmup(const io::Json& json, const std::string& source, Findings& found) {
-  const io::Json* steps = find_value(json, "scheduler.params.warmup_num_steps");
-  const io::Json* total = find_value(json, "scheduler.params.total_num_steps");
+void check_warmup(const DeepSpeedFile& file) {
+  const io::Json* steps = file.find("scheduler.params.warmup_num_steps");
+  const io::Json* total = file.find("scheduler.params.total_num_steps");
   if (steps == nullptr || !steps->is_number()) return;
-  if (steps->get<double>() < 2)
-    found.notes.push_back(key_where(source, "scheduler.params.warmup_num_steps") + ": fewer than 2 are 2");
+  if (steps->get<double>() < 2) file.note("scheduler.params.warmup_num_steps", "fewer than 2 are 2");
   if (total != nullptr && total->is_number() && total->get<double>() < steps->get<double>())
-    found.notes.push_back(key_where(source, "scheduler.params.total_num_steps") +
-                          ": fewer than warmup_num_steps, the rate never decays");
+    file.note("scheduler.params.total_num_steps", "fewer than warmup_num_steps, the rate never decays");
 }
 
-void check_offload_section(const io::Json& json, const std::string& section, const std::string& source,
-                           Findings& found) {
-  const std::string path = "zero_optimization." + section, device = detail::offload_device(json, section);
+void check_offload_section(const DeepSpeedFile& file, const std::string& section) {
+  const std::string path = "zero_optimization." + section, device = file.offload_device(section);
   if (device != "cpu" && device != "nvme") return;
-  const auto stage = detail::zero_stage(json);
-  const std::string with = " with stage " + std::to_string(stage);
+  const auto stage = file.stage();
+  const std::string found = "found device " + device + file.with_stage() + ", allowed: ";
   if (section == "offload_param" && stage < 3)
-    found.problems.push_back(key_where(source, path) + ": found device " + device + with + ", allowed: stage 3");
+    file.refuse(path, found + "stage 3");
   else if (stage < 1)
-    found.problems.push_back(key_where(source, path) + ": found device " + device + with +
-                             ", allowed: a stage from 1 to 3");
+    file.refuse(path, found + "a stage from 1 to 3");
   else if (device == "nvme" && stage < 3)
-    found.problems.push_back(key_where(source, path + ".device") + ": found \"nvme\"" + with + ", allowed: stage 3");
-  if (device == "nvme" && find_value(json, path + ".nvme_path") == nullptr)
-    found.problems.push_back(key_where(source, path + ".nvme_path") + ": not found, device nvme needs it");
-  if (device == "nvme")
-    found.notes.push_back(key_where(source, path + ".device") +
-                          ": the vendor has not verified offload to nvme on its devices");
+    file.refuse(path + ".device", "found \"nvme\"" + file.with_stage() + ", allowed: stage 3");
+  if (device != "nvme") return;
+  if (file.find(path + ".nvme_path") == nullptr) file.refuse(path + ".nvme_path", "not found, device nvme needs it");
+  file.note(path + ".device", "the vendor has not verified offload to nvme on its devices");
 }
 
-void check_offload(const io::Json& json, const std::string& source, Findings& found) {
-  check_offload_section(json, "offload_param", source, found);
-  check_offload_section(json, "offload_optimizer", source, found);
-  const io::Json* ratio = find_value(json, "zero_optimization.offload_optimizer.ratio");
-  if (ratio != nullptr && ratio->is_number() && ratio->get<double>() < 1 && detail::zero_stage(json) < 3)
-    found.problems.push_back(key_where(source, "zero_optimization.offload_optimizer.ratio") + ": found " +
-                             detail::found_text(*ratio) + " with stage " + std::to_string(detail::zero_stage(json)) +
-                             ", allowed: stage 3, or 1");
-  const io::Json* force = find_value(json, "zero_force_ds_cpu_optimizer");
+void check_offload(const DeepSpeedFile& file) {
+  check_offload_section(file, "offload_param");
+  check_offload_section(file, "offload_optimizer");
+  const std::string key = "zero_optimization.offload_optimizer";
+  const io::Json* ratio = file.find(key + ".ratio");
+  if (ratio != nullptr && ratio->is_number() && ratio->get<double>() < 1 && file.stage() < 3)
+    file.refuse(key + ".ratio", "found " + detail::found_text(*ratio) + file.with_stage() + ", allowed: stage 3, or 1");
+  const io::Json* force = file.find("zero_force_ds_cpu_optimizer");
   const bool forced = force == nullptr || (force->is_boolean() && force->get<bool>());
-  if (detail::offload_device(json, "offload_optimizer") != "none" && forced &&
-      find_value(json, "optimizer.type") == nullptr)
-    found.notes.push_back(key_where(source, "zero_optimization.offload_optimizer") +
-                          ": an optimizer of the program must be DeepSpeedCPUAdam, unless zero_force_ds_cpu_optimizer "
-                          "is false");
+  if (file.offload_device("offload_optimizer") != "none" && forced && file.find("optimizer.type") == nullptr)
+    file.note(key, "an optimizer of the program must be DeepSpeedCPUAdam, unless zero_force_ds_cpu_optimizer is false");
 }
 
-void check_activation_checkpointing(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
-                                    Findings& found) {
+void check_activation_checkpointing(const DeepSpeedFile& file) {
   const std::string path = "activation_checkpointing.contiguous_memory_optimization";
-  if (!is_true(json, path)) return;
-  if (!is_true(json, "activation_checkpointing.partition_activations"))
-    found.problems.push_back(key_where(source, path) + ": found true without partition_activations, allowed: with it");
-  if (find_value(json, "activation_checkpointing.number_checkpoints") != nullptr) return;
-  if (use.reader == DeepSpeedReader::lightning)
-    found.problems.push_back(key_where(source, path) +
-                             ": found true without number_checkpoints, which says how large the buffer is, allowed: "
-                             "with it");
+  if (!file.is(path)) return;
+  if (!file.is("activation_checkpointing.partition_activations"))
+    file.refuse(path, "found true without partition_activations, allowed: with it");
+  if (file.find("activation_checkpointing.number_checkpoints") != nullptr) return;
+  if (file.is_read_by(DeepSpeedReader::lightning))
+    file.refuse(path, "found true without number_checkpoints, which says how large the buffer is, allowed: with it");
   else
-    found.notes.push_back(key_where(source, path) +
-                          ": without number_checkpoints the program must give num_checkpoints");
+    file.note(path, "without number_checkpoints the program must give num_checkpoints");
 }
 
 }  // namespace
 
-void detail::check_deepspeed_types(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
-                                   Findings& found) {
-  if (const auto* type = type_in(json, "optimizer", source, found)) {
-    check_params(json, "optimizer", *type, source, found);
-    check_betas(json, source, found);
-    const bool any = is_true(json, "zero_allow_untested_optimizer");
-    if (!type->tested_with_zero && detail::zero_stage(json) > 0 && !any)
-      found.problems.push_back(key_where(source, "optimizer.type") + ": found " +
-                               found_text(*find_value(json, "optimizer.type")) + " with stage " +
-                               std::to_string(detail::zero_stage(json)) +
-                               ", allowed: Adam, AdamW, Adagrad, Lion, or zero_allow_untested_optimizer true");
-    if (use.reader == DeepSpeedReader::lightning)
-      found.notes.push_back(key_where(source, "optimizer") + ": the module's own optimizer comes first");
+void DeepSpeedFile::check_types() const {
+  if (const auto* type = type_in(*this, "optimizer")) {
+    check_params(*this, "optimizer", *type);
+    check_betas(*this);
+    if (!type->tested_with_zero && stage() > 0 && !is("zero_allow_untested_optimizer"))
+      refuse("optimizer.type", "found " + found_text(*find("optimizer.type")) + with_stage() +
+                                   ", allowed: Adam, AdamW, Adagrad, Lion, or zero_allow_untested_optimizer true");
+    if (is_read_by(DeepSpeedReader::lightning)) note("optimizer", "the module's own optimizer comes first");
   }
-  if (const auto* type = type_in(json, "scheduler", source, found)) {
-    check_params(json, "scheduler", *type, source, found);
-    check_warmup(json, source, found);
+  if (const auto* type = type_in(*this, "scheduler")) {
+    check_params(*this, "scheduler", *type);
+    check_warmup(*this);
   }
 }
 
-void detail::check_deepspeed_zero(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
-                                  Findings& found) {
-  const io::Json* zero = find_value(json, "zero_optimization");
+void DeepSpeedFile::check_zero() const {
+  const io::Json* zero = find("zero_optimization");
   if (zero != nullptr && zero->is_boolean())
-    found.notes.push_back(key_where(source, "zero_optimization") + ": " +
-                          (zero->get<bool>() ? "true is stage 1, as an object {\"stage\": 1}"
-                                             : "false is stage 0, as an object {\"stage\": 0}"));
-  check_offload(json, source, found);
-  check_activation_checkpointing(json, source, use, found);
-  const io::Json* op = find_value(json, "gradient_allreduce_op");
-  if (op != nullptr && op->is_string() && io::lower(op->get<std::string>()) == "sum" && zero_stage(json) == 3)
-    found.problems.push_back(key_where(source, "gradient_allreduce_op") +
-                             ": found \"sum\" with stage 3, allowed: mean, or a stage from 0 to 2");
+    note("zero_optimization", zero->get<bool>() ? "true is stage 1, as an object {\"stage\": 1}"
+                                                : "false is stage 0, as an object {\"stage\": 0}");
+  check_offload(*this);
+  check_activation_checkpointing(*this);
+  const io::Json* op = find("gradient_allreduce_op");
+  if (op != nullptr && op->is_string() && io::lower(op->get<std::string>()) == "sum" && stage() == 3)
+    refuse("gradient_allreduce_op", "found \"sum\" with stage 3, allowed: mean, or a stage from 0 to 2");
 }
 
 }  // namespace fp8::configs

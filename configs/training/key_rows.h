@@ -23,6 +23,31 @@ struct Findings {
   std::vector<std::string> notes;     ///< what is right, but may surprise
 };
 
+/// "FILE: key 'PATH'", as messages begin. path: fit for a message, or one of a table.
+std::string key_where(const std::string& source, const std::string& path);
+
+/// What stands at "a.b.c"; nullptr where it does not, or null does.
+const io::Json* find_value(const io::Json& json, const std::string& path);
+
+/// The value at a path if it is of that type, and fits.
+bool is_true(const io::Json& json, const std::string& path);
+
+/// A file, for rules that concern several of its keys.
+struct KeyRules {
+  const io::Json& json;
+  std::string source;  ///< fit for a message
+  Findings& findings;
+
+  const io::Json* find(const std::string& key) const { return find_value(json, key); }
+  bool is(const std::string& key) const { return is_true(json, key); }
+  void refuse(const std::string& key, const std::string& what) const {
+    findings.problems.push_back(key_where(source, key) + ": " + what);
+  }
+  void note(const std::string& key, const std::string& what) const {
+    findings.notes.push_back(key_where(source, key) + ": " + what);
+  }
+};
+
 /// Every unknown key and every value that its row does not allow, in the file's order, at most kMostProblems and then
 /// one more line. source: the file, fit for a message. prefix: of paths in messages, where `json` is a part of the
 /// file: "scheduler.params.". A `json` that is no object is one problem.
@@ -42,17 +67,8 @@ std::vector<KeyMeaning> key_meanings(const io::Json& json, KeyRows rows);
 /// The row of a path; nullptr if there is none.
 const KeyRow* find_row(KeyRows rows, const std::string& path);
 
-/// "FILE: key 'PATH'", as messages begin. path: fit for a message, or one of a table.
-std::string key_where(const std::string& source, const std::string& path);
-
 /// The rows' standard values, and over them the members of `json`, an object; of top-level keys.
 io::Json with_standards(const io::Json& json, KeyRows rows);
-
-/// What stands at "a.b.c"; nullptr where it does not, or null does.
-const io::Json* find_value(const io::Json& json, const std::string& path);
-
-/// The value at a path if it is of that type, and fits.
-bool is_true(const io::Json& json, const std::string& path);
 
 /// The keys of `json` that a table has at its top level, in hundredths of all; misspelt ones count half.
 int share_of_keys(const io::Json& json, KeyRows rows);
