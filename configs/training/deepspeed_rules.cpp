@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of deepspeed.json, the optimizers and schedules that DeepSpeed's JSON may name, and what DeepSpeed demands of
-// them, of ZeRO, offload and activation checkpointing. To add a key: one row there. Sections that another program's
+// The rows of deepspeed.json, the optimizers and schedules that DeepSpeed's JSON may name, and what DeepSpeed demands
+// of them, of ZeRO, offload and activation checkpointing. To add a key: one row there. Sections that another program's
 // documentation describes, or whose contents depend on the model, may hold anything.
 #include <algorithm>
 #include <iterator>
