@@ -95,14 +95,14 @@ int run(int argc, char** argv) {
   Runner runner(options);
   std::vector<Entry>& all = entries();
   std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return std::string(a.kernel) < b.kernel; });
-  for (const Entry& entry : all) entry.run(runner);
+  for (const Entry& entry : all) runner.run(entry.kernel, entry.run);
   return 0;
 }
 
 }  // namespace
 
-bool Runner::wants(const std::string& kernel, const std::string& name) const {
-  return (kernel + " " + name).find(options_.filter) != std::string::npos;
+bool Runner::wants(const std::string& name) const {
+  return (kernel_ + " " + name).find(options_.filter) != std::string::npos;
 }
 
 std::vector<Time> Runner::medians(const std::vector<std::function<void()>>& alternatives) const {
@@ -129,7 +129,7 @@ std::vector<Time> Runner::medians(const std::vector<std::function<void()>>& alte
 }
 
 void Runner::print(const Line& line) const {
-  std::printf("{\"kernel\":\"%s\",\"case\":\"%s\",\"ns\":%.0f", line.kernel.c_str(), line.name.c_str(), line.ns.ns);
+  std::printf("{\"kernel\":\"%s\",\"case\":\"%s\",\"ns\":%.0f", kernel_.c_str(), line.name.c_str(), line.ns.ns);
   if (line.ns.spread > 0) std::printf(",\"spread\":%.3f", line.ns.spread);
   if (line.bytes > 0) std::printf(",\"gbps\":%.2f", line.bytes / line.ns);
   if (line.macs > 0) std::printf(",\"gmacs\":%.2f", line.macs / line.ns);

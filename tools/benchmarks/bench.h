@@ -28,12 +28,12 @@ struct Time {
 
 /// One case's line.
 struct Line {
-  std::string kernel, name;
-  Time ns;                                            ///< ours
-  double bytes = 0;                                   ///< memory traffic to report as gbps; 0: none
-  double macs = 0;                                    ///< multiply-adds to report as gmacs; 0: none
-  Time torch_ns;                                      ///< the torch call it replaces; 0: there is none
-  std::vector<std::pair<std::string, double>> extra;  ///< further numbers, printed as they are
+  std::string name = {};
+  Time ns = {};                                            ///< ours
+  double bytes = 0;                                        ///< memory traffic to report as gbps; 0: none
+  double macs = 0;                                         ///< multiply-adds to report as gmacs; 0: none
+  Time torch_ns = {};                                      ///< the torch call it replaces; 0: there is none
+  std::vector<std::pair<std::string, double>> extra = {};  ///< further numbers, printed as they are
 };
 
 class Runner {
@@ -42,8 +42,14 @@ class Runner {
 
   const Options& options() const { return options_; }
 
-  /// Whether the filter lets this case run; ask before allocating for it.
-  bool wants(const std::string& kernel, const std::string& name) const;
+  /// Runs the cases of a kernel, whose name stands in front of theirs from here on.
+  void run(const char* kernel, void (*cases)(Runner&)) {
+    kernel_ = kernel;
+    cases(*this);
+  }
+
+  /// True if the filter lets this case run; ask before allocating for it.
+  bool wants(const std::string& name) const;
 
   /// Nanoseconds of one call of each alternative. Each is called once to warm up, then all in turns; calls
   /// shorter than 50 us are repeated within a sample.
@@ -54,6 +60,7 @@ class Runner {
 
  private:
   Options options_;
+  std::string kernel_;
 };
 
 /// A file of benchmarks names itself by one constant of this type.

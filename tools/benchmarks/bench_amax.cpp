@@ -40,18 +40,15 @@ void bench_case(Runner& runner, const Case& c) {
       [&] { found = kernels::amax(x.const_data_ptr(), c.type, c.n); },
       [&] { const at::Tensor largest = x.abs().amax(); },
   });
-  Line line;
-  line.kernel = "amax";
-  line.name = c.name;
-  line.ns = times[0];
-  line.bytes = static_cast<double>(c.n) * kernels::size_of(c.type);
-  line.torch_ns = times[1];
-  runner.print(line);
+  runner.print({.name = c.name,
+                .ns = times[0],
+                .bytes = static_cast<double>(c.n) * kernels::size_of(c.type),
+                .torch_ns = times[1]});
 }
 
 void run(Runner& runner) {
   for (const Case& c : kCases) {
-    if (runner.wants("amax", c.name)) bench_case(runner, c);
+    if (runner.wants(c.name)) bench_case(runner, c);
   }
 }
 

@@ -53,14 +53,11 @@ void bench_case(Runner& runner, const std::string& name, std::int64_t heads, std
       [&] { kernels::attention(args); },
       [&] { const at::Tensor out = at::scaled_dot_product_attention(q, k, v); },
   });
-  Line line;
-  line.kernel = "attention";
-  line.name = name;
-  line.ns = times[0];
-  line.bytes = (codes ? 2.0 : 4.0) * static_cast<double>(heads * keys * width);
-  line.macs = 2.0 * static_cast<double>(heads * rows * keys * width);
-  line.torch_ns = times[1];
-  runner.print(line);
+  runner.print({.name = name,
+                .ns = times[0],
+                .bytes = (codes ? 2.0 : 4.0) * static_cast<double>(heads * keys * width),
+                .macs = 2.0 * static_cast<double>(heads * rows * keys * width),
+                .torch_ns = times[1]});
 }
 
 void run(Runner& runner) {
@@ -73,7 +70,7 @@ void run(Runner& runner) {
       for (const auto& [word, stored] : {std::pair{"bf16", Stored::bf16}, {"f16", Stored::f16}, {"fp8", Stored::fp8}}) {
         const std::string name = word + (" 32 heads of " + std::to_string(width)) + " over " + std::to_string(heads) +
                                  ", " + std::to_string(keys) + " keys";
-        if (runner.wants("attention", name)) bench_case(runner, name, heads, rows, width, keys, stored);
+        if (runner.wants(name)) bench_case(runner, name, heads, rows, width, keys, stored);
       }
     }
   }

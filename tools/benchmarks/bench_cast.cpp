@@ -106,12 +106,10 @@ void bench_case(Runner& runner, const Case& c) {
   };
   if (c.stochastic) work.emplace_back([&] { kernels::cast_to_fp8(nearest); });
   const auto times = runner.medians(work);
-  Line line;
-  line.kernel = "cast";
-  line.name = c.name;
-  line.ns = times[0];
-  line.bytes = static_cast<double>(c.n) * kernels::size_of(c.type);
-  line.torch_ns = times[1];
+  Line line{.name = c.name,
+            .ns = times[0],
+            .bytes = static_cast<double>(c.n) * kernels::size_of(c.type),
+            .torch_ns = times[1]};
   line.extra = {{"torch_chain_ns", times[2]}, {"chain_ratio", times[2] / times[0]}, {"of_memcpy", times[3] / times[0]}};
   if (c.stochastic) line.extra.emplace_back("of_nearest", times[4] / times[0]);
   runner.print(line);
@@ -155,22 +153,19 @@ void bench_transposed(Runner& runner, const Matrix& m) {
       [&] { kernels::cast_to_fp8(alone); },
       [&] { const at::Tensor y = x.to(fp8), yt = y.view(at::kByte).t().contiguous(); },
   });
-  Line line;
-  line.kernel = "cast";
-  line.name = m.name;
-  line.ns = times[0];
-  line.bytes = static_cast<double>(c.n) * kernels::size_of(m.type);
-  line.torch_ns = times[3];
-  line.extra = {{"of_apart", times[0] / times[1]}, {"of_cast", times[0] / times[2]}};
-  runner.print(line);
+  runner.print({.name = m.name,
+                .ns = times[0],
+                .bytes = static_cast<double>(c.n) * kernels::size_of(m.type),
+                .torch_ns = times[3],
+                .extra = {{"of_apart", times[0] / times[1]}, {"of_cast", times[0] / times[2]}}});
 }
 
 void run(Runner& runner) {
   for (const Case& c : kCases) {
-    if (runner.wants("cast", c.name)) bench_case(runner, c);
+    if (runner.wants(c.name)) bench_case(runner, c);
   }
   for (const Matrix& m : kMatrices) {
-    if (runner.wants("cast", m.name)) bench_transposed(runner, m);
+    if (runner.wants(m.name)) bench_transposed(runner, m);
   }
 }
 

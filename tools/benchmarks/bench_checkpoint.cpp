@@ -123,7 +123,7 @@ void run(Runner& runner) {
       {"quantize block", quant::WeightGranularity::block}};
   std::unique_ptr<Files> files;
   for (const auto& [name, granularity] : cases) {
-    if (!runner.wants("checkpoint", name)) continue;
+    if (!runner.wants(name)) continue;
     if (!files) files = std::make_unique<Files>();
     quant::CheckpointOptions options;
     options.plan.weights = granularity;
@@ -137,17 +137,14 @@ void run(Runner& runner) {
     check(*files, name);
     const auto times = runner.medians({quantize, [&] { copy(*files, false); }, [&] { copy(*files, true); },
                                        [&] { write_and_sync(*files, report.weights_bytes); }});
-    Line line;
-    line.kernel = "checkpoint";
-    line.name = name;
-    line.ns = times[0];
-    line.bytes = static_cast<double>(report.source_bytes + report.weights_bytes);
-    line.extra = {{"cp_ns", times[1]},
-                  {"cp_sync_ns", times[2]},
-                  {"write_sync_ns", times[3]},
-                  {"ratio", times[0] / times[1]},
-                  {"ratio_sync", times[0] / times[2]}};
-    runner.print(line);
+    runner.print({.name = name,
+                  .ns = times[0],
+                  .bytes = static_cast<double>(report.source_bytes + report.weights_bytes),
+                  .extra = {{"cp_ns", times[1]},
+                            {"cp_sync_ns", times[2]},
+                            {"write_sync_ns", times[3]},
+                            {"ratio", times[0] / times[1]},
+                            {"ratio_sync", times[0] / times[2]}}});
   }
 }
 

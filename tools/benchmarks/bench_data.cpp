@@ -109,7 +109,7 @@ std::pair<double, double> epoch(data::DataLoader& loader, F&& compute) {
 }
 
 void run_loader(Runner& runner) {
-  const bool decode = runner.wants("data", "decode 2 workers"), wait = runner.wants("data", "wait 2 workers");
+  const bool decode = runner.wants("decode 2 workers"), wait = runner.wants("wait 2 workers");
   if (!decode && !wait) return;
   const auto pictures = std::make_shared<Pictures>();
   data::DataLoader none(pictures, {.batch_size = kBatch}),
@@ -122,14 +122,12 @@ void run_loader(Runner& runner) {
     alone.push_back(epoch(none, nothing).first);
     together.push_back(epoch(two, nothing).first);
   }
-  Line line;
-  line.kernel = "data";
   const auto batches = static_cast<double>(none.batches());
   if (decode) {
-    line.name = "decode 2 workers";
-    line.ns = {1e9 * median(together) / batches, spread(together)};
-    line.extra = {{"no_workers_ns", 1e9 * median(alone) / batches}, {"by_none", median(together) / median(alone)}};
-    runner.print(line);
+    runner.print(
+        {.name = "decode 2 workers",
+         .ns = {1e9 * median(together) / batches, spread(together)},
+         .extra = {{"no_workers_ns", 1e9 * median(alone) / batches}, {"by_none", median(together) / median(alone)}}});
   }
   if (!wait) return;
   const double step = 3 * epoch(none, nothing).first / batches;
@@ -153,10 +151,9 @@ void run_loader(Runner& runner) {
     shares.push_back(waited / all);
     steps.push_back(all / (batches - 1));
   }
-  line.name = "wait 2 workers";
-  line.ns = {1e9 * median(steps), spread(steps)};
-  line.extra = {{"wait_share", median(shares)}};
-  runner.print(line);
+  runner.print({.name = "wait 2 workers",
+                .ns = {1e9 * median(steps), spread(steps)},
+                .extra = {{"wait_share", median(shares)}}});
 }
 
 struct Layers : torch::nn::Module {
@@ -249,7 +246,7 @@ void run_trainer(Runner& runner) {
   constexpr std::int64_t kHidden = 64;
   for (const std::int64_t every : {50, 1}) {
     const std::string name = std::string("trainer hidden 64") + (every == 1 ? ", a row for each step" : "");
-    if (!runner.wants("data", name)) continue;
+    if (!runner.wants(name)) continue;
     std::vector<double> trainer, loop, shares;
     const double until = seconds_now() + 2 * runner.options().seconds;
     while (trainer.size() < 7 || seconds_now() < until) {
@@ -257,11 +254,9 @@ void run_trainer(Runner& runner) {
       trainer.push_back(in_trainer(kHidden, every));
       shares.push_back(1 - loop.back() / trainer.back());
     }
-    Line line;
-    line.kernel = "data", line.name = name;
-    line.ns = {1e9 * median(trainer), spread(trainer)};
-    line.extra = {{"loop_ns", 1e9 * median(loop)}, {"own_share", median(shares)}};
-    runner.print(line);
+    runner.print({.name = name,
+                  .ns = {1e9 * median(trainer), spread(trainer)},
+                  .extra = {{"loop_ns", 1e9 * median(loop)}, {"own_share", median(shares)}}});
   }
 }
 

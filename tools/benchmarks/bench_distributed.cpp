@@ -66,17 +66,12 @@ void run(Runner& runner) {
        }},
   };
   for (const auto& call : calls) {
-    if (!runner.wants("distributed", call.name)) continue;
+    if (!runner.wants(call.name)) continue;
     const auto group = group_of_two();
     Tensors cpu = {at::ones({1024})}, hpu = {cpu[0].to(at::Device(at::kHPU, 0))};
     const auto times = runner.medians({[&] { call.run(*group, hpu); }, [&] { call.run(*group, cpu); }});
-    Line line;
-    line.kernel = "distributed";
-    line.name = call.name;
-    line.ns = times[0];
-    line.torch_ns = times[1];
-    line.extra = {{"over_ns", times[0].ns - times[1].ns}};
-    runner.print(line);
+    runner.print(
+        {.name = call.name, .ns = times[0], .torch_ns = times[1], .extra = {{"over_ns", times[0].ns - times[1].ns}}});
   }
 }
 

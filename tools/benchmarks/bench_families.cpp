@@ -202,9 +202,7 @@ void bench_families(Runner& runner) {
   std::unique_ptr<Subject> llama;
   for (const auto& family : models::model_families()) {
     const auto& type = family.model_type;
-    const auto wants = [&](const Phase& phase) {
-      return runner.wants("families", std::string(phase.name) + " " + type);
-    };
+    const auto wants = [&](const Phase& phase) { return runner.wants(std::string(phase.name) + " " + type); };
     if (std::none_of(std::begin(kPhases), std::end(kPhases), wants)) continue;
     if (llama == nullptr) llama = std::make_unique<Subject>("llama");
     Subject subject(type);
@@ -212,14 +210,11 @@ void bench_families(Runner& runner) {
       const auto &work = subject.*phase.work, &of_llama = (*llama).*phase.work;
       if (!wants(phase) || work.tokens == 0) continue;
       const auto ns = runner.medians({[&] { (subject.*phase.run)(); }, [&] { ((*llama).*phase.run)(); }});
-      Line line;
-      line.kernel = "families";
-      line.name = std::string(phase.name) + " " + type;
-      line.ns = ns[0];
-      line.macs = work.macs;
-      line.extra = {{"tokens_per_second", 1e9 * work.tokens / ns[0]},
-                    {"per_flop", ns[0] / work.macs / (ns[1] / of_llama.macs)}};
-      runner.print(line);
+      runner.print({.name = std::string(phase.name) + " " + type,
+                    .ns = ns[0],
+                    .macs = work.macs,
+                    .extra = {{"tokens_per_second", 1e9 * work.tokens / ns[0]},
+                              {"per_flop", ns[0] / work.macs / (ns[1] / of_llama.macs)}}});
     }
   }
 }

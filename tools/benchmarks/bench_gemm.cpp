@@ -27,6 +27,7 @@ namespace {
 
 constexpr std::int64_t kN = 4096, kK = 4096;
 constexpr std::size_t kWeights = 4;
+constexpr double kWeightBytes = static_cast<double>(kN * kK);
 
 struct Activations {
   const char* name;
@@ -103,14 +104,11 @@ void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Ac
       [&] { const at::Tensor out = at::linear(torch_x, torch_w[turn[2]++ % kWeights]); },
   });
   for (int i = 0; i < 2; ++i) {
-    Line line;
-    line.kernel = "gemm";
-    line.name = name + (i == 0 ? " packed" : " row_major");
-    line.ns = times[static_cast<std::size_t>(i)];
-    line.bytes = static_cast<double>(kN) * kK;
-    line.macs = line.bytes * static_cast<double>(m);
-    line.torch_ns = times[2];
-    runner.print(line);
+    runner.print({.name = name + (i == 0 ? " packed" : " row_major"),
+                  .ns = times[static_cast<std::size_t>(i)],
+                  .bytes = kWeightBytes,
+                  .macs = kWeightBytes * static_cast<double>(m),
+                  .torch_ns = times[2]});
   }
 }
 
@@ -119,7 +117,7 @@ void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Ac
 // and x.
 void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64_t k) {
   const std::string name = "transposed " + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
-  if (!runner.wants("gemm", name)) return;
+  if (!runner.wants(name)) return;
   const at::Tensor g = at::randint(0, 0x60, {k, m}, at::kByte), x = at::randint(0, 0x60, {k, n}, at::kByte);
   at::Tensor gt = g.t().contiguous(), xt = x.t().contiguous(), y = at::empty({m, n}, at::kBFloat16);
   const at::Tensor bf16_g = g.view(at::kFloat8_e5m2).to(at::kBFloat16),
@@ -140,14 +138,11 @@ void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64
       [&] { kernels::gemm(args); },
       [&] { const at::Tensor out = at::mm(bf16_g.t(), bf16_x); },
   });
-  Line line;
-  line.kernel = "gemm";
-  line.name = name;
-  line.ns = times[0];
-  line.macs = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  line.torch_ns = times[2];
-  line.extra = {{"of_untransposed", times[0] / times[1]}};
-  runner.print(line);
+  runner.print({.name = name,
+                .ns = times[0],
+                .macs = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
+                .torch_ns = times[2],
+                .extra = {{"of_untransposed", times[0] / times[1]}}});
 }
 
 struct Blocks {
@@ -188,15 +183,12 @@ void bench_blocks(Runner& runner, const Weights& weights, const Blocks& block, s
       [&] { product(weights.row_major[turn[1]++ % kWeights], false); },
       [&] { const at::Tensor out = at::linear(torch_x, weights.bf16[turn[2]++ % kWeights]); },
   });
-  Line line;
-  line.kernel = "gemm";
-  line.name = name;
-  line.ns = times[0];
-  line.bytes = static_cast<double>(kN) * kK;
-  line.macs = line.bytes * static_cast<double>(m);
-  line.torch_ns = times[2];
-  line.extra = {{"of_channel", times[0] / times[1]}};
-  runner.print(line);
+  runner.print({.name = name,
+                .ns = times[0],
+                .bytes = kWeightBytes,
+                .macs = kWeightBytes * static_cast<double>(m),
+                .torch_ns = times[2],
+                .extra = {{"of_channel", times[0] / times[1]}}});
 }
 
 void run(Runner& runner) {
@@ -206,11 +198,11 @@ void run(Runner& runner) {
   std::vector<std::pair<std::int64_t, const Activations*>> cases;
   for (const std::int64_t m : {1, 4, 16, 64, 128, 512})
     for (const Activations& a : kActivations)
-      if (runner.wants("gemm", std::string(a.name) + " M=" + std::to_string(m))) cases.emplace_back(m, &a);
+      if (runner.wants(std::string(a.name) + " M=" + std::to_string(m))) cases.emplace_back(m, &a);
   std::vector<std::pair<std::int64_t, const Blocks*>> block_cases;
   for (const Blocks& block : kBlocks)
     for (const std::int64_t m : {1, 16, 512})
-      if (runner.wants("gemm", block.name + (" M=" + std::to_string(m)))) block_cases.emplace_back(m, &block);
+      if (runner.wants(block.name + (" M=" + std::to_string(m)))) block_cases.emplace_back(m, &block);
   if (cases.empty() && block_cases.empty()) return;
   const Weights weights;
   for (const auto& [m, block] : block_cases) bench_blocks(runner, weights, *block, m);

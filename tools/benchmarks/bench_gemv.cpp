@@ -39,14 +39,11 @@ void bench_case(Runner& runner, const std::string& name, std::int64_t m, const a
       [&] { kernels::gemv(args); },
       [&] { const at::Tensor out = at::linear(x, w); },
   });
-  Line line;
-  line.kernel = "gemv";
-  line.name = name;
-  line.ns = times[0];
-  line.bytes = 2.0 * kN * kK;
-  line.macs = static_cast<double>(kN) * kK * static_cast<double>(m);
-  line.torch_ns = times[1];
-  runner.print(line);
+  runner.print({.name = name,
+                .ns = times[0],
+                .bytes = 2.0 * kN * kK,
+                .macs = static_cast<double>(kN) * kK * static_cast<double>(m),
+                .torch_ns = times[1]});
 }
 
 void run(Runner& runner) {
@@ -54,7 +51,7 @@ void run(Runner& runner) {
   at::Tensor on_device, w;
   for (const std::int64_t m : {1, 2}) {
     const std::string name = "bf16 M=" + std::to_string(m);
-    if (!runner.wants("gemv", name)) continue;
+    if (!runner.wants(name)) continue;
     if (!w.defined()) {
       runtime::init();
       on_device = at::randn({kN, kK}).to(at::kBFloat16).to(at::Device(at::kHPU, 0));

@@ -70,7 +70,7 @@ std::uint64_t sum(const std::uint64_t* p, std::int64_t bytes) {
 }
 
 void bench_reads(Runner& runner, const char* name, bool huge) {
-  if (!runner.wants("limits", name)) return;
+  if (!runner.wants(name)) return;
   const Pages pages(huge);
   volatile std::uint64_t seen = 0;
   const auto read = [&](std::uint64_t (*sum_of)(const std::uint64_t*, std::int64_t)) {
@@ -86,17 +86,15 @@ void bench_reads(Runner& runner, const char* name, bool huge) {
       [&] { read(sum<4, 2048>); },
       [&] { read(sum<4, 2048, 1>); },
   });
-  Line line;
-  line.kernel = "limits";
-  line.name = name;
-  line.ns = *std::min_element(times.begin(), times.end());
-  line.bytes = static_cast<double>(kBytes);
-  line.extra = {{"one_stream_gbps", line.bytes / times[0]},
-                {"fetched_2k_gbps", line.bytes / times[1]},
-                {"fetched_4k_gbps", line.bytes / times[2]},
-                {"four_streams_gbps", line.bytes / times[3]},
-                {"four_to_first_gbps", line.bytes / times[4]}};
-  runner.print(line);
+  constexpr auto kAll = static_cast<double>(kBytes);
+  runner.print({.name = name,
+                .ns = *std::min_element(times.begin(), times.end()),
+                .bytes = kAll,
+                .extra = {{"one_stream_gbps", kAll / times[0]},
+                          {"fetched_2k_gbps", kAll / times[1]},
+                          {"fetched_4k_gbps", kAll / times[2]},
+                          {"four_streams_gbps", kAll / times[3]},
+                          {"four_to_first_gbps", kAll / times[4]}}});
 }
 
 #if defined(__x86_64__)
@@ -146,15 +144,10 @@ __attribute__((target("avx512f"))) std::uint32_t random_bits(std::uint32_t key0,
 }
 
 void bench_random(Runner& runner) {
-  if (!runner.wants("limits", "random bits")) return;
+  if (!runner.wants("random bits")) return;
   volatile std::uint32_t key = 1, seen = 0;
   const auto times = runner.medians({[&] { seen = random_bits(key, key); }});
-  Line line;
-  line.kernel = "limits";
-  line.name = "random bits";
-  line.ns = times[0];
-  line.extra = {{"numbers_per_ns", kNumbers / times[0]}};
-  runner.print(line);
+  runner.print({.name = "random bits", .ns = times[0], .extra = {{"numbers_per_ns", kNumbers / times[0]}}});
 }
 
 constexpr std::int64_t kTileBytes = 1024, kTileMacs = 16 * 16 * 32, kTilePasses = 8;
@@ -189,7 +182,7 @@ void tile_loop(const std::uint16_t* operands) {
 }
 
 void bench_tiles(Runner& runner) {
-  if (!runner.wants("limits", "tiles bf16")) return;
+  if (!runner.wants("tiles bf16")) return;
   const int threads = runner.options().threads;
   const std::vector<TileOperands> operands(static_cast<std::size_t>(threads));
   const auto multiply = [&](void (*loop)(const std::uint16_t*)) {
@@ -198,28 +191,21 @@ void bench_tiles(Runner& runner) {
     });
   };
   const auto times = runner.medians({[&] { multiply(tile_loop<true>); }, [&] { multiply(tile_loop<false>); }});
-  Line line;
-  line.kernel = "limits";
-  line.name = "tiles bf16";
-  line.ns = times[0];
-  line.macs = static_cast<double>(kTilePasses * kTileOperands / kTileBytes * kTileMacs * threads);
-  line.extra = {{"without_loads_gmacs", line.macs / times[1]}};
-  runner.print(line);
+  const auto macs = static_cast<double>(kTilePasses * kTileOperands / kTileBytes * kTileMacs * threads);
+  runner.print(
+      {.name = "tiles bf16", .ns = times[0], .macs = macs, .extra = {{"without_loads_gmacs", macs / times[1]}}});
 }
 
 void bench_products(Runner& runner, const char* name, void (*loop)(), std::int64_t per_lane) {
-  if (!runner.wants("limits", name)) return;
+  if (!runner.wants(name)) return;
   const auto times = runner.medians({[&] {
     kernels::parallel_for(runner.options().threads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) loop();
     });
   }});
-  Line line;
-  line.kernel = "limits";
-  line.name = name;
-  line.ns = times[0];
-  line.macs = static_cast<double>(kLoops * kPerLoop * kLanes * per_lane * runner.options().threads);
-  runner.print(line);
+  runner.print({.name = name,
+                .ns = times[0],
+                .macs = static_cast<double>(kLoops * kPerLoop * kLanes * per_lane * runner.options().threads)});
 }
 #endif
 

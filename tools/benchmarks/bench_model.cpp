@@ -80,23 +80,20 @@ class Subject {
 
 void print(Runner& runner, const char* name, const Size& size, const std::vector<Time>& ns, double tokens,
            const Subject& fp8, const Subject& bf16) {
-  Line line;
-  line.kernel = "model";
-  line.name = std::string(name) + " " + size.name;
-  line.ns = ns[0];
-  line.bytes = fp8.bytes();
-  line.torch_ns = ns[1];
-  line.extra = {{"tokens_per_second", 1e9 * tokens / ns[0]},
-                {"bf16_tokens_per_second", 1e9 * tokens / ns[1]},
-                {"bf16_weights_bytes", bf16.bytes()}};
-  runner.print(line);
+  runner.print({.name = std::string(name) + " " + size.name,
+                .ns = ns[0],
+                .bytes = fp8.bytes(),
+                .torch_ns = ns[1],
+                .extra = {{"tokens_per_second", 1e9 * tokens / ns[0]},
+                          {"bf16_tokens_per_second", 1e9 * tokens / ns[1]},
+                          {"bf16_weights_bytes", bf16.bytes()}}});
 }
 
 void bench_model(Runner& runner) {
   const at::NoGradGuard no_grad;
   for (const auto& size : kSizes) {
-    const bool decodes = runner.wants("model", std::string("decode ") + size.name),
-               prefills = runner.wants("model", std::string("prefill ") + size.name);
+    const bool decodes = runner.wants(std::string("decode ") + size.name),
+               prefills = runner.wants(std::string("prefill ") + size.name);
     if ((!decodes && !prefills) || (runner.options().filter.empty() && size.hidden > 1000)) continue;
     runtime::init();
     Subject fp8(size, true), bf16(size, false);

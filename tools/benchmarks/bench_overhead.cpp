@@ -127,15 +127,11 @@ void run(Runner& runner) {
   const InstructionCounter counter;
   const Operands hpu(at::Device(at::kHPU, 0)), cpu(at::Device(at::kCPU));
   for (const auto& [name, call] : kCases) {
-    if (!runner.wants("overhead", name)) continue;
+    if (!runner.wants(name)) continue;
     require(call(hpu).to(at::kCPU).allclose(call(cpu)), std::string("overhead ") + name);
     const std::function<void()> ours = [&, call = call] { call(hpu); }, theirs = [&, call = call] { call(cpu); };
     const auto times = runner.medians({ours, theirs});
-    Line line;
-    line.kernel = "overhead";
-    line.name = name;
-    line.ns = times[0];
-    line.torch_ns = times[1];
+    Line line{.name = name, .ns = times[0], .torch_ns = times[1]};
     if (counter.read() > 0) line.extra = {{"instructions", counter.of(ours)}, {"cpu_instructions", counter.of(theirs)}};
     runner.print(line);
   }

@@ -88,7 +88,7 @@ std::array<double, 4> medians_of(Step& step, double seconds) {
 }
 
 void run_leaf(Runner& runner) {
-  if (!runner.wants("profile", "leaf, nobody hears")) return;
+  if (!runner.wants("leaf, nobody hears")) return;
   const at::Tensor x = at::randn({16}, at::TensorOptions().device(at::Device(at::kHPU, 0)));
   constexpr int kLeaves = 100000;
   const auto loop = [](auto&& body) {
@@ -103,25 +103,22 @@ void run_leaf(Runner& runner) {
                                        runtime::LeafScope leaf("bench::op", x);
                                        leaf.gives(x);
                                      })});
-  Line line;
-  line.kernel = "profile", line.name = "leaf, nobody hears";
-  line.ns = {times[1].ns / kLeaves, times[1].spread};  // with the loop around it
-  line.extra = {{"loop_ns", times[0].ns / kLeaves}};
-  runner.print(line);
+  runner.print({.name = "leaf, nobody hears",
+                .ns = {times[1].ns / kLeaves, times[1].spread},  // with the loop around it
+                .extra = {{"loop_ns", times[0].ns / kLeaves}}});
 }
 
 void run_steps(Runner& runner) {
   for (const std::int64_t hidden : {std::int64_t{1024}, std::int64_t{64}}) {
     const std::string name = "step hidden " + std::to_string(hidden);
-    if (!runner.wants("profile", name)) continue;
+    if (!runner.wants(name)) continue;
     Step step(hidden);
     const auto [off, registered, recording, share] = medians_of(step, runner.options().seconds);
-    Line line;
-    line.kernel = "profile", line.name = name;
-    line.ns = {off, 0};
-    line.extra = {
-        {"registered_ratio", registered / off}, {"recording_ratio", recording / off}, {"hpu_op_share", share}};
-    runner.print(line);
+    runner.print(
+        {.name = name,
+         .ns = {off, 0},
+         .extra = {
+             {"registered_ratio", registered / off}, {"recording_ratio", recording / off}, {"hpu_op_share", share}}});
   }
 }
 

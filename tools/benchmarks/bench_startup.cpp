@@ -40,19 +40,13 @@ void run_program(const std::vector<std::string>& command) {
 }
 
 void bench_load(Runner& runner, const fs::path& bin) {
-  if (!runner.wants("startup", "load")) return;
+  if (!runner.wants("load")) return;
   Dl_info torch;
   require(dladdr(reinterpret_cast<void*>(&at::globalContext), &torch) != 0, "startup load: LibTorch's file");
   const std::string loader = (bin / "fp8_bench_load").string();
   const auto times = runner.medians(
       {[&] { run_program({loader, FP8_PROGRAM_LIBRARY}); }, [&] { run_program({loader, torch.dli_fname}); }});
-  Line line;
-  line.kernel = "startup";
-  line.name = "load";
-  line.ns = times[0];
-  line.torch_ns = times[1];
-  line.extra = {{"ours_ns", times[0] - times[1]}};
-  runner.print(line);
+  runner.print({.name = "load", .ns = times[0], .torch_ns = times[1], .extra = {{"ours_ns", times[0] - times[1]}}});
 }
 
 /// What fp8_bench_register reads: the operators and kernels that this process has beyond LibTorch's; their number.
@@ -85,20 +79,17 @@ int write_registrations(const fs::path& path) {
 }
 
 void bench_registrations(Runner& runner, const fs::path& bin) {
-  if (!runner.wants("startup", "registrations")) return;
+  if (!runner.wants("registrations")) return;
   const fs::path list = fs::temp_directory_path() / ("fp8_bench_register." + std::to_string(getpid()));
   const int count = write_registrations(list);
   const std::string program = (bin / "fp8_bench_register").string();
   const auto times =
       runner.medians({[&] { run_program({program, list.string()}); }, [&] { run_program({program, "/dev/null"}); }});
   fs::remove(list);
-  Line line;
-  line.kernel = "startup";
-  line.name = "registrations";
-  line.ns = times[0];
-  line.torch_ns = times[1];
-  line.extra = {{"floor_ns", times[0] - times[1]}, {"registrations", count}};
-  runner.print(line);
+  runner.print({.name = "registrations",
+                .ns = times[0],
+                .torch_ns = times[1],
+                .extra = {{"floor_ns", times[0] - times[1]}, {"registrations", count}}});
 }
 
 void run(Runner& runner) {
@@ -115,14 +106,9 @@ void run(Runner& runner) {
                {"evaluate help", {fp8, "evaluate", "--help"}},
                {"doctor", {fp8, "doctor"}}};
   for (const auto& c : cases) {
-    if (!runner.wants("startup", c.name)) continue;
+    if (!runner.wants(c.name)) continue;
     const auto times = runner.medians({[&] { run_program(c.command); }, [] { run_program({"/bin/true"}); }});
-    Line line;
-    line.kernel = "startup";
-    line.name = c.name;
-    line.ns = times[0];
-    line.extra = {{"true_ns", times[1]}};
-    runner.print(line);
+    runner.print({.name = c.name, .ns = times[0], .extra = {{"true_ns", times[1]}}});
   }
   bench_load(runner, bin);
   bench_registrations(runner, bin);

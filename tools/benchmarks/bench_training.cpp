@@ -84,22 +84,19 @@ void bench_training(Runner& runner) {
                                                                     {"mxfp8", recipes::MXFP8{}}};
   runtime::init();
   for (const auto& [name, recipe] : all) {
-    if (!runner.wants("training", name)) continue;
+    if (!runner.wants(name)) continue;
     Layers layers;
     const te::Fp8AutocastOptions on{.enabled = true, .recipe = recipe}, off{.enabled = false};
     check(layers, on, off, name);
     const std::int64_t fp8_kept = layers.step(on), bf16_kept = layers.step(off);
     const auto ns = runner.medians({[&] { layers.step(on); }, [&] { layers.step(off); }});
-    Line line;
-    line.kernel = "training";
-    line.name = name;
-    line.ns = ns[0];
-    line.torch_ns = ns[1];
-    line.macs = 3.0 * 2.0 * kTokens * kHidden * kInner;
-    line.extra = {{"step_ratio", ns[0] / ns[1]},
-                  {"saved_bytes", static_cast<double>(fp8_kept)},
-                  {"bf16_saved_bytes", static_cast<double>(bf16_kept)}};
-    runner.print(line);
+    runner.print({.name = name,
+                  .ns = ns[0],
+                  .macs = 3.0 * 2.0 * kTokens * kHidden * kInner,
+                  .torch_ns = ns[1],
+                  .extra = {{"step_ratio", ns[0] / ns[1]},
+                            {"saved_bytes", static_cast<double>(fp8_kept)},
+                            {"bf16_saved_bytes", static_cast<double>(bf16_kept)}}});
   }
 }
 

@@ -9,11 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
-#include "fp8/tools/commands/terminal/page.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {
@@ -123,9 +120,7 @@ void write_man_pages(const ManOptions& o, Context& context) {
   if (error) io::fail(o.out, "can't be made: " + error.message());
   for (const CommandPage& page : all_pages()) {
     const fs::path file = o.out / (man_name(page) + ".1");
-    io::AtomicFile written(file);
-    written.append(man_page(page, FP8_VERSION));
-    written.commit();
+    write_file(file, man_page(page, FP8_VERSION));
     files.push_back(file.string());
     text += file.string() + ": written\n";
   }

@@ -11,13 +11,14 @@
 #include <cstring>
 #include <utility>
 
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
 namespace {
+
+constexpr std::int64_t kThousandths = 1000;  // of work that says itself how much there is
 
 /// 0 or the errno of the write that failed.
 int write_all(int fd, std::string_view text) {
@@ -54,6 +55,12 @@ void write_stdout(std::string_view text) {
 }
 
 void write_stderr(std::string_view text) noexcept { write_all(STDERR_FILENO, text); }
+
+void write_file(const std::filesystem::path& path, std::string_view text) {
+  io::AtomicFile file(path, text.size());
+  file.append(text);
+  file.commit();
+}
 
 std::size_t output_width() {
   if (const char* columns = io::environment_value("COLUMNS")) {
@@ -127,6 +134,8 @@ std::string human_seconds(double seconds) {
 Progress::Progress(const Context& context, std::string what, std::int64_t total)
     : shown_(context.shows_progress()), what_(std::move(what)), total_(total), start_(Clock::now()), last_(start_) {}
 
+Progress::Progress(const Context& context, std::string what) : Progress(context, std::move(what), kThousandths) {}
+
 Progress::~Progress() {
   if (drawn_) write_stderr("\r\x1b[K");
 }
@@ -146,6 +155,11 @@ void Progress::update(std::int64_t done) {
     text = text.substr(0, bar) + painted(text.substr(bar, end - bar), Color::green) +
            text.substr(std::min(end, text.size()));
   write_stderr("\r" + text + "\x1b[K");
+}
+
+void Progress::update(std::uint64_t done, std::uint64_t total) {
+  const double share = static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1));
+  update(static_cast<std::int64_t>(share * kThousandths));
 }
 
 std::string Progress::line(const std::string& what, std::int64_t done, std::int64_t total, double seconds) {

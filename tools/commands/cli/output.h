@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,9 @@ void write_stdout(std::string_view text);
 
 /// Writes what it can; a lost message is no reason to stop.
 void write_stderr(std::string_view text) noexcept;
+
+/// Writes the text as a file, atomically. Throws io::Error.
+void write_file(const std::filesystem::path& path, std::string_view text);
 
 /// Columns that standard output has: what COLUMNS says, else those of a terminal; 0, any number, for pipes and files.
 std::size_t output_width();
@@ -47,6 +51,8 @@ class Progress {
  public:
   /// total: steps until done, >= 1. what: the word before the bar.
   Progress(const Context& context, std::string what, std::int64_t total);
+  /// Of work that says itself how much there is: update(done, total).
+  Progress(const Context& context, std::string what);
   /// Clears its line.
   ~Progress();
   Progress(const Progress&) = delete;
@@ -54,6 +60,8 @@ class Progress {
 
   /// `done` steps are done; draws at most ten times a second.
   void update(std::int64_t done);
+  /// `done` of `total`, which may be 0.
+  void update(std::uint64_t done, std::uint64_t total);
 
   /// The line as drawn: "evaluate [#######.............]  35% 12/34, 1 min 20 s left".
   static std::string line(const std::string& what, std::int64_t done, std::int64_t total, double seconds);

@@ -6,8 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
@@ -193,6 +191,42 @@ std::string Table::text(std::size_t width) const {
   text += "(no room for:";
   for (std::size_t c = n; c < right_.size(); ++c) text += (c > n ? ", " : " ") + one_line_header(headers_[c]);
   return text + "; COLUMNS or a pipe makes room)\n";
+}
+
+namespace {
+
+std::string cell_of(const io::Json& value, As as) {
+  switch (as) {
+    case As::grouped:
+      return grouped(value.get<std::int64_t>());
+    case As::bytes:
+      return human_bytes(value.get<std::int64_t>());
+    case As::seconds:
+      return human_seconds(value.get<double>());
+    case As::plain:
+      break;
+  }
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+}  // namespace
+
+Report::Report(std::string command, const std::filesystem::path& path)
+    : table_({std::move(command), ">" + path.filename().string()}) {}
+
+void Report::add(const std::string& key, std::string label, io::Json value, As as) {
+  std::string text = cell_of(value, as);
+  add(key, std::move(label), std::move(value), std::move(text));
+}
+
+void Report::add(const std::string& key, std::string label, io::Json value, std::string text) {
+  json[key] = std::move(value);
+  table_.row({std::move(label), std::move(text)});
+}
+
+void Report::add_entry(const std::string& key, io::Json entry, std::vector<std::string> cells) {
+  json[key].push_back(std::move(entry));
+  table_.row(std::move(cells));
 }
 
 }  // namespace fp8::commands

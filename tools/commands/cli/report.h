@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table of text columns for people: no borders, so that awk and cut read it too.
+// The result of a command: a JSON object for programs and a table for people, whose columns have no borders, so that awk
+// and cut read it too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {
 
@@ -42,6 +49,41 @@ class Table {
   std::vector<std::size_t> widths_;   // of the cells
   std::string cells_;                 // of all rows, one after the other: a million rows are no million vectors
   std::vector<std::uint32_t> sizes_;  // bytes of each
+};
+
+/// How a table writes a number: 1234567 as 1234567, 1,234,567, 1.2 MB, 1234567.0 s.
+enum class As : std::uint8_t { plain, grouped, bytes, seconds };
+
+/// Both forms of a result. A value that both have goes to both with one add().
+class Report {
+ public:
+  explicit Report(std::vector<std::string> headers) : table_(std::move(headers)) {}
+  /// Two columns, headed by the command and the last part of the path that it worked on.
+  Report(std::string command, const std::filesystem::path& path);
+
+  /// Where the JSON has another order than the table: the next members, null until they are added.
+  void order(std::initializer_list<const char*> keys) {
+    for (const char* key : keys) json[key] = nullptr;
+  }
+  /// A member of the JSON, and in a table of two columns a row with the label and the value: a number as it says.
+  void add(const std::string& key, std::string label, io::Json value, As as = As::plain);
+  /// The same; `text` stands for the value in the table.
+  void add(const std::string& key, std::string label, io::Json value, std::string text);
+  /// One more entry of the JSON's list `key`, and a row of the table.
+  void add_entry(const std::string& key, io::Json entry, std::vector<std::string> cells);
+  /// A row of the table alone.
+  void row(std::vector<std::string> cells) { table_.row(std::move(cells)); }
+
+  /// The table, and what stands below it.
+  std::string text() const { return table_.text() + below; }
+  /// To stdout, the one or the other as the options say.
+  void print(const Context& context) const { context.result(json, context.json ? "" : text()); }
+
+  io::Json json = io::Json::object();
+  std::string below;
+
+ private:
+  Table table_;
 };
 
 }  // namespace fp8::commands

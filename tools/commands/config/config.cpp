@@ -8,7 +8,6 @@
 
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {
@@ -92,16 +91,16 @@ void run_check(const ConfigOptions& o, const Context& context) {
     throw io::Error(o.file.string() + ": " + std::to_string(count) + (count == 1 ? " problem" : " problems"));
 }
 
-Explanation explain_quant(const ConfigOptions& o, const io::Json& json, const Context& context) {
+Report explain_quant(const ConfigOptions& o, const io::Json& json, const Context& context) {
   // What does not parse has no meaning.
   const auto config = configs::parse_quant_config(json, o.file.string(), measure::parse_options());
   const auto environment = configs::environment();
-  Explanation result = explain(config, environment, problems_in_use(config, environment, context));
+  Report result = explain(config, environment, problems_in_use(config, environment, context));
   if (!o.model.empty()) {
-    Explanation model = explain_modules(config, modules_of(o.model));
+    Report model = explain_modules(config, modules_of(o.model));
     model.json["path"] = o.model.string();
     result.json["model"] = std::move(model.json);
-    result.text += "\n" + o.model.string() + "\n" + model.text;
+    result.below += "\n" + o.model.string() + "\n" + model.text();
   }
   return result;
 }
@@ -109,16 +108,11 @@ Explanation explain_quant(const ConfigOptions& o, const io::Json& json, const Co
 void run_explain(const ConfigOptions& o, const Context& context) {
   const io::Json json = io::read_json(o.file);
   const ConfigKind kind = kind_of_file(o, json);
-  Explanation result;
-  if (kind == ConfigKind::quant) {
-    result = explain_quant(o, json, context);
-  } else {
-    const auto use = deepspeed_use(o);
-    const auto findings = check_kind(kind, json, o.file.string(), use);
-    if (!o.out.empty() && findings.problems.empty()) write_op_lists(json, o.out);
-    result = explain_kind(kind, json, o.file.string(), use, findings);
-  }
-  context.result(result.json, result.text);
+  if (kind == ConfigKind::quant) return explain_quant(o, json, context).print(context);
+  const auto use = deepspeed_use(o);
+  const auto findings = check_kind(kind, json, o.file.string(), use);
+  if (!o.out.empty() && findings.problems.empty()) write_op_lists(json, o.out);
+  explain_kind(kind, json, o.file.string(), use, findings).print(context);
 }
 
 void run_deepspeed(const ConfigOptions& o, const Context& context) {

@@ -14,19 +14,13 @@
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/autocast/lists.h"
 #include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {
 
-struct Explanation {
-  io::Json json;
-  std::string text;  ///< ends with a newline
-};
-
 /// Every key with value, origin and effect; the environment; `problems` as given.
-Explanation explain(const configs::QuantConfig& config, const configs::Environment& environment,
-                    const std::vector<std::string>& problems);
+Report explain(const configs::QuantConfig& config, const configs::Environment& environment,
+               const std::vector<std::string>& problems);
 
 /// A model's modules as a config sees them: (full name, class name).
 using Modules = std::vector<std::pair<std::string, std::string>>;
@@ -46,7 +40,7 @@ ModelModules modules_of(const std::filesystem::path& model);
 extern Late<ModelModules(const std::filesystem::path& file)> modules_of_script;
 
 /// Who is selected and with which method, who is not and why, and which entries of the config mean no module.
-Explanation explain_modules(const configs::QuantConfig& config, const ModelModules& model);
+Report explain_modules(const configs::QuantConfig& config, const ModelModules& model);
 
 // The files besides QUANT_CONFIG that `fp8 config` knows: recipes, DeepSpeed's JSON, gaudi_config.json and training
 // arguments of Optimum Habana.
@@ -67,8 +61,8 @@ configs::Findings check_kind(ConfigKind kind, const io::Json& json, const std::s
                              const configs::DeepSpeedUse& use);
 
 /// Every key with value and effect, what the whole comes to, and `findings`. Of every kind but quant.
-Explanation explain_kind(ConfigKind kind, const io::Json& json, const std::string& source,
-                         const configs::DeepSpeedUse& use, const configs::Findings& findings);
+Report explain_kind(ConfigKind kind, const io::Json& json, const std::string& source, const configs::DeepSpeedUse& use,
+                    const configs::Findings& findings);
 
 /// Writes the two lists of a gaudi_config.json into a folder, named as its variables say; nothing if it has none.
 void write_op_lists(const io::Json& json, const std::filesystem::path& folder);

@@ -9,11 +9,7 @@
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/config/config.h"
 
 namespace fp8::commands {
@@ -62,24 +58,23 @@ std::vector<std::string> unused_methods(const QuantConfig& config, const std::se
 /// What the config makes of modules or nodes.
 class Selection {
  public:
-  Selection(const QuantConfig& config, Table& table)
-      : config_(config), filter_(configs::module_filter(config)), table_(table) {}
+  /// report: gets an entry of "modules" or "nodes", and a row, of each.
+  Selection(const QuantConfig& config, Report& report)
+      : config_(config), filter_(configs::module_filter(config)), report_(report) {}
 
-  io::Json weight(const std::string& name, const std::string& type) {
-    io::Json module = one(name, type, "");
-    if (!module["selected"].get<bool>()) return module;
-    module["weight"] = text_of(method_of(name, type).weight);
-    return module;
+  void weight(const std::string& name, const std::string& type) {
+    io::Json& module = one("modules", name, type, "");
+    if (module["selected"].get<bool>()) module["weight"] = text_of(method_of(name, type).weight);
   }
 
-  /// kept: none of a checkpoint's forms holds its scales.
-  io::Json node(const quant::NodeInfo& n, bool kept) {
+  /// kept: none of a checkpoint's forms holds its scales. Returns whether it is selected.
+  bool node(const quant::NodeInfo& n, bool kept) {
     std::string note = n.way.empty() ? "" : "--attention " + n.way;
     if (kept) note += (note.empty() ? "" : ", ") + std::string("in memory only");
-    io::Json module = one(n.name, n.type, note);
+    io::Json& module = one("nodes", n.name, n.type, note);
     module["attention"] = n.way.empty() ? io::Json(nullptr) : io::Json(n.way);
     module["in_checkpoint"] = !kept;
-    return module;
+    return module["selected"].get<bool>();
   }
 
   std::vector<std::string> unused() const {
@@ -97,12 +92,13 @@ class Selection {
     return config_.scale_methods.for_module(name, type);
   }
 
-  io::Json one(const std::string& name, const std::string& type, const std::string& note) {
+  io::Json& one(const char* list, const std::string& name, const std::string& type, const std::string& note) {
     const std::string reason = quant::reason_against(config_, filter_, name, type);
-    io::Json module = {{"name", name}, {"type", type}, {"selected", reason.empty()}};
+    io::Json& module =
+        report_.json[list].emplace_back(io::Json{{"name", name}, {"type", type}, {"selected", reason.empty()}});
     if (!reason.empty()) {
       module["reason"] = reason;
-      table_.row({io::printable(name), io::printable(type), "-", reason});
+      report_.row({io::printable(name), io::printable(type), "-", reason});
       return module;
     }
     const auto& method = method_of(name, type);
@@ -112,14 +108,14 @@ class Selection {
     module["method"] = method.name;
     module["method_from"] = from;
     module["activation"] = activation_text(config_, method.activation);
-    table_.row({io::printable(name), io::printable(type), method.name,
-                entry + (entry.empty() || note.empty() ? "" : ", ") + note});
+    report_.row({io::printable(name), io::printable(type), method.name,
+                 entry + (entry.empty() || note.empty() ? "" : ", ") + note});
     return module;
   }
 
   const QuantConfig& config_;
   configs::ModuleFilter filter_;
-  Table& table_;
+  Report& report_;
   std::set<std::string> used_;  ///< entries of scale_method
 };
 
@@ -136,68 +132,62 @@ std::size_t count_selected(const io::Json& modules, const std::string& what, std
 
 }  // namespace
 
-Explanation explain(const QuantConfig& config, const configs::Environment& environment,
-                    const std::vector<std::string>& problems) {
-  Explanation result;
-  io::Json keys = io::Json::array(), variables = io::Json::array();
-  Table table({"key", "value", "from", "effect"});
+Report explain(const QuantConfig& config, const configs::Environment& environment,
+               const std::vector<std::string>& problems) {
+  Report result({"key", "value", "from", "effect"});
+  result.json = {{"file", config.source},
+                 {"mode", name_of(config.mode)},
+                 {"keys", io::Json::array()},
+                 {"environment", io::Json::array()},
+                 {"problems", problems}};
   for (const auto& key : configs::describe(config)) {
     const bool ignored = key.status == configs::KeyStatus::ignored;
     if (ignored && key.origin == "default") continue;  // keys of other tools that nobody set
-    keys.push_back({{"key", key.key},
-                    {"value", key.value},
-                    {"origin", key.origin},
-                    {"status", name_of(key.status)},
-                    {"note", key.note}});
-    table.row({key.key, io::printable(key.value), key.origin == "default" ? "default" : "file",
-               (ignored ? "none: " : "") + key.note});
+    result.add_entry("keys",
+                     {{"key", key.key},
+                      {"value", key.value},
+                      {"origin", key.origin},
+                      {"status", name_of(key.status)},
+                      {"note", key.note}},
+                     {key.key, io::printable(key.value), key.origin == "default" ? "default" : "file",
+                      (ignored ? "none: " : "") + key.note});
   }
-  for (const auto& v : environment.report) {
-    variables.push_back({{"name", v.name}, {"value", v.value}, {"in_effect", v.in_effect}, {"note", v.effect}});
-    table.row({v.name, v.value, "environment", (v.in_effect ? "" : "none: ") + v.effect});
-  }
-  result.json = {{"file", config.source},
-                 {"mode", name_of(config.mode)},
-                 {"keys", keys},
-                 {"environment", variables},
-                 {"problems", problems}};
+  for (const auto& v : environment.report)
+    result.add_entry("environment",
+                     {{"name", v.name}, {"value", v.value}, {"in_effect", v.in_effect}, {"note", v.effect}},
+                     {v.name, v.value, "environment", (v.in_effect ? "" : "none: ") + v.effect});
   std::string below;
   for (const auto& [entry, method] : config.scale_methods.all()) {
     below += "scale_method " + io::printable(entry) + " is " + method->name + ": weight " + text_of(method->weight) +
              "; activation " + activation_text(config, method->activation) + "\n";
   }
   for (const auto& problem : problems) below += "problem: " + problem + "\n";
-  result.text = table.text() + broken(below, output_width());
+  result.below = broken(below, output_width());
   return result;
 }
 
-Explanation explain_modules(const QuantConfig& config, const ModelModules& model) {
-  Explanation result;
-  Table table({"module", "type", "method", "from"});
-  Selection selection(config, table);
-  io::Json weights = io::Json::array(), nodes = io::Json::array();
+Report explain_modules(const QuantConfig& config, const ModelModules& model) {
+  Report result({"module", "type", "method", "from"});
+  auto& json = result.json;
+  json = {{"modules", io::Json::array()}, {"selected", 0}, {"nodes", io::Json::array()}};
+  Selection selection(config, result);
   std::size_t in_memory = 0;
-  for (const auto& [name, type] : model.weights) weights.push_back(selection.weight(name, type));
+  for (const auto& [name, type] : model.weights) selection.weight(name, type);
   for (const auto& n : model.nodes) {
     const bool kept = model.checkpoint && !n.way.empty();
-    nodes.push_back(selection.node(n, kept));
-    in_memory += kept && nodes.back()["selected"].get<bool>() ? 1 : 0;
+    in_memory += selection.node(n, kept) && kept ? 1 : 0;
   }
   std::string counts;
-  const std::size_t selected = count_selected(weights, "modules with weights", counts),
-                    selected_nodes = count_selected(nodes, "modules without weights", counts);
+  json["selected"] = count_selected(json["modules"], "modules with weights", counts);
+  json["nodes_selected"] = count_selected(json["nodes"], "modules without weights", counts);
   if (in_memory > 0)
     counts += std::to_string(in_memory) +
               " of these run in fp8 in memory (QUANT_CONFIG with evaluate, generate) only: no form of checkpoint holds "
               "their scales\n";
   const auto unused = selection.unused();
-  result.json = {{"modules", weights},
-                 {"selected", selected},
-                 {"nodes", nodes},
-                 {"nodes_selected", selected_nodes},
-                 {"unused", unused}};
+  json["unused"] = unused;
   for (const auto& message : unused) counts += "unused: " + message + "\n";
-  result.text = table.text() + broken(counts, output_width());
+  result.below = broken(counts, output_width());
   return result;
 }
 

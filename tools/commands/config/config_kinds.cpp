@@ -6,11 +6,7 @@
 #include "fp8/configs/recipe_config.h"
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_strategy.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/config/config.h"
 
 namespace fp8::commands {
@@ -76,30 +72,27 @@ Findings check_recipe(const io::Json& json, const std::string& source) {
 }
 
 /// A JSON's members as rows, one a leaf.
-void add_members(const io::Json& json, const std::string& parent, io::Json& keys, Table& table) {
+void add_members(const io::Json& json, Report& report) {
   for (const auto& [key, value] : json.items()) {
     const std::string text = io::printable(value.dump(-1, ' ', false, io::Json::error_handler_t::replace));
-    keys.push_back({{"key", parent + key}, {"value", value}});
-    table.row({io::printable(parent + key), text, "read", ""});
+    report.add_entry("keys", {{"key", key}, {"value", value}}, {io::printable(key), text, "read", ""});
   }
 }
 
-void add_keys(ConfigKind kind, const io::Json& json, io::Json& keys, Table& table) {
+void add_keys(ConfigKind kind, const io::Json& json, Report& report) {
   for (const auto& meaning : configs::key_meanings(json, rows_of(kind))) {
     const auto& row = *meaning.row;
     std::string effect = row.note;
     const io::Json flag = *row.flag != '\0' ? io::Json(configs::flag_of(row.flag)) : io::Json(nullptr);
     if (!flag.is_null()) effect = "fp8 train " + flag.get<std::string>() + ": " + effect;
-    keys.push_back({{"key", meaning.key},
-                    {"value", meaning.value},
-                    {"use", name_of(row.use)},
-                    {"flag", flag},
-                    {"note", row.note}});
-    table.row({meaning.key, meaning.value, name_of(row.use), effect});
+    report.add_entry(
+        "keys",
+        {{"key", meaning.key}, {"value", meaning.value}, {"use", name_of(row.use)}, {"flag", flag}, {"note", row.note}},
+        {meaning.key, meaning.value, name_of(row.use), effect});
   }
 }
 
-void add_batch(const io::Json& json, const configs::DeepSpeedUse& use, Explanation& result) {
+void add_batch(const io::Json& json, const configs::DeepSpeedUse& use, Report& result) {
   const auto batch = configs::deepspeed_batch(json, use);
   const auto known = [](std::int64_t n) { return n > 0 ? io::Json(n) : io::Json(nullptr); };
   result.json["batch"] = {{"train_batch_size", known(batch.train)},
@@ -107,11 +100,11 @@ void add_batch(const io::Json& json, const configs::DeepSpeedUse& use, Explanati
                           {"gradient_accumulation_steps", known(batch.accumulation)},
                           {"processes", known(batch.processes)}};
   const auto text = [](std::int64_t n) { return n > 0 ? std::to_string(n) : std::string("?"); };
-  result.text += "batch: " + text(batch.train) + " = micro batch " + text(batch.micro) + " x accumulation " +
-                 text(batch.accumulation) + " x processes " + text(batch.processes) + "\n";
+  result.below += "batch: " + text(batch.train) + " = micro batch " + text(batch.micro) + " x accumulation " +
+                  text(batch.accumulation) + " x processes " + text(batch.processes) + "\n";
 }
 
-void add_command(const configs::TrainCommand& command, Explanation& result) {
+void add_command(const configs::TrainCommand& command, Report& result) {
   const auto arguments = command.arguments();
   result.json["command"] = arguments;
   result.json["environment"] = io::Json::object();
@@ -122,7 +115,7 @@ void add_command(const configs::TrainCommand& command, Explanation& result) {
   }
   std::vector<std::string> words;
   for (const auto& word : arguments) words.push_back(io::printable(word));
-  result.text += variables + "fp8 train " + io::joined(words, " ") + "\n";
+  result.below += variables + "fp8 train " + io::joined(words, " ") + "\n";
 }
 
 io::Json setting_value(const std::string& text) {
@@ -195,17 +188,14 @@ Findings check_kind(ConfigKind kind, const io::Json& json, const std::string& so
   return {};
 }
 
-Explanation explain_kind(ConfigKind kind, const io::Json& json, const std::string& source,
-                         const configs::DeepSpeedUse& use, const Findings& findings) {
-  Explanation result;
-  io::Json keys = io::Json::array();
-  Table table({"key", "value", "use", "effect"});
+Report explain_kind(ConfigKind kind, const io::Json& json, const std::string& source, const configs::DeepSpeedUse& use,
+                    const Findings& findings) {
+  Report result({"key", "value", "use", "effect"});
+  result.json = {{"file", source}, {"kind", name_of(kind)}, {"keys", io::Json::array()}};
   if (kind == ConfigKind::recipe && findings.problems.empty())
-    add_members(configs::to_json(configs::parse_recipe(json, source)), "", keys, table);
+    add_members(configs::to_json(configs::parse_recipe(json, source)), result);
   else
-    add_keys(kind, json, keys, table);
-  result.json = {{"file", source}, {"kind", name_of(kind)}, {"keys", keys}};
-  result.text = table.text();
+    add_keys(kind, json, result);
   if (findings.problems.empty() && json.is_object()) {
     if (kind == ConfigKind::deepspeed) add_batch(json, use, result);
     if (kind == ConfigKind::gaudi) add_command(configs::gaudi_config_command(json), result);
@@ -213,8 +203,8 @@ Explanation explain_kind(ConfigKind kind, const io::Json& json, const std::strin
   }
   result.json["problems"] = findings.problems;
   result.json["notes"] = findings.notes;
-  for (const auto& problem : findings.problems) result.text += "problem: " + problem + "\n";
-  for (const auto& note : findings.notes) result.text += "note: " + note + "\n";
+  for (const auto& problem : findings.problems) result.below += "problem: " + problem + "\n";
+  for (const auto& note : findings.notes) result.below += "note: " + note + "\n";
   return result;
 }
 
@@ -225,12 +215,8 @@ void write_op_lists(const io::Json& json, const fs::path& folder) {
   std::error_code error;
   if (!fs::create_directories(folder, error) && error)
     throw io::Error(folder.string() + ": can't be made: " + error.message());
-  for (const auto& [name, file] : command.variables) {
-    const std::string text = configs::op_list_text(name == "LOWER_LIST" ? ops->bf16 : ops->fp32);
-    io::AtomicFile out(folder / file, text.size());
-    out.append(text);
-    out.commit();
-  }
+  for (const auto& [name, file] : command.variables)
+    write_file(folder / file, configs::op_list_text(name == "LOWER_LIST" ? ops->bf16 : ops->fp32));
 }
 
 io::Json deepspeed_of(const fs::path& strategy, const std::vector<std::string>& settings) {

@@ -16,18 +16,12 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/config/config.h"
 #include "fp8/version.h"
 
@@ -56,32 +50,27 @@ std::vector<std::string> uses_of(DeviceKind kind, Dtype dtype) {
   return names;
 }
 
-/// fp8 doctor --device: the emulated accelerator, and the table of dtypes (runtime/kernels/device_kind.h).
-struct DeviceReport {
-  /// {"name": "GAUDI3", "devices": 1, "lazy": false, "fp8": true, "fp16": true,
-  ///  "dtypes": {"float16": {"GAUDI": [], "GAUDI2": ["tensors", "mm", "conv", "autocast"], ..., "emulation_only":
-  ///  false}}}; name, devices, fp8 and fp16 are null where their variable can't be meant.
-  io::Json json;
-  std::string text;  ///< a row for each dtype, a column for each generation
-};
-
-DeviceReport device_report() {
+/// fp8 doctor --device: the emulated accelerator, and the table of dtypes (runtime/kernels/device_kind.h), a row for each
+/// dtype and a column for each generation.
+/// {"name": "GAUDI3", "devices": 1, "lazy": false, "fp8": true, "fp16": true,
+///  "dtypes": {"float16": {"GAUDI": [], "GAUDI2": ["tensors", "mm", "conv", "autocast"], ..., "emulation_only":
+///  false}}}; name, devices, fp8 and fp16 are null where their variable can't be meant.
+Report device_report() {
   const auto in_use = kind_in_use();
   const auto has = [&](Dtype dtype) {
     return in_use ? io::Json(kernels::takes(*in_use, dtype, DtypeUse::tensors)) : io::Json(nullptr);
   };
-  DeviceReport report;
+  std::vector<std::string> headers = {"dtype"};
+  for (const auto& kind : enum_names<DeviceKind>)
+    headers.push_back(kind.name + std::string(in_use == kind.value ? " (in use)" : ""));
+  headers.emplace_back("on the vendor's list");
+  Report report(std::move(headers));
   report.json = {{"name", in_use ? io::Json(name_of(*in_use)) : io::Json(nullptr)},
                  {"devices", devices_in_use()},
                  {"lazy", false},
                  {"fp8", has(Dtype::float8_e4m3fn)},
                  {"fp16", has(Dtype::float16)},
                  {"dtypes", io::Json::object()}};
-  std::vector<std::string> headers = {"dtype"};
-  for (const auto& kind : enum_names<DeviceKind>)
-    headers.push_back(kind.name + std::string(in_use == kind.value ? " (in use)" : ""));
-  headers.emplace_back("on the vendor's list");
-  Table table(headers);
   for (const auto& dtype : enum_names<Dtype>) {
     std::vector<std::string> cells = {dtype.name};
     io::Json row = {{"emulation_only", dtype.emulation_only}};
@@ -91,10 +80,9 @@ DeviceReport device_report() {
       cells.push_back(uses.empty() ? "no" : io::joined(uses));
     }
     cells.emplace_back(dtype.emulation_only ? "no, emulation only" : "yes");
-    table.row(std::move(cells));
+    report.row(std::move(cells));
     report.json["dtypes"][dtype.name] = std::move(row);
   }
-  report.text = table.text();
   return report;
 }
 
@@ -124,14 +112,13 @@ Cpu read_cpu() {
   return cpu;
 }
 
-struct Report {
-  io::Json json;
-  Table table{{"what", "value", "from"}};
+struct Diagnosis : Report {
+  Diagnosis() : Report({"what", "value", "from"}) {}
   std::vector<std::string> problems;
 
   void add(const std::string& key, const std::string& what, const io::Json& value, const std::string& from) {
     json[key] = value;
-    table.row({what, value.is_string() ? value.get<std::string>() : value.dump(), from});
+    row({what, value.is_string() ? value.get<std::string>() : value.dump(), from});
   }
   void add_problems(const std::vector<std::string>& found) {
     for (const auto& problem : found) problems.push_back(one_line(problem));
@@ -150,7 +137,7 @@ std::string guarded(const std::function<std::string()>& ask) {
 }
 
 /// Those that somebody set for people, every one with --all; every one for machines.
-void add_flags(Report& report, bool all) {
+void add_flags(Diagnosis& report, bool all) {
   io::Json variables = io::Json::object();
   for (const io::Flag& flag : io::RuntimeFlags::from_env().all()) {
     const io::Variable& row = *flag.row;
@@ -165,20 +152,20 @@ void add_flags(Report& report, bool all) {
                            {"in_effect", row.in_effect},
                            {"read_by", row.reader}};
     const std::string nothing = set && !row.in_effect ? std::string("; no effect: ") + row.effect : "";
-    if (set || all) report.table.row({row.name, one_line(flag.value), one_line(flag.source_text() + nothing)});
+    if (set || all) report.row({row.name, one_line(flag.value), one_line(flag.source_text() + nothing)});
   }
   report.json["environment"] = std::move(variables);
 }
 
 /// What LibTorch says of itself, or that it is not there: files are read, checked and converted without.
-void add_torch(Report& report, const Context& context) {
+void add_torch(Diagnosis& report, const Context& context) {
   try {
     load_program();
   } catch (const std::runtime_error& error) {  // of the static program a UsageError
     report.json["libtorch"] = nullptr;
     report.json["libtorch_missing"] = error.what();
     if (io::environment_value("FP8_LIBTORCH") != nullptr) report.problems.emplace_back(error.what());
-    report.table.row({"LibTorch", "not found", "measure, evaluate, generate, train and run need it"});
+    report.row({"LibTorch", "not found", "measure, evaluate, generate, train and run need it"});
     return;
   }
   const TorchFacts facts = torch_facts(context);
@@ -189,8 +176,8 @@ void add_torch(Report& report, const Context& context) {
   report.add("hpu", "hpu device", facts.hpu, "build");
   const runtime::autocast::AutocastLists& lists = facts.lists;
   const auto count = [](const std::vector<std::string>& names) { return std::to_string(names.size()) + " ops"; };
-  report.table.row({"autocast in bf16/f16", count(lists.lower), one_line(lists.lower_from)});
-  report.table.row({"autocast in f32", count(lists.fp32), one_line(lists.fp32_from)});
+  report.row({"autocast in bf16/f16", count(lists.lower), one_line(lists.lower_from)});
+  report.row({"autocast in f32", count(lists.fp32), one_line(lists.fp32_from)});
   report.json["autocast"] = {{"lower", lists.lower},
                              {"lower_from", lists.lower_from},
                              {"fp32", lists.fp32},
@@ -201,13 +188,13 @@ void add_torch(Report& report, const Context& context) {
     report.json["extensions"].push_back({{"file", file}, {"ops", ops}, {"parts", parts}});
     auto names = ops;
     names.insert(names.end(), parts.begin(), parts.end());
-    report.table.row({"extension", one_line(names.empty() ? "nothing" : io::joined(names)), one_line(file)});
+    report.row({"extension", one_line(names.empty() ? "nothing" : io::joined(names)), one_line(file)});
   }
   report.add_problems(facts.problems);
 }
 
 /// What the launcher's variables mean together; nothing where one of them is wrong by itself, which was said.
-void check_launcher(Report& report) {
+void check_launcher(Diagnosis& report) {
   for (const auto& name : io::launcher_variables()) {
     if (!io::environment_problem(name.c_str()).empty()) return;
   }
@@ -219,7 +206,7 @@ void check_launcher(Report& report) {
 }
 
 /// `fp8 config check` says more of it. Its measurements stand where it says, whatever HABANA_LOGS is.
-void check_config(Report& report) {
+void check_config(Diagnosis& report) {
   const char* path = io::environment_value("QUANT_CONFIG");
   if (path == nullptr) return;
   try {
@@ -232,7 +219,7 @@ void check_config(Report& report) {
   }
 }
 
-void check_variables(Report& report) {
+void check_variables(Diagnosis& report) {
   report.add_problems(environment_problems());
   for (const io::Variable& row : io::variables()) {
     const std::string_view reader = row.reader;
@@ -246,7 +233,7 @@ void check_variables(Report& report) {
 }
 
 /// The one line that most people want.
-std::string verdict_of(const Report& report) {
+std::string verdict_of(const Diagnosis& report) {
   if (!report.problems.empty()) return "not ready: what was set is not what runs, see the problems above";
   if (report.json["libtorch"].is_null())
     return "ready to quantize, convert and inspect; measure, evaluate, generate, train and run need LibTorch";
@@ -258,7 +245,7 @@ std::string verdict_of(const Report& report) {
 void doctor(Context& context, bool all, bool device) {
   if (context.device != "hpu")
     throw UsageError("doctor: --device: found '" + context.device + "', allowed: hpu, or nothing");
-  Report report;
+  Diagnosis report;
   report.add("version", "fp8", FP8_VERSION, "build");
   report.add("compiler", "compiler", __VERSION__, "build");
   const auto level = guarded([] { return std::string(kernels::name_of(kernels::simd_level())); });
@@ -271,24 +258,24 @@ void doctor(Context& context, bool all, bool device) {
   report.add("cpu", "CPU", cpu.model, "/proc/cpuinfo");
   std::string flags;
   for (const auto& flag : cpu.flags) flags += (flags.empty() ? "" : " ") + flag;
-  report.table.row({"CPU flags", flags, "/proc/cpuinfo"});
+  report.row({"CPU flags", flags, "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
   add_torch(report, context);
   check_variables(report);
   add_flags(report, all);
   report.json["problems"] = report.problems;
-  auto text = report.table.text();
-  if (report.json["libtorch"].is_null()) text += report.json["libtorch_missing"].get<std::string>() + "\n";
+  auto& below = report.below;
+  if (report.json["libtorch"].is_null()) below += report.json["libtorch_missing"].get<std::string>() + "\n";
   if (device) {
-    const DeviceReport table = device_report();
-    report.json["device"] = table.json;
-    text += "\n" + table.text;
+    Report table = device_report();
+    report.json["device"] = std::move(table.json);
+    below += "\n" + table.text();
   }
-  for (const auto& problem : report.problems) text += "problem: " + problem + "\n";
+  for (const auto& problem : report.problems) below += "problem: " + problem + "\n";
   const std::string verdict = verdict_of(report);
   report.json["verdict"] = verdict;
-  text += "\n" + verdict + "\n";
-  context.result(report.json, text);
+  below += "\n" + verdict + "\n";
+  report.print(context);
   if (!report.problems.empty())
     throw io::Error("doctor found " + std::to_string(report.problems.size()) +
                     " problem(s), the first: " + report.problems[0]);

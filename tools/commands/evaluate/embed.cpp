@@ -133,19 +133,14 @@ void embed(const EmbedOptions& o, Context& context) {
   writer.write("embeddings", vectors.const_data_ptr());
   writer.commit();
   const char* pooling = way.pooling == Pooling::cls ? "cls" : way.pooling == Pooling::last ? "last" : "mean";
-  Table table({"embed", ">" + o.model.filename().string()});
-  table.row({"texts", grouped(vectors.size(0))});
-  table.row({"width", grouped(vectors.size(1))});
-  table.row({"pooling", std::string(pooling) + (way.normalize ? ", normalized" : "")});
-  table.row({"seconds", human_seconds(seconds)});
-  table.row({"out", o.out.string()});
-  context.result({{"texts", vectors.size(0)},
-                  {"width", vectors.size(1)},
-                  {"pooling", pooling},
-                  {"normalized", way.normalize},
-                  {"seconds", seconds},
-                  {"out", o.out.string()}},
-                 table.text());
+  Report report("embed", o.model);
+  report.add("texts", "texts", vectors.size(0), As::grouped);
+  report.add("width", "width", vectors.size(1), As::grouped);
+  report.add("pooling", "pooling", pooling, std::string(pooling) + (way.normalize ? ", normalized" : ""));
+  report.json["normalized"] = way.normalize;
+  report.add("seconds", "seconds", seconds, As::seconds);
+  report.add("out", "out", o.out.string());
+  report.print(context);
 }
 
 const Provided g_embed(embed_texts, embed);

@@ -192,18 +192,14 @@ std::pair<Totals, Totals> score_models(const Scoring& s) {
 }
 
 /// From the reference.
-void add_distances(const Totals& own, io::Json& json, Table& table) {
+void add_distances(const Totals& own, Report& report) {
   if (own.task == models::Task::embed) {
     const double cosine = own.cosine / static_cast<double>(own.chunks);
-    json["cosine"] = cosine;
-    table.row({"cosine to the reference", fmt::format("{:.6f}", cosine)});
-    return;
+    return report.add("cosine", "cosine to the reference", cosine, fmt::format("{:.6f}", cosine));
   }
-  const auto rows = static_cast<double>(own.rows());
-  json["kl"] = own.kl / rows;
-  json["top1_agreement"] = static_cast<double>(own.agree) / rows;
-  table.row({"KL to the reference", fmt::format("{:.4e}", own.kl / rows)});
-  table.row({"top-1 agreement", fmt::format("{:.2f} %", 100.0 * static_cast<double>(own.agree) / rows)});
+  const auto rows = static_cast<double>(own.rows()), agree = static_cast<double>(own.agree);
+  report.add("kl", "KL to the reference", own.kl / rows, fmt::format("{:.4e}", own.kl / rows));
+  report.add("top1_agreement", "top-1 agreement", agree / rows, fmt::format("{:.2f} %", 100.0 * agree / rows));
 }
 
 void print(const EvaluateOptions& options, const Context& context, const models::LoadedModel& model,
@@ -211,35 +207,35 @@ void print(const EvaluateOptions& options, const Context& context, const models:
   const auto bytes = models::weights_bytes(*model.model);
   const double speed = static_cast<double>(own.tokens) / std::max(own.forward_seconds, 1e-9);
   const bool predicted = predicts(own.task), answers = own.task == models::Task::answer;
-  io::Json json = {{"perplexity", predicted ? io::Json(own.perplexity()) : io::Json()},
-                   {"tokens", own.tokens},
-                   {"chunks", own.chunks},
-                   {"seq_len", answers ? options.seq_len : samples.longest()},
-                   {"weights_bytes", bytes},
-                   {"dtype", models::name_of_dtype(model.dtype)},
-                   {"device", context.device},
-                   {"seconds", own.seconds},
-                   {"forward_seconds", own.forward_seconds},
-                   {"tokens_per_second", speed}};
-  json.update(of_ranks);
   const auto kv_cache = kv_cache_of(model);
-  if (answers) json["source_tokens"] = samples.sources();
-  if (predicted) json["kv_cache"] = kv_cache.holds;
+  Report report("evaluate", options.model);
+  auto& json = report.json;
+  report.order({"perplexity", "tokens", "chunks", "seq_len", "weights_bytes", "dtype", "device", "seconds",
+                "forward_seconds", "tokens_per_second"});
+  json.update({{"chunks", own.chunks},
+               {"seq_len", answers ? options.seq_len : samples.longest()},
+               {"dtype", models::name_of_dtype(model.dtype)},
+               {"device", context.device},
+               {"forward_seconds", own.forward_seconds}});
+  json.update(of_ranks);
+  if (answers) report.order({"source_tokens"});
+  if (predicted) report.order({"kv_cache"});
   if (predicted && !kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
-  Table table({"evaluate", ">" + options.model.filename().string()});
-  if (predicted) table.row({"perplexity", fmt::format("{:.6f}", own.perplexity())});
+  const auto add_perplexity = [&](const char* key, const char* label, double perplexity) {
+    if (predicted) report.add(key, label, perplexity, fmt::format("{:.6f}", perplexity));
+  };
+  add_perplexity("perplexity", "perplexity", own.perplexity());
   if (!options.reference.empty()) {
-    if (predicted) json["reference_perplexity"] = other.perplexity();
-    if (predicted) table.row({"reference perplexity", fmt::format("{:.6f}", other.perplexity())});
-    add_distances(own, json, table);
+    add_perplexity("reference_perplexity", "reference perplexity", other.perplexity());
+    add_distances(own, report);
   }
-  table.row({answers ? "tokens of answers" : "tokens", grouped(own.tokens)});
-  if (answers) table.row({"tokens of sources", grouped(samples.sources())});
-  table.row({"weights", human_bytes(bytes)});
-  if (predicted) table.row({"key-value cache", kv_cache.text()});
-  table.row({"seconds", human_seconds(own.seconds)});
-  table.row({"tokens per second", grouped(std::llround(speed))});
-  context.result(json, table.text());
+  report.add("tokens", answers ? "tokens of answers" : "tokens", own.tokens, As::grouped);
+  if (answers) report.add("source_tokens", "tokens of sources", samples.sources(), As::grouped);
+  report.add("weights_bytes", "weights", bytes, As::bytes);
+  if (predicted) report.add("kv_cache", "key-value cache", kv_cache.holds, kv_cache.text());
+  report.add("seconds", "seconds", own.seconds, As::seconds);
+  report.add("tokens_per_second", "tokens per second", speed, grouped(std::llround(speed)));
+  report.print(context);
 }
 
 void evaluate(const EvaluateOptions& options, Context& context) {

@@ -42,10 +42,9 @@ class RunOutput {
   void append(const std::vector<std::pair<std::string, at::Tensor>>& tensors, std::int64_t first, std::int64_t count);
   void commit();
 
-  /// {"output": {"shape", "dtype", "min", "max", "mean", "non_finite", "mean_difference"?, "max_difference"?}}; after
-  /// commit().
-  io::Json json() const;
-  void rows(Table& table) const;
+  /// "outputs": {"output": {"shape", "dtype", "min", "max", "mean", "non_finite", "mean_difference"?,
+  /// "max_difference"?}}, and rows; after commit().
+  void add_to(Report& report) const;
 
  private:
   struct Output {
@@ -169,29 +168,20 @@ void RunOutput::look_at(Output& o, const at::Tensor& values, std::uint64_t offse
 
 void RunOutput::commit() { writer_->commit(); }
 
-io::Json RunOutput::json() const {
-  io::Json all = io::Json::object();
+void RunOutput::add_to(Report& report) const {
+  auto& all = report.json["outputs"] = io::Json::object();
   for (const auto& o : outputs_) {
-    io::Json one = {{"shape", o.shape}, {"dtype", io::name_of(file_dtype(o.dtype, o.name))},
-                    {"min", o.min},     {"max", o.max},
-                    {"mean", o.mean()}, {"non_finite", o.non_finite}};
-    if (reference_ != nullptr) {
-      one["mean_difference"] = o.mean_difference();
-      one["max_difference"] = o.difference_max;
-    }
-    all[o.name] = std::move(one);
-  }
-  return all;
-}
-
-void RunOutput::rows(Table& table) const {
-  for (const auto& o : outputs_) {
-    table.row({o.name, fmt::format("{} {}", io::name_of(file_dtype(o.dtype, o.name)), io::Json(o.shape).dump())});
-    table.row({o.name + " min, mean, max", fmt::format("{:.6g}, {:.6g}, {:.6g}", o.min, o.mean(), o.max)});
-    if (o.non_finite > 0) table.row({o.name + " NaN or Inf", std::to_string(o.non_finite)});
-    if (reference_ != nullptr)
-      table.row(
-          {o.name + " difference mean, max", fmt::format("{:.3e}, {:.3e}", o.mean_difference(), o.difference_max)});
+    const std::string dtype = io::name_of(file_dtype(o.dtype, o.name));
+    auto& one = all[o.name] = {{"shape", o.shape}, {"dtype", dtype},   {"min", o.min},
+                               {"max", o.max},     {"mean", o.mean()}, {"non_finite", o.non_finite}};
+    report.row({o.name, fmt::format("{} {}", dtype, io::Json(o.shape).dump())});
+    report.row({o.name + " min, mean, max", fmt::format("{:.6g}, {:.6g}, {:.6g}", o.min, o.mean(), o.max)});
+    if (o.non_finite > 0) report.row({o.name + " NaN or Inf", std::to_string(o.non_finite)});
+    if (reference_ == nullptr) continue;
+    one["mean_difference"] = o.mean_difference();
+    one["max_difference"] = o.difference_max;
+    report.row(
+        {o.name + " difference mean, max", fmt::format("{:.3e}, {:.3e}", o.mean_difference(), o.difference_max)});
   }
 }
 
@@ -251,12 +241,17 @@ quant::ConversionReport convert_script(const torch::jit::Module& model, const Ru
   return quant::convert(model, plan);
 }
 
-io::Json json_of(const quant::ConversionReport& report) {
-  io::Json kept = io::Json::array(), converted = io::Json::array();
-  for (const auto& m : report.converted)
-    converted.push_back({{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}});
-  for (const auto& m : report.skipped) kept.push_back({{"name", m.name}, {"reason", m.reason}});
-  return {{"modules_quantized", converted}, {"modules_kept", kept}};
+/// The modules are listed in the JSON and, those that stay as they are, below the table, which has their numbers.
+void add_modules(const quant::ConversionReport& converted, Report& report) {
+  io::Json quantized = io::Json::array(), kept = io::Json::array();
+  for (const auto& m : converted.converted)
+    quantized.push_back({{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}});
+  for (const auto& m : converted.skipped) {
+    kept.push_back({{"name", m.name}, {"reason", m.reason}});
+    report.below += fmt::format("kept {}: {}\n", m.name, m.reason);
+  }
+  report.json["modules_quantized"] = std::move(quantized);
+  report.json["modules_kept"] = std::move(kept);
 }
 
 /// All samples through the model; returns the seconds spent in forward.
@@ -288,34 +283,27 @@ void convert_and_run(const RunOptions& o, Context& context) {
     throw UsageError("--device: found '" + context.device + "', but fp8 modules run on hpu");
   auto model = load_script(o.model, context);
   const ScriptInputs inputs(o.inputs, model, o);
-  quant::ConversionReport report;
+  quant::ConversionReport converted;
   if (plan.has_value()) {
-    report = convert_script(model, o, *plan);
+    converted = convert_script(model, o, *plan);
     quant::serve(model);
-    for (const auto& warning : report.warnings) context.warn(warning);
-    if (report.converted.empty()) context.warn(o.model.string() + ": no module is quantized");
+    for (const auto& warning : converted.warnings) context.warn(warning);
+    if (converted.converted.empty()) context.warn(o.model.string() + ": no module is quantized");
   }
   RunOutput output(o.out, inputs.samples(), o.reference);
   const double forward_seconds = forward_all(o, model, inputs, context, output);
   output.commit();
   const double seconds = watch.seconds();
-  io::Json json = json_of(report);
-  json.update({{"chunks", inputs.samples()},
-               {"batch", inputs.batch()},
-               {"seconds", seconds},
-               {"forward_seconds", forward_seconds},
-               {"outputs", output.json()},
-               {"out", o.out.string()}});
-  Table table({"run", ">" + o.model.filename().string()});
-  table.row({"chunks", grouped(inputs.samples())});
-  table.row({"modules in fp8", std::to_string(report.converted.size())});
-  table.row({"modules kept", std::to_string(report.skipped.size())});
-  output.rows(table);
-  table.row({"seconds", human_seconds(seconds)});
-  table.row({"out", o.out.string()});
-  std::string text = table.text();
-  for (const auto& m : report.skipped) text += fmt::format("kept {}: {}\n", m.name, m.reason);
-  context.result(json, text);
+  Report report("run", o.model);
+  add_modules(converted, report);
+  report.add("chunks", "chunks", inputs.samples(), As::grouped);
+  report.row({"modules in fp8", std::to_string(converted.converted.size())});
+  report.row({"modules kept", std::to_string(converted.skipped.size())});
+  report.json.update({{"batch", inputs.batch()}, {"seconds", seconds}, {"forward_seconds", forward_seconds}});
+  output.add_to(report);
+  report.add("seconds", "seconds", seconds, As::seconds);
+  report.add("out", "out", o.out.string());
+  report.print(context);
 }
 
 const Provided g_run(run_script, convert_and_run);

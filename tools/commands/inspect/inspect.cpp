@@ -13,15 +13,10 @@
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
-#include "fp8/tools/commands/inspect/plot.h"
 
 namespace fp8::commands {
 namespace {
@@ -215,8 +210,7 @@ void run_inspect(const InspectOptions& o, Context& context) {
     for (const auto& [given, name] :
          {std::pair{!o.html.empty(), "--html"}, {!o.plot.empty(), "--plot"}, {!o.reference.empty(), "--reference"}})
       if (given) throw UsageError(std::string("inspect: ") + name + " does not go with --plan, which draws nothing");
-    const auto plan = inspect_plan(o.path, o, context);
-    return context.result(plan.json, plan.text);
+    return print_plan(o.path, o, context);
   }
   if (context.device != "hpu")
     throw UsageError("--device: found '" + context.device + "', but inspect --data runs the model on: hpu");
@@ -231,7 +225,7 @@ void run_inspect(const InspectOptions& o, Context& context) {
     inspection.json["html"] = o.html.string();
   }
   if (!o.plot.empty()) {
-    write_picture(o.plot, o.module.empty() ? heat_map(report) : histogram(report, o.module));
+    write_file(o.plot, svg_of(o.module.empty() ? heat_map(report) : histogram(report, o.module)));
     inspection.json["plot"] = o.plot.string();
   }
   context.result(inspection.json, inspection.text);

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `fp8 inspect` makes of a file: one JSON object, and for people a summary and tables.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fp8/quant/plan/plan.h"
@@ -53,6 +57,24 @@ Inspection inspect_training(const std::vector<std::filesystem::path>& paths);
 void write_training_page(const std::filesystem::path& file, const std::vector<std::filesystem::path>& paths,
                          const Inspection& inspection);
 
+// Loss curves as one SVG picture: per run a faint line of every step, a smoothed one, and a dot per evaluation.
+
+/// Of losses, or of another number of each step.
+struct LossCurve {
+  std::string name;  ///< any text
+  std::vector<std::pair<std::int64_t, double>> steps =
+      {};  ///< (step, loss), ascending; points that are not finite are left out
+  std::vector<std::pair<std::int64_t, double>> evaluations = {};
+};
+
+/// A complete <svg> element, 900 x 420, its colours legible on white and on black. Curves of more than 600 steps are
+/// drawn as means of equal stretches. Curves may be empty. what: the number's name and unit, beside its axis.
+std::string loss_svg(const std::vector<LossCurve>& curves, const std::string& what = "loss (nats per token)");
+
+/// Round numbers that divide [low, high] into `about` parts or so: steps of 1, 2 or 5 times a power of ten, ascending,
+/// within the range.
+std::vector<double> axis_ticks(double low, double high, int about);
+
 // `fp8 inspect --html`: one self-contained page (no network, no other files) with a heat map layer x module, histograms
 // and a table with search. The page is report_page.html; this fills its data in.
 
@@ -68,11 +90,89 @@ void write_training_page(const std::filesystem::path& file, const std::vector<st
 /// figures: HTML that stands above all of it. Any text in the report is shown as text.
 std::string report_page(const io::Json& report, const std::string& figures = "");
 
+/// JSON for a script element of a page: "</script" and "<!--" in it end and open nothing.
+std::string script_json(const io::Json& value);
+/// The page with its marks replaced, which stand in it in this order; what a text has of marks stays.
+std::string filled_page(std::string_view page, const std::vector<std::pair<std::string_view, std::string>>& texts);
+
 /// Writes the page, atomically. Throws io::Error.
 void write_report_page(const std::filesystem::path& path, const io::Json& report, const std::string& figures = "");
 
 /// What the page shows of inspect's result for a checkpoint (with "modules") or a measurement. Throws io::Error for a
 /// checkpoint without them.
 io::Json report_of(const std::string& title, const io::Json& inspected);
+
+// `fp8 inspect --plot`: one picture of what that page shows, of rectangles, lines, curves and short texts, as SVG. No
+// torch here.
+
+struct Rgb {
+  std::uint8_t r = 0, g = 0, b = 0;
+};
+
+enum class Anchor : std::uint8_t { start, middle, end };
+
+/// Coordinates from the left upper corner, in pixels.
+struct Picture {
+  struct Rectangle {
+    double x = 0, y = 0, width = 0, height = 0;
+    Rgb color;
+  };
+  /// Across or down.
+  struct Line {
+    double x1 = 0, y1 = 0, x2 = 0, y2 = 0;
+    bool dashed = false;
+    const char* color = "#000";
+    double width = 1;
+  };
+  /// y: of the line that letters stand on. color: none: the picture's own.
+  struct Text {
+    double x = 0, y = 0;
+    std::string text;
+    Anchor anchor = Anchor::start;
+    std::optional<Rgb> color = Rgb();
+    bool upwards = false;
+  };
+  struct Curve {
+    std::vector<std::pair<double, double>> points;
+    const char* color = "#000";
+    double width = 1, opacity = 1;
+  };
+  /// tip: what a browser shows where the mouse points at it.
+  struct Dot {
+    double x = 0, y = 0;
+    const char* color = "#000";
+    std::string tip;
+  };
+
+  double width = 0, height = 0;
+  std::vector<Rectangle> rectangles = {};
+  std::vector<Line> lines = {};
+  std::vector<Text> texts = {};
+  std::vector<Curve> curves = {};
+  std::vector<Dot> dots = {};
+  bool on_white = true;  ///< false: on the page's own colour, texts in grey or as the page says
+};
+
+/// How wide a text is at most.
+double text_width(const std::string& text);
+
+/// A complete <svg> element; any text is shown as text.
+std::string svg_of(const Picture& picture);
+
+/// The layer that a module's name has a number of, and what it is called there: {3, "self_attn.q_proj"}; -1 and the
+/// whole name outside of layers. Numbers in the rest are folded: {3, "mlp.experts.*.up_proj"}.
+std::pair<std::int64_t, std::string> layer_of(const std::string& module);
+
+/// Layers across, modules down, of a report of kind "damage" (SQNR in dB, or without one saturation) or "measurement"
+/// (amax of the inputs, of the weights where there are none); of folded modules the worst. Throws io::Error where no
+/// module has that number.
+Picture heat_map(const io::Json& report);
+
+/// Of one module of a report of kind "damage": its values per power of two and what fp8 can hold. Throws io::Error for
+/// a name that the report has not, or a module without a histogram.
+Picture histogram(const io::Json& report, const std::string& module);
+
+/// The text with & < > " ' as references.
+std::string xml_text(const std::string& text);
 
 }  // namespace fp8::commands

@@ -91,14 +91,10 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
   } else if (!o.data.empty()) {
     out = damage_of_run(model, o, context);
   } else {
-    constexpr std::int64_t kSteps = 1000;
-    Progress progress(context, "inspect", kSteps);
+    Progress progress(context, "inspect");
     quant::CheckpointOptions options;
     options.plan = plan_options(o, context);
-    options.progress = [&](std::uint64_t done, std::uint64_t total) {
-      progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
-                                                static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
-    };
+    options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
     options.stop = [] { return interrupted(); };
     out = quant::damage_of_checkpoint(model, options);
   }
@@ -261,35 +257,34 @@ std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report) {
   return lines.take();
 }
 
-Inspection inspect_plan(const std::filesystem::path& model, const DamageOptions& o, const Context& context) {
+void print_plan(const std::filesystem::path& model, const DamageOptions& o, const Context& context) {
   quant::CheckpointOptions options;
   options.plan = plan_options(o, context);
   options.dry_run = true;
-  const auto report = quant::quantize_checkpoint(model, {}, options);
-  for (const auto& warning : report.warnings) context.warn(warning);
-  Inspection inspection;
-  inspection.json = {{"kind", "plan"},
-                     {"model", model.string()},
-                     {"modules_quantized", report.quantized.size()},
-                     {"modules_kept", report.skipped.size()},
-                     {"source_bytes", report.source_bytes},
-                     {"weights_bytes", report.weights_bytes},
-                     {"lines", io::Json::array()}};
-  Table table({"module", ">modules", "becomes", "why"});
-  for (const auto& line : plan_lines(report)) {
+  const auto plan = quant::quantize_checkpoint(model, {}, options);
+  for (const auto& warning : plan.warnings) context.warn(warning);
+  Report report({"module", ">modules", "becomes", "why"});
+  report.json = {{"kind", "plan"},
+                 {"model", model.string()},
+                 {"modules_quantized", plan.quantized.size()},
+                 {"modules_kept", plan.skipped.size()},
+                 {"source_bytes", plan.source_bytes},
+                 {"weights_bytes", plan.weights_bytes},
+                 {"lines", io::Json::array()}};
+  for (const auto& line : plan_lines(plan)) {
     const bool kept = line.scheme.empty();
-    table.row(
+    report.add_entry(
+        "lines",
+        {{"name", line.name},
+         {"modules", line.modules},
+         {"scheme", kept ? io::Json(nullptr) : io::Json(line.scheme)},
+         {"reason", line.reason}},
         {line.name, std::to_string(line.modules.size()), kept ? "stays in high precision" : line.scheme, line.reason});
-    inspection.json["lines"].push_back({{"name", line.name},
-                                        {"modules", line.modules},
-                                        {"scheme", kept ? io::Json(nullptr) : io::Json(line.scheme)},
-                                        {"reason", line.reason}});
   }
-  inspection.text = table.text() + "\n" + std::to_string(report.quantized.size()) + " modules become fp8, " +
-                    std::to_string(report.skipped.size()) + " stay; " +
-                    human_bytes(static_cast<std::int64_t>(report.source_bytes)) + " -> " +
-                    human_bytes(static_cast<std::int64_t>(report.weights_bytes)) + "\n";
-  return inspection;
+  report.below = fmt::format("\n{} modules become fp8, {} stay; {} -> {}\n", plan.quantized.size(), plan.skipped.size(),
+                             human_bytes(static_cast<std::int64_t>(plan.source_bytes)),
+                             human_bytes(static_cast<std::int64_t>(plan.weights_bytes)));
+  report.print(context);
 }
 
 }  // namespace fp8::commands

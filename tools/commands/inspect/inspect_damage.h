@@ -78,8 +78,8 @@ struct PlanLine {
 /// First what becomes fp8, then what does not.
 std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report);
 
-/// `fp8 inspect DIR --plan`: what `fp8 quantize` would make of a checkpoint. Reads headers alone. Throws what
+/// `fp8 inspect DIR --plan`: prints what `fp8 quantize` would make of a checkpoint. Reads headers alone. Throws what
 /// quantize_checkpoint() throws.
-Inspection inspect_plan(const std::filesystem::path& model, const DamageOptions& options, const Context& context);
+void print_plan(const std::filesystem::path& model, const DamageOptions& options, const Context& context);
 
 }  // namespace fp8::commands

@@ -11,9 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "trace_page_html.h"
 
@@ -28,31 +25,22 @@ std::vector<std::pair<std::string, TraceSum>> largest_first(const TraceSums& sum
   return rows;
 }
 
-io::Json rows_json(const TraceSums& sums, double whole) {
-  io::Json rows = io::Json::array();
-  for (const auto& [name, sum] : largest_first(sums))
-    rows.push_back({{"name", name},
-                    {"count", static_cast<std::int64_t>(sum.count)},
-                    {"ms", sum.us / 1e3},
-                    {"share", whole > 0 ? sum.us / whole : 0},
-                    {"gflops", sum.us > 0 ? sum.flops / sum.us / 1e3 : 0},
-                    {"gbps", sum.us > 0 ? sum.bytes / sum.us / 1e3 : 0}});
-  return rows;
-}
-
-std::string table_of(const char* title, const io::Json& rows) {
+/// All sums go to the inspection's list `key`, the largest to its text, as a table.
+void add_rows(const char* key, const char* title, const TraceSums& sums, double whole, Inspection& inspection) {
+  auto& rows = inspection.json[key] = io::Json::array();
   Table table({title, ">count", ">ms", ">share", ">GFLOP/s", ">GB/s"});
-  std::size_t shown = 0;
-  for (const auto& row : rows) {
-    if (++shown > kRowsShown) break;
-    table.row({one_line(row["name"].get<std::string>()), row["count"].dump(),
-               fmt::format("{:.3f}", row["ms"].get<double>()),
-               fmt::format("{:.2f} %", 100 * row["share"].get<double>()),
-               fmt::format("{:.2f}", row["gflops"].get<double>()), fmt::format("{:.2f}", row["gbps"].get<double>())});
+  for (const auto& [name, sum] : largest_first(sums)) {
+    const auto count = static_cast<std::int64_t>(sum.count);
+    const double ms = sum.us / 1e3, share = whole > 0 ? sum.us / whole : 0,
+                 gflops = sum.us > 0 ? sum.flops / sum.us / 1e3 : 0, gbps = sum.us > 0 ? sum.bytes / sum.us / 1e3 : 0;
+    if (rows.size() < kRowsShown)
+      table.row({one_line(name), std::to_string(count), fmt::format("{:.3f}", ms), fmt::format("{:.2f} %", 100 * share),
+                 fmt::format("{:.2f}", gflops), fmt::format("{:.2f}", gbps)});
+    rows.push_back(
+        {{"name", name}, {"count", count}, {"ms", ms}, {"share", share}, {"gflops", gflops}, {"gbps", gbps}});
   }
-  std::string text = "\n" + table.text();
-  if (rows.size() > kRowsShown) text += fmt::format("({} more: --json)\n", rows.size() - kRowsShown);
-  return text;
+  inspection.text += "\n" + table.text();
+  if (rows.size() > kRowsShown) inspection.text += fmt::format("({} more: --json)\n", rows.size() - kRowsShown);
 }
 
 io::Json timeline_json(std::vector<TraceBar> bars) {
@@ -103,10 +91,8 @@ Inspection inspect_trace(const std::filesystem::path& path, bool timeline) {
   const auto& rows = trace.rows[of];
   for (const auto& [key, title, sums] :
        {std::tuple("ops", "op", &rows.ops), std::tuple("modules", "module", &rows.modules),
-        std::tuple("phases", "phase", &rows.phases)}) {
-    json[key] = rows_json(*sums, whole);
-    inspection.text += table_of(title, json[key]);
-  }
+        std::tuple("phases", "phase", &rows.phases)})
+    add_rows(key, title, *sums, whole, inspection);
   if (timeline) json["timeline"] = timeline_json(std::move(trace.bars));
   return inspection;
 }
@@ -114,14 +100,7 @@ Inspection inspect_trace(const std::filesystem::path& path, bool timeline) {
 void write_trace_page(const std::filesystem::path& file, const std::filesystem::path& trace,
                       const Inspection& inspection) {
   const io::Json data = {{"title", trace.filename().string()}, {"bars", inspection.json.at("timeline")}};
-  std::string text, page(kTracePageHtml);
-  for (const char c : data.dump(-1, ' ', /*ensure_ascii=*/true, io::Json::error_handler_t::replace))
-    text += c == '<' ? "\\u003c" : std::string(1, c);
-  constexpr std::string_view kMark = "@FP8_TRACE_DATA@";
-  page.replace(page.find(kMark), kMark.size(), text);
-  io::AtomicFile out(file);
-  out.append(page);
-  out.commit();
+  write_file(file, filled_page(kTracePageHtml, {{"@FP8_TRACE_DATA@", script_json(data)}}));
 }
 
 }  // namespace fp8::commands

@@ -4,17 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <system_error>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
-#include "fp8/tools/commands/inspect/plot.h"
 #include "fp8/tools/commands/train/train_log_file.h"
 
 namespace fp8::commands {
@@ -201,19 +198,16 @@ bool is_training(const fs::path& path) {
 }
 
 Inspection inspect_training(const std::vector<fs::path>& paths) {
-  Inspection inspection;
-  inspection.json = {{"kind", "training"}, {"runs", io::Json::array()}};
-  Table table({"run", ">steps", ">first\nloss", ">loss of\nlast 20", ">eval\nloss", ">tokens/s", ">steps\nleft out",
-               ">steps with\nstale scales"});
+  Report report({"run", ">steps", ">first\nloss", ">loss of\nlast 20", ">eval\nloss", ">tokens/s", ">steps\nleft out",
+                 ">steps with\nstale scales"});
+  report.json["kind"] = "training";
   for (const auto& path : paths) {
     auto run = summary(path);
     auto cells = cells_of(run);
     cells.insert(cells.begin(), label_of(run));
-    table.row(std::move(cells));
-    inspection.json["runs"].push_back(std::move(run));
+    report.add_entry("runs", std::move(run), std::move(cells));
   }
-  inspection.text = table.text();
-  return inspection;
+  return {std::move(report.json), report.text(), ""};
 }
 
 void write_training_page(const fs::path& file, const std::vector<fs::path>& paths, const Inspection& inspection) {
@@ -234,11 +228,7 @@ void write_training_page(const fs::path& file, const std::vector<fs::path>& path
     }
   }
   const auto svg = loss_svg(losses);
-  if (file.extension() == ".svg") {
-    io::AtomicFile out(file);
-    out.append(svg);
-    return out.commit();
-  }
+  if (file.extension() == ".svg") return write_file(file, svg);
   std::string figures = figure("Training loss", svg, "Faint: every step; strong: smoothed; dots: evaluations.");
   for (std::size_t k = 0; k < series().size(); ++k)
     if (!others[k].empty())
@@ -250,6 +240,130 @@ void write_training_page(const fs::path& file, const std::vector<fs::path>& path
                            {"summary", sentence(inspection, modules)},
                            {"modules", modules}};
   write_report_page(file, report, figures + runs_table(inspection));
+}
+
+namespace {
+
+using Points = std::vector<std::pair<std::int64_t, double>>;
+
+constexpr double kWidth = 900, kHeight = 420, kLeft = 62, kRight = 20, kTop = 18, kBottom = 46;
+constexpr std::size_t kMostPoints = 600;
+constexpr const char* kColors[] = {"#3b82c4", "#d0602e", "#2f9e63", "#9a5fc0", "#b8952a", "#c2477f"};
+
+struct Extent {
+  double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
+  void add(double x) {
+    low = std::min(low, x);
+    high = std::max(high, x);
+  }
+  /// Never empty and never of width 0.
+  Extent usable() const {
+    if (!(low <= high)) return {0, 1};
+    const double pad = high > low ? 0 : std::max(1.0, std::abs(low)) * 0.05;
+    const Extent range{low - pad, high + pad};
+    io::ensure(range.low < range.high, "a range of some width");
+    return range;
+  }
+};
+
+Points finite(const Points& points) {
+  Points kept;
+  for (const auto& p : points)
+    if (std::isfinite(p.second)) kept.push_back(p);
+  return kept;
+}
+
+/// Means of at most kMostPoints stretches of equal length.
+Points thinned(const Points& points) {
+  if (points.size() <= kMostPoints) return points;
+  Points out;
+  for (std::size_t i = 0; i < kMostPoints; ++i) {
+    const auto begin = i * points.size() / kMostPoints, end = (i + 1) * points.size() / kMostPoints;
+    double sum = 0;
+    for (auto k = begin; k < end; ++k) sum += points[k].second;
+    out.emplace_back(points[(begin + end - 1) / 2].first, sum / static_cast<double>(end - begin));
+  }
+  return out;
+}
+
+/// Mean of the points within a fortieth of the curve on either side.
+Points smoothed(const Points& points) {
+  const auto reach = static_cast<std::ptrdiff_t>(points.size() / 40);
+  Points out;
+  for (std::ptrdiff_t i = 0; i < std::ssize(points); ++i) {
+    const auto near = std::min({reach, i, std::ssize(points) - 1 - i});
+    double sum = 0;
+    for (auto k = i - near; k <= i + near; ++k) sum += points[static_cast<std::size_t>(k)].second;
+    out.emplace_back(points[static_cast<std::size_t>(i)].first, sum / static_cast<double>(2 * near + 1));
+  }
+  return out;
+}
+
+struct Axes {
+  Extent x, y;
+  double px(double v) const { return kLeft + (v - x.low) / (x.high - x.low) * (kWidth - kLeft - kRight); }
+  double py(double v) const { return kHeight - kBottom - (v - y.low) / (y.high - y.low) * (kHeight - kTop - kBottom); }
+};
+
+Picture::Curve curve_of(const Points& points, const Axes& axes, const char* color, double width, double opacity) {
+  Picture::Curve curve{{}, color, width, opacity};
+  for (const auto& [step, loss] : points) curve.points.emplace_back(axes.px(static_cast<double>(step)), axes.py(loss));
+  return curve;
+}
+
+void add_grid(const Axes& axes, const std::string& what, Picture& picture) {
+  constexpr const char* kFaint = "#8886";
+  const double right = kWidth - kRight, bottom = kHeight - kBottom;
+  const auto add_text = [&](double x, double y, std::string text, Anchor anchor, bool upwards = false) {
+    picture.texts.push_back({x, y, std::move(text), anchor, std::nullopt, upwards});
+  };
+  for (const double v : axis_ticks(axes.y.low, axes.y.high, 6)) {
+    picture.lines.push_back({kLeft, axes.py(v), right, axes.py(v), false, kFaint});
+    add_text(kLeft - 6, axes.py(v) + 4, fmt::format("{:.6g}", v), Anchor::end);
+  }
+  for (const double v : axis_ticks(axes.x.low, axes.x.high, 8)) {
+    picture.lines.push_back({axes.px(v), bottom, axes.px(v), bottom + 4, false, kFaint});
+    add_text(axes.px(v), bottom + 18, fmt::format("{:.10g}", v), Anchor::middle);
+  }
+  add_text(kWidth / 2, kHeight - 8, "step", Anchor::middle);
+  add_text(14, kHeight / 2, what, Anchor::middle, /*upwards=*/true);
+}
+
+}  // namespace
+
+std::vector<double> axis_ticks(double low, double high, int about) {
+  if (!(high > low) || !std::isfinite(high - low)) return {};
+  const double raw = (high - low) / about, power = std::pow(10.0, std::floor(std::log10(raw)));
+  const double step = power * (raw / power < 1.5 ? 1 : raw / power < 3.5 ? 2 : raw / power < 7.5 ? 5 : 10);
+  std::vector<double> ticks;
+  for (double k = std::ceil(low / step); k * step <= high; ++k) ticks.push_back(k * step);
+  return ticks;
+}
+
+std::string loss_svg(const std::vector<LossCurve>& curves, const std::string& what) {
+  Extent x, y;
+  for (const auto& curve : curves)
+    for (const auto* points : {&curve.steps, &curve.evaluations})
+      for (const auto& [step, loss] : finite(*points)) {
+        x.add(static_cast<double>(step));
+        y.add(loss);
+      }
+  const Axes axes{x.usable(), y.usable()};
+  Picture picture{.width = kWidth, .height = kHeight, .on_white = false};
+  add_grid(axes, what, picture);
+  double legend = kTop + 12;
+  for (std::size_t i = 0; i < curves.size(); ++i, legend += 18) {
+    const char* color = kColors[i % std::size(kColors)];
+    const auto points = thinned(finite(curves[i].steps));
+    picture.curves.push_back(curve_of(points, axes, color, 1, 0.3));
+    picture.curves.push_back(curve_of(smoothed(points), axes, color, 1.8, 1));
+    for (const auto& [step, loss] : finite(curves[i].evaluations))
+      picture.dots.push_back({axes.px(static_cast<double>(step)), axes.py(loss), color,
+                              fmt::format("{}: eval {:.5f} at step {}", curves[i].name, loss, step)});
+    picture.lines.push_back({kWidth - kRight - 24, legend - 4, kWidth - kRight, legend - 4, false, color, 2.5});
+    picture.texts.push_back({kWidth - kRight - 30, legend, curves[i].name, Anchor::end, std::nullopt});
+  }
+  return svg_of(picture);
 }
 
 }  // namespace fp8::commands

@@ -202,41 +202,34 @@ void report(MeasureRun& run, const std::string& mode, double seconds) {
   std::int64_t tensors = 0;
   for (const auto& m : result.modules)
     tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));
-  io::Json json = {{"modules", result.modules.size()},
-                   {"tensors", tensors},
-                   {"samples", session.samples()},
-                   {"seq_len", is_script(run.options.model) ? io::Json() : io::Json(run.options.seq_len)},
-                   {"data", text::data_name(run.options.data)},
-                   {"built_in_data", run.options.data[0] == text::kBuiltInText},
-                   {"forward_seconds", run.forward_seconds - session.watch_seconds()},
-                   {"measured_forward_seconds", run.forward_seconds},
-                   {"seconds", seconds},
-                   {"kv_caches", result.kv_cache.size()},
-                   {"non_finite", session.non_finite().size()},
-                   {"mode", mode},
-                   {"resumed", !run.progress.is_null()},
-                   {"finished_before", false},
-                   {"peak_rss_bytes", peak_resident_bytes()},
-                   {"out", io::Json::array()}};
-  Table table({"measure", ">" + run.options.model.filename().string()});
-  table.row({"modules", std::to_string(result.modules.size())});
-  table.row({"tensors", std::to_string(tensors)});
-  if (!result.kv_cache.empty()) table.row({"key-value caches", std::to_string(result.kv_cache.size())});
-  table.row({"samples", std::to_string(session.samples()) + size_note(run.options)});
-  table.row({"seconds", human_seconds(seconds)});
-  if (mode == "block-wise") table.row({"memory, peak", human_bytes(peak_resident_bytes())});
-  if (!run.ranks.is_null()) json["ranks"] = run.ranks;
+  Report report("measure", run.options.model);
+  report.add("modules", "modules", result.modules.size());
+  report.add("tensors", "tensors", tensors);
+  if (!result.kv_cache.empty()) report.row({"key-value caches", std::to_string(result.kv_cache.size())});
+  report.add("samples", "samples", session.samples(), std::to_string(session.samples()) + size_note(run.options));
+  report.json.update({{"seq_len", is_script(run.options.model) ? io::Json() : io::Json(run.options.seq_len)},
+                      {"data", text::data_name(run.options.data)},
+                      {"built_in_data", run.options.data[0] == text::kBuiltInText},
+                      {"forward_seconds", run.forward_seconds - session.watch_seconds()},
+                      {"measured_forward_seconds", run.forward_seconds}});
+  report.add("seconds", "seconds", seconds, As::seconds);
+  report.json.update({{"kv_caches", result.kv_cache.size()},
+                      {"non_finite", session.non_finite().size()},
+                      {"mode", mode},
+                      {"resumed", !run.progress.is_null()},
+                      {"finished_before", false},
+                      {"peak_rss_bytes", peak_resident_bytes()},
+                      {"out", io::Json::array()}});
+  if (mode == "block-wise") report.row({"memory, peak", human_bytes(peak_resident_bytes())});
+  if (!run.ranks.is_null()) report.json["ranks"] = run.ranks;
   for (std::size_t rank = 0; rank < run.ranks.size(); ++rank) {
     const auto& one = run.ranks[rank];
-    table.row({fmt::format("rank {}, layers {} to {}", rank, one["layers"][0].get<std::int64_t>(),
-                           one["layers"][1].get<std::int64_t>() - 1),
-               human_bytes(one["peak_rss_bytes"].get<std::int64_t>())});
+    report.row({fmt::format("rank {}, layers {} to {}", rank, one["layers"][0].get<std::int64_t>(),
+                            one["layers"][1].get<std::int64_t>() - 1),
+                human_bytes(one["peak_rss_bytes"].get<std::int64_t>())});
   }
-  for (const auto& file : files) {
-    json["out"].push_back(file.string());
-    table.row({"out", file.string()});
-  }
-  run.context.result(json, table.text());
+  for (const auto& file : files) report.add_entry("out", file.string(), {"out", file.string()});
+  report.print(run.context);
 }
 
 /// A rank that there are no samples for.

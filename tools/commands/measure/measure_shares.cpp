@@ -110,34 +110,26 @@ std::vector<Part> parts_of_ranks(const MeasureRun& run) {
 }
 
 void report_joined(const MeasureRun& run, const JoinedParts& joined, io::Json shares) {
-  io::Json out = io::Json::array();
-  for (const auto& path : joined.out) out.push_back(path.string());
-  Table table({"measure (join)", ">" + run.options.model.filename().string()});
-  table.row({"parts", std::to_string(joined.parts)});
-  table.row({"modules", std::to_string(joined.modules)});
-  table.row({"samples", std::to_string(joined.samples)});
-  for (const auto& path : joined.out) table.row({"out", path.string()});
-  io::Json json = {{"modules", joined.modules},
-                   {"samples", joined.samples},
-                   {"parts", joined.parts},
-                   {"finished_before", false},
-                   {"joined", true},
-                   {"out", std::move(out)}};
-  if (!shares.is_null()) json["shares"] = std::move(shares);
-  run.context.result(json, table.text());
+  Report report("measure (join)", run.options.model);
+  report.order({"modules", "samples"});
+  report.add("parts", "parts", joined.parts);
+  report.add("modules", "modules", joined.modules);
+  report.add("samples", "samples", joined.samples);
+  report.json.update({{"finished_before", false}, {"joined", true}, {"out", io::Json::array()}});
+  for (const auto& path : joined.out) report.add_entry("out", path.string(), {"out", path.string()});
+  if (!shares.is_null()) report.json["shares"] = std::move(shares);
+  report.print(run.context);
 }
 
 /// What this process did of --shares, where it did not join them.
 void report_shares(const MeasureRun& run, const std::vector<std::int64_t>& made,
                    const std::vector<std::int64_t>& missing) {
   const auto& options = *run.share.shares;
-  Table table({"measure", ">" + run.options.model.filename().string()});
-  table.row({"shares", shares_text(options, made, missing, false)});
-  run.context.result({{"finished_before", false},
-                      {"joined", false},
-                      {"forward_seconds", run.forward_seconds},
-                      {"shares", shares_json(options, made, missing, false)}},
-                     table.text());
+  Report report("measure", run.options.model);
+  report.json = {{"finished_before", false}, {"joined", false}, {"forward_seconds", run.forward_seconds}};
+  report.add("shares", "shares", shares_json(options, made, missing, false),
+             shares_text(options, made, missing, false));
+  report.print(run.context);
 }
 
 /// What stands, whole; while another process puts it there, it does not.

@@ -9,8 +9,6 @@
 
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {
 namespace {
@@ -60,14 +58,13 @@ void merge(const MergeOptions& o, Context& context) {
   for (const auto& warning : warnings) context.warn(warning);
   const auto bytes = measure::measurement_bytes(out, merged);
   written.insert(written.begin(), bytes.begin(), bytes.end());
-  const std::string samples = merged.num_samples.has_value() ? std::to_string(*merged.num_samples) : "unknown";
-  write_and_report(context, written,
-                   {{"modules", merged.modules.size()},
-                    {"samples", merged.num_samples.has_value() ? io::Json(*merged.num_samples) : io::Json(nullptr)}},
-                   "merge",
-                   {{"measurements", std::to_string(files.size())},
-                    {"modules", std::to_string(merged.modules.size())},
-                    {"samples", samples}});
+  Report report("merge", "");
+  report.row({"measurements", std::to_string(files.size())});
+  report.add("modules", "modules", merged.modules.size());
+  const bool known = merged.num_samples.has_value();
+  report.add("samples", "samples", known ? io::Json(*merged.num_samples) : io::Json(nullptr),
+             known ? std::to_string(*merged.num_samples) : "unknown");
+  write_and_report(context, written, report);
 }
 
 // --- postprocess
@@ -80,7 +77,9 @@ struct PostprocessOptions {
 void postprocess(const PostprocessOptions& o, Context& context) {
   std::vector<FileBytes> files;
   std::size_t changed = 0;
-  io::Json json = {{"changed", io::Json::array()}};
+  Report report("postprocess", "");
+  auto& json = report.json;
+  json["changed"] = io::Json::array();
   for (const auto& name : sets_at(o.path)) {
     StatsName target = name;
     if (!o.out.empty()) target.prefix = (o.out / fs::path(name.prefix).filename()).string();
@@ -109,7 +108,8 @@ void postprocess(const PostprocessOptions& o, Context& context) {
   if (changed == 0)
     context.warn(o.path.string() +
                  ": no matmul_qk or matmul_av has a cache beside it that measured another range; nothing changes");
-  write_and_report(context, files, std::move(json), "postprocess", {{"products changed", std::to_string(changed)}});
+  report.row({"products changed", std::to_string(changed)});
+  write_and_report(context, files, report);
 }
 
 }  // namespace
@@ -159,19 +159,13 @@ std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const S
 
 std::string short_name(const StatsName& name) { return fs::path(name.base()).filename().string(); }
 
-void write_and_report(const Context& context, const std::vector<FileBytes>& files, io::Json json,
-                      const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows) {
+void write_and_report(const Context& context, const std::vector<FileBytes>& files, Report& report) {
   std::optional<KeepsWork> keeps(std::in_place);  // files that belong together
   const auto paths = measure::write_together(files);
   keeps.reset();
-  Table table({title, ">"});
-  for (const auto& [name, value] : rows) table.row({name, value});
-  json["out"] = io::Json::array();
-  for (const auto& path : paths) {
-    json["out"].push_back(path.string());
-    table.row({"out", path.string()});
-  }
-  context.result(json, table.text());
+  report.json["out"] = io::Json::array();
+  for (const auto& path : paths) report.add_entry("out", path.string(), {"out", path.string()});
+  report.print(context);
 }
 
 Action add_measurements_merge(Options& options) {

@@ -7,7 +7,7 @@
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {
 
@@ -31,9 +31,8 @@ std::vector<measure::FileBytes> merge_states(const std::vector<measure::StatsNam
 extern Late<measure::ObserverStates(const std::vector<std::filesystem::path>& paths, measure::MeasurementFile& file)>
     merged_states;
 
-/// Writes all of `files` or none, and prints their paths beside `json` and the table's `rows`.
-void write_and_report(const Context& context, const std::vector<measure::FileBytes>& files, io::Json json,
-                      const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows);
+/// Writes all of `files` or none, adds their paths to the report, and prints it.
+void write_and_report(const Context& context, const std::vector<measure::FileBytes>& files, Report& report);
 
 Action add_measurements_merge(Options& options);
 Action add_measurements_unify(Options& options);

@@ -7,7 +7,6 @@
 
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measurements/measurements.h"
 
@@ -18,7 +17,7 @@ namespace fs = std::filesystem;
 using measure::FileBytes;
 using measure::StatsName;
 
-constexpr std::int64_t kMaxRanks = 65536;
+constexpr std::int64_t kMostRanks = 65536;
 
 /// Throws if the sets have different prefixes or observers: which one is meant?
 void require_one_family(const std::vector<StatsName>& sets, const fs::path& path) {
@@ -150,9 +149,11 @@ void unify(const UnifyOptions& o, Context& context) {
     unify_set(name.with_rank(std::nullopt), world, o, files, warnings);
   }
   for (const auto& warning : warnings) context.warn(warning);
-  write_and_report(context, files,
-                   {{"source_ranks", world}, {"ranks", o.ranks}, {"sets", done.size()}, {"warnings", warnings}},
-                   "unify", {{"ranks read", std::to_string(world)}, {"ranks written", std::to_string(o.ranks)}});
+  Report report("unify", "");
+  report.add("source_ranks", "ranks read", world);
+  report.add("ranks", "ranks written", o.ranks);
+  report.json.update({{"sets", done.size()}, {"warnings", warnings}});
+  write_and_report(context, files, report);
 }
 
 // --- expand
@@ -194,8 +195,10 @@ void expand(const ExpandOptions& o, Context& context) {
       files.insert(files.end(), bytes.begin(), bytes.end());
     }
   }
-  write_and_report(context, files, {{"ranks", o.world}, {"sets", sets.size()}}, "expand",
-                   {{"ranks written", std::to_string(o.world)}});
+  Report report("expand", "");
+  report.add("ranks", "ranks written", o.world);
+  report.json["sets"] = sets.size();
+  write_and_report(context, files, report);
 }
 
 }  // namespace
@@ -203,9 +206,9 @@ void expand(const ExpandOptions& o, Context& context) {
 Action add_measurements_unify(Options& options) {
   auto values = std::make_shared<UnifyOptions>();
   options.path("PATH", values->path, "Folder, prefix or one of the files", Options::Need::required);
-  options.integer("--ranks", values->ranks, 1, kMaxRanks, "Ranks to write: a divisor of those read");
+  options.integer("--ranks", values->ranks, 1, kMostRanks, "Ranks to write: a divisor of those read");
   options.path("--out", values->out, "Folder to write to", Options::Need::required);
-  options.integer("--world-size", values->world, 2, kMaxRanks,
+  options.integer("--world-size", values->world, 2, kMostRanks,
                   "Ranks to read, if there are files of several numbers of ranks", "found");
   options.flag("-u,--experts", values->experts, "Expert parallelism: every rank has experts of its own");
   options.flag("--no-scales", values->no_scales, "Measurements only");
@@ -215,7 +218,7 @@ Action add_measurements_unify(Options& options) {
 Action add_measurements_expand(Options& options) {
   auto values = std::make_shared<ExpandOptions>();
   options.path("PATH", values->path, "Folder, prefix or file of a unified measurement", Options::Need::required);
-  options.integer("--world-size", values->world, 1, kMaxRanks, "Ranks to write", "required");
+  options.integer("--world-size", values->world, 1, kMostRanks, "Ranks to write", "required");
   options.require("--world-size");
   options.path("--out", values->out, "Folder to write to", Options::Need::required);
   return [values](Context& context) { expand(*values, context); };

@@ -9,10 +9,6 @@
 
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/measurements/measurements.h"
 
@@ -40,14 +36,6 @@ StatsName one_set(const fs::path& path) {
 
 std::vector<measure::Measurement> nodes_of(const StatsName& name) {
   return name.is_scales() ? quant::as_nodes(quant::read_scales(name)) : measure::read_measurements(name).modules;
-}
-
-io::Json change_json(const measure::Change& c) {
-  return {{"module", c.module},
-          {"tensor", c.tensor},
-          {"before", c.before},
-          {"after", c.after},
-          {"ratio", io::number_or_null(c.ratio)}};
 }
 
 /// The page of inspect, of two calibrations.
@@ -89,24 +77,28 @@ void diff(const DiffOptions& o, Context& context) {
                     " is the other kind");
   const auto d = measure::compare(nodes_of(a), nodes_of(b));
   const auto beyond = d.beyond(o.tolerance);
-  io::Json json = {{"before", a.json().string()},
-                   {"after", b.json().string()},
-                   {"tensors", d.changes.size()},
-                   {"beyond_tolerance", beyond},
-                   {"same", d.same(o.tolerance)},
-                   {"missing", d.missing},
-                   {"added", d.added},
-                   {"changes", io::Json::array()}};
-  Table table({"module", "tensor", ">before", ">after", ">ratio"});
+  Report report({"module", "tensor", ">before", ">after", ">ratio"});
+  report.json = {{"before", a.json().string()},
+                 {"after", b.json().string()},
+                 {"tensors", d.changes.size()},
+                 {"beyond_tolerance", beyond},
+                 {"same", d.same(o.tolerance)},
+                 {"missing", d.missing},
+                 {"added", d.added},
+                 {"changes", io::Json::array()}};
   std::int64_t shown = 0;
   for (const auto& c : d.changes) {
     if (c.ratio == 1) break;  // the rest is equal: sorted by change
-    json["changes"].push_back(change_json(c));
+    report.json["changes"].push_back({{"module", c.module},
+                                      {"tensor", c.tensor},
+                                      {"before", c.before},
+                                      {"after", c.after},
+                                      {"ratio", io::number_or_null(c.ratio)}});
     if (shown++ < o.top)
-      table.row({one_line(c.module), c.tensor, fmt::format("{:.6g}", c.before), fmt::format("{:.6g}", c.after),
-                 fmt::format("{:.4f}", c.ratio)});
+      report.row({one_line(c.module), c.tensor, fmt::format("{:.6g}", c.before), fmt::format("{:.6g}", c.after),
+                  fmt::format("{:.4f}", c.ratio)});
   }
-  std::string text = table.text();
+  std::string& text = report.below;
   if (shown > o.top) text += fmt::format("... and {} more (--top, --json)\n", shown - o.top);
   for (const auto& name : d.missing) text += "only in " + o.before.string() + ": " + one_line(name) + "\n";
   for (const auto& name : d.added) text += "only in " + o.after.string() + ": " + one_line(name) + "\n";
@@ -114,9 +106,9 @@ void diff(const DiffOptions& o, Context& context) {
                       o.tolerance * 100);
   if (!o.html.empty()) {
     write_report_page(o.html, diff_report(o, d));
-    json["html"] = o.html.string();
+    report.json["html"] = o.html.string();
   }
-  context.result(json, text);
+  report.print(context);
   if (!d.same(o.tolerance)) {
     throw io::Error(fmt::format("the calibrations differ: {} tensors by more than {:g} %, {} missing, {} added", beyond,
                                 o.tolerance * 100, d.missing.size(), d.added.size()));
@@ -132,10 +124,10 @@ void show(const fs::path& path, Context& context) {
     context.result(inspection.json, inspection.text + inspection.all);
     return;
   }
-  io::Json json = {{"sets", io::Json::array()}};
-  Table table({"files", "kind", ">rank", ">nodes", ">samples"});
+  Report report({"files", "kind", ">rank", ">nodes", ">samples"});
+  report.json["sets"] = io::Json::array();
   for (const auto& name : sets) {
-    std::string kind = "scales", samples = "-";
+    std::string kind = "scales";
     std::size_t nodes = 0;
     io::Json count = nullptr;
     if (name.is_scales()) {
@@ -144,22 +136,20 @@ void show(const fs::path& path, Context& context) {
       const auto file = measure::read_measurements(name);
       kind = file.mode == measure::MeasurementMode::shape ? "shapes" : "measurement";
       nodes = file.modules.size();
-      if (file.num_samples.has_value()) {
-        count = *file.num_samples;
-        samples = std::to_string(*file.num_samples);
-      }
+      if (file.num_samples.has_value()) count = *file.num_samples;
     }
     const std::string rank = name.rank.has_value() ? fmt::format("{} of {}", name.rank->index, name.rank->world) : "-";
-    table.row({short_name(name), kind, rank, std::to_string(nodes), samples});
-    json["sets"].push_back({{"files", name.base()},
-                            {"kind", kind},
-                            {"observer", name.observer},
-                            {"method", name.method},
-                            {"rank", rank},
-                            {"nodes", nodes},
-                            {"samples", count}});
+    report.add_entry("sets",
+                     {{"files", name.base()},
+                      {"kind", kind},
+                      {"observer", name.observer},
+                      {"method", name.method},
+                      {"rank", rank},
+                      {"nodes", nodes},
+                      {"samples", count}},
+                     {short_name(name), kind, rank, std::to_string(nodes), count.is_null() ? "-" : count.dump()});
   }
-  context.result(json, table.text());
+  report.print(context);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 namespace fp8::commands {
 namespace {
 
-constexpr std::int64_t kSteps = 1000, kMaxBlock = 1 << 20, kMaxIncRanks = 65536;
+constexpr std::int64_t kMaxBlock = 1 << 20, kMaxIncRanks = 65536;
 
 struct ConvertCommand {
   std::filesystem::path model, out;
@@ -83,34 +83,33 @@ Share take_share(ConvertCommand& c, const Context& context) {
   return share;
 }
 
-/// The modules as JSON, and what a reader wants to know of them as rows.
-void tell_modules(const quant::ConvertReport& report, io::Json& json, Table& table) {
+/// The modules as JSON; rows say what a reader wants to know of them.
+void add_modules(const quant::ConvertReport& done, Report& report) {
   std::map<std::string, std::size_t> counts;
   std::size_t exact = 0;
   const quant::ConvertedWeight* worst = nullptr;
-  json["modules"] = io::Json::array();
-  for (const auto& m : report.modules) {
+  io::Json modules = io::Json::array();
+  for (const auto& m : done.modules) {
     io::Json one = {{"name", m.name}, {"change", name_of(m.change)}, {"exact", m.exact}};
     if (m.max_error.has_value()) one["max_relative_error"] = *m.max_error;
     if (!m.reason.empty()) one["reason"] = m.reason;
-    json["modules"].push_back(one);
+    modules.push_back(std::move(one));
     ++counts[name_of(m.change)];
     exact += m.exact ? 1 : 0;
     if (m.max_error.has_value() && (worst == nullptr || *m.max_error > *worst->max_error)) worst = &m;
   }
-  json["modules_converted"] = report.modules.size();
-  json["exact"] = exact == report.modules.size();
-  for (const auto& [change, count] : counts) table.row({"modules " + change, std::to_string(count)});
-  table.row({"exact",
-             exact == report.modules.size() ? "yes" : fmt::format("{} of {} modules", exact, report.modules.size())});
+  const std::size_t all = done.modules.size();
+  report.json["modules"] = std::move(modules);
+  report.json["modules_converted"] = all;
+  for (const auto& [change, count] : counts) report.row({"modules " + change, std::to_string(count)});
+  report.add("exact", "exact", exact == all, exact == all ? "yes" : fmt::format("{} of {} modules", exact, all));
   if (worst != nullptr)
-    table.row({"largest relative error", fmt::format("{:.3e} ({})", *worst->max_error, worst->name)});
-  for (const auto& m : report.modules) {
-    if (!m.reason.empty()) table.row({"in high precision: " + m.name, m.reason});
-  }
+    report.row({"largest relative error", fmt::format("{:.3e} ({})", *worst->max_error, worst->name)});
+  for (const auto& m : done.modules)
+    if (!m.reason.empty()) report.row({"in high precision: " + m.name, m.reason});
 }
 
-void tell_verification(const quant::Verification& v, std::int64_t worst, io::Json& json, Table& table) {
+void add_verification(const quant::Verification& v, std::int64_t worst, Report& report) {
   io::Json all = io::Json::array();
   std::size_t equal = 0;
   for (const auto& d : v.modules) {
@@ -121,14 +120,14 @@ void tell_verification(const quant::Verification& v, std::int64_t worst, io::Jso
                    {"rms_relative_error", d.rms_error}});
     equal += d.equal ? 1 : 0;
   }
-  json["verify"] = {
-      {"modules", all}, {"modules_bit_equal", equal}, {"tensors_compared", v.tensors}, {"broken", v.broken}};
-  table.row({"verified bit-equal", fmt::format("{} of {} modules", equal, v.modules.size())});
-  table.row({"verified tensors", std::to_string(v.tensors)});
+  report.add("verify", "verified bit-equal",
+             {{"modules", all}, {"modules_bit_equal", equal}, {"tensors_compared", v.tensors}, {"broken", v.broken}},
+             fmt::format("{} of {} modules", equal, v.modules.size()));
+  report.row({"verified tensors", std::to_string(v.tensors)});
   for (std::size_t i = 0; i < std::min(v.modules.size(), static_cast<std::size_t>(worst)); ++i) {
     const auto& d = v.modules[i];
-    table.row({"error of " + d.name,
-               fmt::format("max {:.3e}, rms {:.3e}{}", d.max_error, d.rms_error, d.equal ? ", as promised" : "")});
+    report.row({"error of " + d.name,
+                fmt::format("max {:.3e}, rms {:.3e}{}", d.max_error, d.rms_error, d.equal ? ", as promised" : "")});
   }
 }
 
@@ -136,10 +135,7 @@ void tell_verification(const quant::Verification& v, std::int64_t worst, io::Jso
 void watch_stream(quant::StreamOptions& stream, Progress& progress) {
   stream.spelling = flag_of_option;
   stream.stop = [] { return interrupted(); };
-  stream.progress = [&](std::uint64_t done, std::uint64_t total) {
-    progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
-                                              static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
-  };
+  stream.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
 }
 
 /// --ranks keeps form, codes and types, so that nothing that changes those goes with it.
@@ -167,7 +163,7 @@ void check_ranks_usage(const ConvertCommand& c, const Context& context) {
 void convert_ranks(const ConvertCommand& c, Context& context) {
   check_ranks_usage(c, context);
   const Stopwatch watch;
-  Progress progress(context, "convert", kSteps);
+  Progress progress(context, "convert");
   quant::StreamOptions stream = c.options.stream;
   watch_stream(stream, progress);
   stream.shard_bytes = static_cast<std::uint64_t>(c.share.shard_bytes);
@@ -177,15 +173,12 @@ void convert_ranks(const ConvertCommand& c, Context& context) {
   (to > from ? quant::inc::split_checkpoint : quant::inc::unify_checkpoint)(c.model, c.out, to, stream,
                                                                             quant::inc::usual_split);
   const double seconds = watch.seconds();
-  Table table({"convert", ">" + c.model.filename().string()});
-  table.row({"ranks", fmt::format("{} -> {}", from, to)});
-  table.row({"seconds", human_seconds(seconds)});
-  context.result({{"from_ranks", from},
-                  {"ranks", to},
-                  {"seconds", seconds},
-                  {"peak_rss_bytes", peak_resident_bytes()},
-                  {"out", c.out.string()}},
-                 table.text());
+  Report report("convert", c.model);
+  report.json["from_ranks"] = from;
+  report.add("ranks", "ranks", to, fmt::format("{} -> {}", from, to));
+  report.add("seconds", "seconds", seconds, As::seconds);
+  report.json.update({{"peak_rss_bytes", peak_resident_bytes()}, {"out", c.out.string()}});
+  report.print(context);
 }
 
 void convert(ConvertCommand& c, Context& context) {
@@ -193,53 +186,41 @@ void convert(ConvertCommand& c, Context& context) {
   check_usage(c, context);
   const Share share = take_share(c, context);
   const Stopwatch watch;
-  Progress progress(context, "convert", kSteps);
+  Progress progress(context, "convert");
   watch_stream(c.options.stream, progress);
   quant::ConvertOptions options = c.options;
   options.dry_run = options.dry_run || c.verify_only;
   if (c.verify_only) options.stream.resume = false;
-  const auto report = quant::convert_checkpoint(c.model, c.out, options);
+  const auto done = quant::convert_checkpoint(c.model, c.out, options);
   const double seconds = watch.seconds();
   std::optional<quant::Verification> verification;
-  const bool elsewhere = share.shares.has_value() && !report.shares.joined && !report.finished_before;
+  const bool elsewhere = share.shares.has_value() && !done.shares.joined && !done.finished_before;
   if (c.verify_only || (c.verify && !options.dry_run && !elsewhere))
     verification = quant::verify_conversion(c.model, c.out, c.options);
 
-  io::Json json = {{"from", report.from}, {"to", report.to}};
-  Table table({c.verify_only     ? "convert (verify only)"
-               : options.dry_run ? "convert (dry run)"
-                                 : "convert",
-               ">" + c.model.filename().string()});
-  table.row({"from", report.from});
-  table.row({"to", report.to});
-  tell_modules(report, json, table);
-  if (report.kv != 0) table.row({"key-value cache scales", fmt::format("{} attention modules", report.kv)});
-  for (const auto& note : report.notes) table.row({"note", note});
-  if (report.finished_before)
-    table.row({"finished already", c.out.string() + " is what a run with these options wrote; nothing was done"});
-  json.update({{"kv_cache_scales", report.kv},
-               {"notes", report.notes},
-               {"weights_bytes", report.weights_bytes},
-               {"source_bytes", report.source_bytes},
-               {"seconds", seconds},
-               {"peak_rss_bytes", peak_resident_bytes()},
-               {"dry_run", c.options.dry_run},
-               {"finished_before", report.finished_before},
-               {"out", c.out.string()},
-               {"rank", share.rank},
-               {"world_size", share.world_size}});
-  if (share.shares.has_value()) {
-    const auto& done = report.shares;
-    json["shares"] = shares_json(*share.shares, done.made, done.missing, done.joined);
-    if (!report.finished_before && !options.dry_run)
-      table.row({"shares", shares_text(*share.shares, done.made, done.missing, done.joined)});
-  } else if (share.world_size > 1 && !options.join)
-    table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
-  table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
-  table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
-  table.row({"seconds", human_seconds(seconds)});
-  if (verification.has_value()) tell_verification(*verification, c.worst, json, table);
-  context.result(json, table.text());
+  Report report(c.verify_only ? "convert (verify only)" : options.dry_run ? "convert (dry run)" : "convert", c.model);
+  report.add("from", "from", done.from);
+  report.add("to", "to", done.to);
+  add_modules(done, report);
+  report.json["kv_cache_scales"] = done.kv;
+  if (done.kv != 0) report.row({"key-value cache scales", fmt::format("{} attention modules", done.kv)});
+  report.json["notes"] = done.notes;
+  for (const auto& note : done.notes) report.row({"note", note});
+  if (done.finished_before)
+    report.row({"finished already", c.out.string() + " is what a run with these options wrote; nothing was done"});
+  report.order({"weights_bytes", "source_bytes", "seconds"});
+  report.json.update({{"peak_rss_bytes", peak_resident_bytes()},
+                      {"dry_run", c.options.dry_run},
+                      {"finished_before", done.finished_before},
+                      {"out", c.out.string()},
+                      {"rank", share.rank},
+                      {"world_size", share.world_size}});
+  add_shares(report, share, done.shares, !done.finished_before && !options.dry_run, options.join);
+  report.add("source_bytes", "source", done.source_bytes, As::bytes);
+  report.add("weights_bytes", "weights", done.weights_bytes, As::bytes);
+  report.add("seconds", "seconds", seconds, As::seconds);
+  if (verification.has_value()) add_verification(*verification, c.worst, report);
+  report.print(context);
   if (verification.has_value() && !verification->broken.empty()) {
     throw io::Error(fmt::format("{}: differs from {} in {} places that were promised exact, the first is {}",
                                 c.out.string(), c.model.string(), verification->broken.size(),

@@ -97,18 +97,19 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
 }
 
 /// Adds the verdicts of the programs that read the form.
-void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
-  json["readers"] = io::Json::array();
+void add_check(const std::filesystem::path& out, Report& report) {
+  report.json["readers"] = io::Json::array();
   for (const auto& verdict : quant::check_readers(out, flag_of_option)) {
     const bool loads = verdict.problems.empty();
-    json["readers"].push_back({{"reader", verdict.reader},
-                               {"loads", loads && !verdict.known ? io::Json() : io::Json(loads)},
-                               {"problems", verdict.problems}});
     const auto more =
         verdict.problems.size() > 1 ? fmt::format(" ({} more with --json)", verdict.problems.size() - 1) : "";
-    table.row({verdict.reader, !loads          ? "would be refused or misread: " + verdict.problems.front() + more
-                               : verdict.known ? "loads it"
-                                               : "not known: no row of the table is of this family"});
+    report.add_entry("readers",
+                     {{"reader", verdict.reader},
+                      {"loads", loads && !verdict.known ? io::Json() : io::Json(loads)},
+                      {"problems", verdict.problems}},
+                     {verdict.reader, !loads ? "would be refused or misread: " + verdict.problems.front() + more
+                                      : verdict.known ? "loads it"
+                                                      : "not known: no row of the table is of this family"});
   }
 }
 
@@ -149,98 +150,66 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
   return budget;
 }
 
-/// The result of a run, as a table and as JSON.
-struct Outcome {
-  const QuantizeOptions& o;
-  const Share& share;
-  const quant::CheckpointReport& report;
-  double seconds;
-  io::Json json;
-  Table table;
+/// A module that stays is named with its share of the source where that is much.
+std::string share_text(std::uint64_t bytes, std::uint64_t of) {
+  const double percent = 100.0 * static_cast<double>(bytes) / static_cast<double>(of);
+  return percent < 5 ? "" : fmt::format(": {:.0f} % of the source", percent);
+}
 
-  Outcome(const QuantizeOptions& options, const Share& its_share, const quant::CheckpointReport& r, double its_seconds)
-      : o(options),
-        share(its_share),
-        report(r),
-        seconds(its_seconds),
-        table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()}) {
-    add_figures();
+void add_modules(Report& report, const quant::CheckpointReport& done, bool dry_run) {
+  for (const auto& s : done.skipped)
+    report.json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}, {"bytes", s.bytes}});
+  for (const auto& line : plan_lines(done)) {
+    if (!line.scheme.empty() && !dry_run) continue;
+    const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
+    report.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count,
+                line.scheme.empty() ? line.reason + share_text(line.bytes, done.source_bytes) : line.scheme});
   }
-
-  void add_figures() {
-    io::ensure(!report.quantized.empty(), "a quantized module: quantize_checkpoint() refuses a model without one");
-    json = {{"modules_quantized", report.quantized.size()},
-            {"modules_skipped", io::Json::array()},
-            {"scheme", report.quantized.front().second},
-            {"weights_bytes", report.weights_bytes},
-            {"source_bytes", report.source_bytes},
-            {"seconds", seconds},
-            {"peak_rss_bytes", peak_resident_bytes()},
-            {"dry_run", o.dry_run},
-            {"out", o.out.string()},
-            {"units", report.units},
-            {"units_kept", report.units_kept},
-            {"finished_before", report.finished_before},
-            {"rank", share.rank},
-            {"world_size", share.world_size}};
-    table.row({"modules quantized", std::to_string(report.quantized.size())});
-    table.row({"scheme", report.quantized.front().second});
-    table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
-    table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
-    table.row({"seconds", human_seconds(seconds)});
+  if (!dry_run) return;
+  report.json["modules"] = io::Json::array();
+  for (const auto& [name, scheme] : done.quantized) report.json["modules"].push_back(name);
+  for (const auto& [name, what] : done.guesses) {
+    report.json["guesses"][name] = what;
+    report.row({"taken " + name, what == "Linear" ? "for Linear" : "for none: " + what});
   }
+}
 
-  void add_kv_cache(const quant::PlanOptions& plan) {
-    if (report.kv_caches == 0) return;
-    json["kv_cache"] = "fp8";
+Report report_of(const QuantizeOptions& o, const Share& share, const quant::PlanOptions& plan,
+                 const quant::CheckpointReport& done, const std::optional<BudgetResult>& budget, double seconds) {
+  io::ensure(!done.quantized.empty(), "a quantized module: quantize_checkpoint() refuses a model without one");
+  Report report(o.dry_run ? "quantize (dry run)" : "quantize", o.model);
+  auto& json = report.json;
+  report.add("modules_quantized", "modules quantized", done.quantized.size());
+  json["modules_skipped"] = io::Json::array();
+  report.add("scheme", "scheme", done.quantized.front().second);
+  report.order({"weights_bytes", "source_bytes"});
+  report.add("source_bytes", "source", done.source_bytes, As::bytes);
+  report.add("weights_bytes", "weights", done.weights_bytes, As::bytes);
+  report.add("seconds", "seconds", seconds, As::seconds);
+  json.update({{"peak_rss_bytes", peak_resident_bytes()},
+               {"dry_run", o.dry_run},
+               {"out", o.out.string()},
+               {"units", done.units},
+               {"units_kept", done.units_kept},
+               {"finished_before", done.finished_before},
+               {"rank", share.rank},
+               {"world_size", share.world_size}});
+  if (done.kv_caches > 0) {
+    report.add("kv_cache", "key-value cache", "fp8", fmt::format("fp8 in {} layers", done.kv_caches));
     json["kv_cache_scales"] = name_of(plan.kv_scales);
-    table.row({"key-value cache", fmt::format("fp8 in {} layers", report.kv_caches)});
   }
-
-  void add_work() {
-    if (share.shares.has_value()) {
-      const auto& done = report.shares;
-      json["shares"] = shares_json(*share.shares, done.made, done.missing, done.joined);
-      if (!report.finished_before && !o.dry_run)
-        table.row({"shares", shares_text(*share.shares, done.made, done.missing, done.joined)});
-    } else if (share.world_size > 1 && !o.share.join)
-      table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
-    if (report.finished_before) {
-      table.row({"finished already", o.out.string() + " is what a run with these options wrote; nothing was done"});
-    } else if (report.units_kept > 0)
-      table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
+  add_shares(report, share, done.shares, !done.finished_before && !o.dry_run, o.share.join);
+  if (done.finished_before)
+    report.row({"finished already", o.out.string() + " is what a run with these options wrote; nothing was done"});
+  else if (done.units_kept > 0)
+    report.row({"kept of an earlier run", fmt::format("{} of {} parts", done.units_kept, done.units)});
+  if (budget.has_value()) {
+    report.add("budget", "KL, all in fp8", budget->report, fmt::format("{:.3e}", budget->kl_of_all));
+    report.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget->kl, o.budget)});
   }
-
-  void add_budget(const BudgetResult& budget) {
-    json["budget"] = budget.report;
-    table.row({"KL, all in fp8", fmt::format("{:.3e}", budget.kl_of_all)});
-    table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget.kl, o.budget)});
-  }
-
-  /// A module that stays is named with its share of the source where that is much.
-  std::string share_text(std::uint64_t bytes) const {
-    const double percent = 100.0 * static_cast<double>(bytes) / static_cast<double>(report.source_bytes);
-    return percent < 5 ? "" : fmt::format(": {:.0f} % of the source", percent);
-  }
-
-  void add_modules() {
-    for (const auto& s : report.skipped)
-      json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}, {"bytes", s.bytes}});
-    for (const auto& line : plan_lines(report)) {
-      if (!line.scheme.empty() && !o.dry_run) continue;
-      const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
-      table.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count,
-                 line.scheme.empty() ? line.reason + share_text(line.bytes) : line.scheme});
-    }
-    if (!o.dry_run) return;
-    json["modules"] = io::Json::array();
-    for (const auto& [name, scheme] : report.quantized) json["modules"].push_back(name);
-    for (const auto& [name, what] : report.guesses) {
-      json["guesses"][name] = what;
-      table.row({"taken " + name, what == "Linear" ? "for Linear" : "for none: " + what});
-    }
-  }
-};
+  add_modules(report, done, o.dry_run);
+  return report;
+}
 
 void quantize(const QuantizeOptions& o, Context& context) {
   if (o.budget.empty() && !o.data.data.empty()) throw UsageError("quantize: --data goes with --budget");
@@ -257,26 +226,18 @@ void quantize(const QuantizeOptions& o, Context& context) {
   if (options.plan.measurements.has_value())
     options.plan.measurements =
         quant::in_names_of_checkpoint(std::move(*options.plan.measurements), io::Checkpoint(o.model), notices);
-  constexpr std::int64_t kSteps = 1000;
-  Progress progress(context, "quantize", kSteps);
-  options.progress = [&](std::uint64_t done, std::uint64_t total) {
-    progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
-                                              static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
-  };
-  const auto report = quant::quantize_checkpoint(o.model, o.out, options);
+  Progress progress(context, "quantize");
+  options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
+  const auto done = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();
   for (const auto& warning : notices) context.warn(warning);
-  for (const auto& warning : report.warnings) context.warn(warning);
-  if (o.kv_scales.has_value() && report.kv_caches == 0)
+  for (const auto& warning : done.warnings) context.warn(warning);
+  if (o.kv_scales.has_value() && done.kv_caches == 0)
     context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
-  Outcome outcome(o, share, report, seconds);
-  outcome.add_kv_cache(options.plan);
-  outcome.add_work();
-  if (budget.has_value()) outcome.add_budget(*budget);
-  outcome.add_modules();
-  const bool elsewhere = share.shares.has_value() && !report.shares.joined && !report.finished_before;
-  if (o.check && !elsewhere) add_check(o.out, outcome.json, outcome.table);
-  context.result(outcome.json, outcome.table.text());
+  Report report = report_of(o, share, options.plan, done, budget, seconds);
+  const bool elsewhere = share.shares.has_value() && !done.shares.joined && !done.finished_before;
+  if (o.check && !elsewhere) add_check(o.out, report);
+  report.print(context);
 }
 
 }  // namespace

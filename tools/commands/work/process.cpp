@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/work/process.h"
 
+#include <fmt/format.h>
 #include <malloc.h>
 #include <unistd.h>
 
@@ -13,8 +14,7 @@
 #include <string>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {
 namespace {
@@ -150,6 +150,15 @@ std::string shares_text(const io::SharesOptions& options, const std::vector<std:
   if (!missing.empty()) return text + ", " + std::to_string(missing.size()) + " are held by others";
   return text +
          (options.wait.has_value() ? ", all joined by another process" : ", none is missing; --join puts all together");
+}
+
+void add_shares(Report& report, const Share& share, const quant::ShareResult& done, bool worked, bool join) {
+  if (share.shares.has_value()) {
+    report.json["shares"] = shares_json(*share.shares, done.made, done.missing, done.joined);
+    if (worked) report.row({"shares", shares_text(*share.shares, done.made, done.missing, done.joined)});
+  } else if (share.world_size > 1 && !join) {
+    report.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
+  }
 }
 
 namespace {

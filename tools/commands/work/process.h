@@ -17,7 +17,13 @@
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
 
+namespace fp8::quant {
+struct ShareResult;
+}
+
 namespace fp8::commands {
+
+class Report;
 
 struct ShareOptions {
   std::int64_t rank = -1, world_size = 0;  ///< -1, 0: not given
@@ -77,6 +83,9 @@ io::Json shares_json(const io::SharesOptions& options, const std::vector<std::in
                      const std::vector<std::int64_t>& missing, bool joined);
 std::string shares_text(const io::SharesOptions& options, const std::vector<std::int64_t>& made,
                         const std::vector<std::int64_t>& missing, bool joined);
+/// Of the output of a checkpoint command: "shares" with a row where this run `worked` on them; of one rank, that --join
+/// follows.
+void add_shares(Report& report, const Share& share, const quant::ShareResult& done, bool worked, bool join);
 
 // How much memory a command may use: what the user says, or what the machine and its cgroups have left. No torch here.
 

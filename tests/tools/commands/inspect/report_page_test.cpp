@@ -10,7 +10,6 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
-#include "fp8/tools/commands/inspect/plot.h"
 #include "support/matchers.h"
 #include "support/temp_dir.h"
 
