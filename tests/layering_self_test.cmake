@@ -53,6 +53,8 @@ expect_violation(runtime/kernels/bad.cpp "#include <ATen/core/Tensor.h>\n" "<- r
 expect_violation(runtime/io/bad.h "#include <c10/util/Exception.h>\n" "<- runtime/io is torch-free")
 expect_violation(recipes/bad.h "#include \"torch/torch.h\"\n" "<- recipes is torch-free")
 expect_violation(recipes/bad.cpp "#include \"fp8/runtime/device/block.h\"\n" "<- recipes is torch-free, that header is not")
+expect_clean(tools/commands/measure/good.cpp "#include <ATen/core/Tensor.h>\n")
+expect_violation(tools/commands/quantize/bad.cpp "#include <ATen/core/Tensor.h>\n" "<- a command on files runs without LibTorch")
 expect_violation(tools/commands/measure/bad.cpp "#include \"fp8/transformer_engine/te.h\"\n"
   "tools/commands/measure/bad.cpp:1: #include \"fp8/transformer_engine/te.h\" <- training stands above it")
 expect_violation(runtime/device/bad.cpp "#include \"fp8/runtime/data/dataset.h\"\n" "<- training stands above it")

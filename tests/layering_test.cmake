@@ -3,10 +3,11 @@
 #
 #   runtime <- recipes <- configs <- measure <- quant <- transformer_engine <- tools
 #
-# and the torch-free folders include neither LibTorch nor a folder that may. Inside a folder its CMakeLists.txt tells the
-# order: what add_subdirectory() names may include what is named above it, and none of the headers beside that file
-# (those of `interfaces` alone, which their folders implement and which include nothing of a folder).
-# Headers that include each other in a circle are named too. Each violation is named with file, line number and text.
+# and the torch-free folders include neither LibTorch nor a folder that may. Commands on files include no LibTorch: they
+# run where there is none, and call what needs it through a Late. Inside a folder its CMakeLists.txt tells the order:
+# what add_subdirectory() names may include what is named above it, and none of the headers beside that file (those of
+# `interfaces` alone, which their folders implement and which include nothing of a folder). Headers that include each
+# other in a circle are named too. Each violation is named with file, line number and text.
 # What measures, quantizes and evaluates knows nothing of training: headers of the training folders are for these, for
 # `fp8 train`, examples and benchmarks, and the header of all of fp8.
 # fp8/version.h is free to all; fp8/fp8.h includes everything, so only tools may have it. Operators are registered with
@@ -15,8 +16,10 @@
 cmake_minimum_required(VERSION 3.22)
 set(layers runtime recipes configs measure quant transformer_engine tools)
 set(torch_free runtime/kernels runtime/io recipes configs tools/text)
+set(commands_on_files "tools/commands/(terminal|cli|work|options|inspect|config|measurements|quantize)/")
 set(training "(runtime/(optim|trainer|data)|transformer_engine)/")
 set(may_train "^(${training}|tools/(commands/train|examples|benchmarks)/|tools/fp8\\.h)")
+set(libtorch "^(torch|ATen|c10|caffe2|torchgen)/")
 set(include_of "^[ \t]*#[ \t]*include[ \t]*[<\"]")
 set(interfaces runtime/kernels)
 set(ordered runtime runtime/io runtime/kernels runtime/ops measure quant transformer_engine tools tools/commands tools/models tools/text)
@@ -96,8 +99,10 @@ function(reason_against file rank header result)
     endif()
   elseif(header STREQUAL "fp8/fp8.h" AND rank LESS 6)
     set(${result} "it includes every folder" PARENT_SCOPE)
-  elseif(home AND header MATCHES "^(torch|ATen|c10|caffe2|torchgen)/")
+  elseif(home AND header MATCHES "${libtorch}")
     set(${result} "${home} is torch-free" PARENT_SCOPE)
+  elseif(file MATCHES "^${commands_on_files}" AND header MATCHES "${libtorch}")
+    set(${result} "a command on files runs without LibTorch" PARENT_SCOPE)
   endif()
 endfunction()
 

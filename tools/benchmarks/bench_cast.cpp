@@ -3,8 +3,13 @@
 // what torch needs for the same work: abs().amax(), mul, clamp, to; stochastic rounding beside the nearest of the same.
 // gbps counts the bytes read. "transposed": codes in rows and turned, from one pass, beside the cast and
 // transpose_bytes after it (of_apart: its share of their time).
+//
+// amax over a whole tensor, beside torch's abs().amax(). gbps counts the bytes read.
+//
+// Decode with a scale, beside torch's bare .to(bf16 | f32) (no scale). gbps counts the codes.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
 #include <cstring>
@@ -12,6 +17,7 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/benchmarks/bench.h"
@@ -169,7 +175,114 @@ void run(Runner& runner) {
   }
 }
 
-const Registration registration("cast", run);
+const Registration g_cast("cast", run);
+
+struct AmaxCase {
+  const char* name;
+  at::ScalarType torch_type;
+  kernels::FloatType type;
+  std::int64_t n;
+};
+
+const AmaxCase kAmaxCases[] = {
+    {"f32 L2", at::kFloat, kernels::FloatType::F32, kInL2},
+    {"f32 L3", at::kFloat, kernels::FloatType::F32, kInL3},
+    {"f32 DRAM", at::kFloat, kernels::FloatType::F32, kInMemory},
+    {"bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kInL2},
+    {"bf16 L3", at::kBFloat16, kernels::FloatType::BF16, kInL3},
+    {"bf16 DRAM", at::kBFloat16, kernels::FloatType::BF16, kInMemory},
+};
+
+void bench_amax(Runner& runner, const AmaxCase& c) {
+  const at::Tensor x = at::randn({c.n}, at::kFloat).to(c.torch_type);
+  float found = kernels::amax(x.const_data_ptr(), c.type, c.n);
+  {
+    kernels::ScopedSimdLevel level(kernels::SimdLevel::scalar);
+    const float scalar = kernels::amax(x.const_data_ptr(), c.type, c.n);
+    require(found == scalar && found == x.abs().amax().item<float>(), std::string("amax ") + c.name);
+  }
+  const auto times = runner.medians({
+      [&] { found = kernels::amax(x.const_data_ptr(), c.type, c.n); },
+      [&] { const at::Tensor largest = x.abs().amax(); },
+  });
+  runner.print({.name = c.name,
+                .ns = times[0],
+                .bytes = static_cast<double>(c.n) * kernels::size_of(c.type),
+                .torch_ns = times[1]});
+}
+
+void run_amax(Runner& runner) {
+  for (const AmaxCase& c : kAmaxCases) {
+    if (runner.wants(c.name)) bench_amax(runner, c);
+  }
+}
+
+const Registration g_amax("amax", run_amax);
+
+struct DecodeCase {
+  const char* name;
+  at::ScalarType torch_type;
+  kernels::FloatType type;
+  kernels::Format format;
+  std::int64_t n;
+};
+
+const DecodeCase kDecodeCases[] = {
+    {"e4m3 bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2},
+    {"e4m3 bf16 L3", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL3},
+    {"e4m3 bf16 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory},
+    {"e5m2 bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2},
+    {"e4m3 f32 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2},
+    {"e4m3 f32 L3", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL3},
+    {"e4m3 f32 DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory},
+    {"e4m3 f16 L2", at::kHalf, kernels::FloatType::F16, kernels::Format::E4M3, kInL2},
+};
+
+void bench_decode(Runner& runner, const DecodeCase& c) {
+  const at::Tensor codes = at::randint(0, 0x7F, {c.n}, at::kByte);  // no NaN, so that bytes can be compared
+  const at::Tensor torch_codes = codes.view(c.format == kernels::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
+  at::Tensor y = at::empty({c.n}, c.torch_type), torch_y = at::empty({c.n}, c.torch_type);
+  const float scale = 0.0371f;
+  kernels::DecodeArgs args;
+  args.codes = static_cast<const std::uint8_t*>(codes.const_data_ptr());
+  args.rows = 1;
+  args.cols = c.n;
+  args.format = c.format;
+  args.y = y.mutable_data_ptr();
+  args.type = c.type;
+  args.scale_inv = &scale;
+
+  kernels::decode_from_fp8(args);
+  {
+    kernels::ScopedSimdLevel level(kernels::SimdLevel::scalar);
+    kernels::DecodeArgs scalar = args;
+    scalar.y = torch_y.mutable_data_ptr();
+    kernels::decode_from_fp8(scalar);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(c.n) * static_cast<std::size_t>(kernels::size_of(c.type));
+  require(std::memcmp(y.const_data_ptr(), torch_y.const_data_ptr(), bytes) == 0, std::string("decode ") + c.name);
+
+  const std::size_t moved = (bytes + static_cast<std::size_t>(c.n)) / 2;  // a copy that moves as many bytes
+  std::vector<char> from(moved, 1), to(moved);
+  const auto times = runner.medians({
+      [&] { kernels::decode_from_fp8(args); },
+      [&] { torch_y.copy_(torch_codes); },
+      [&] { std::memcpy(to.data(), from.data(), moved); },
+  });
+  runner.print({.name = c.name,
+                .ns = times[0],
+                .bytes = static_cast<double>(c.n),
+                .torch_ns = times[1],
+                .extra = {{"of_memcpy", times[2] / times[0]}}});
+}
+
+void run_decode(Runner& runner) {
+  for (const DecodeCase& c : kDecodeCases) {
+    if (runner.wants(c.name)) bench_decode(runner, c);
+  }
+}
+
+const Registration g_decode("decode", run_decode);
 
 }  // namespace
 }  // namespace fp8::bench::cast_cases

@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/terminal/page.h"
 
 namespace fp8::commands {
 

@@ -16,8 +16,6 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/simd.h"

@@ -8,9 +8,6 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

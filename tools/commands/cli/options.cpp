@@ -7,7 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/terminal/page.h"
 

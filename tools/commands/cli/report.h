@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

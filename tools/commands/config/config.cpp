@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/runtime/io/base/environment.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {

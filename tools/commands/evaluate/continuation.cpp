@@ -16,9 +16,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

@@ -15,17 +15,12 @@
 #include <vector>
 
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/text/data/documents.h"
-#include "fp8/tools/text/dataset.h"
 
 namespace fp8::commands {
 namespace {

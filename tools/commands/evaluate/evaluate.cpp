@@ -14,20 +14,12 @@
 #include <utility>
 
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/evaluate/score.h"
-#include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/inputs/samples.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
 namespace {

@@ -10,16 +10,11 @@
 #include <vector>
 
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/evaluate/continuation.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/models/load.h"
 #include "fp8/tools/text/data/documents.h"
-#include "fp8/tools/text/tokenizer.h"
 
 namespace fp8::commands {
 namespace {

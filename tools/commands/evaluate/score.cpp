@@ -15,8 +15,6 @@
 #include "fp8/configs/configs.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/process_group.h"
-#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {

@@ -15,11 +15,8 @@
 #include <vector>
 
 #include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/inputs/samples.h"
+#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/options/model_options.h"
-#include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
 

@@ -15,7 +15,6 @@
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/module_handler.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 
 namespace fp8::commands {

@@ -12,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

@@ -9,7 +9,6 @@
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/damage/checkpoint_damage.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/options/input_options.h"

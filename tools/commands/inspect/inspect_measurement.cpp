@@ -21,11 +21,8 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/owner.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 

@@ -12,10 +12,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/measure/layer_run.h"
 #include "fp8/tools/commands/measure/measure_run.h"
-#include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/models/hidden_states.h"
 
 namespace fp8::commands {

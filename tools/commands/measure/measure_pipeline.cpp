@@ -20,14 +20,9 @@
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/measure/layer_run.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/options/model_options.h"
-#include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {

@@ -8,15 +8,10 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/observers/observer.h"
 #include "fp8/measure/ranks/ranks.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/report.h"
-#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/version.h"
 

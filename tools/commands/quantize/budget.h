@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
 

@@ -8,9 +8,7 @@
 
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/work/process.h"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 quantize: checkpoint folder in, fp8 checkpoint folder out, tensor by tensor.
-#include "fp8/quant/checkpoint/quantize.h"
 
 #include <fmt/format.h>
 
@@ -12,10 +11,8 @@
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/quantize/budget.h"

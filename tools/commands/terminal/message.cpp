@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstddef>
 
-#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::commands {

@@ -15,7 +15,7 @@
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/train/train_log_file.h"
+#include "fp8/tools/commands/work/train_log_file.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
 #include "fp8/tools/commands/train/train_settings.h"

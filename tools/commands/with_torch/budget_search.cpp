@@ -13,12 +13,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/evaluate/score.h"
-#include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/inputs/samples.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/quantize/budget.h"
 
 namespace fp8::commands {

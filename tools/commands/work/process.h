@@ -11,10 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/shares/shares.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
 
 namespace fp8::quant {

@@ -11,9 +11,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/version.h"
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/train_log_file.h"
+#include "fp8/tools/commands/work/train_log_file.h"
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
-
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 namespace {
