@@ -189,15 +189,9 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
   return ranks == Ranks::share_unless_measures || first_alone(*process, command, context);
 }
 
-bool takes_part(Ranks ranks, const std::string& command, const Context& context) {
-  return takes_part(ranks, command, context, io::environment_value);
-}
-
 bool shares_work(const io::GetVariable& get) {
   return one_of_several(get).has_value() && !config_that_measures(get).has_value();
 }
-
-bool shares_work() { return shares_work(io::environment_value); }
 
 bool is_first(const std::string& command, const Context& context) {
   const auto process = one_of_several(io::environment_value);

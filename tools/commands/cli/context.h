@@ -96,13 +96,11 @@ enum class Ranks : std::uint8_t {
 };
 
 /// True: this process runs `command`. Throws io::Error for variables that make no sense.
-bool takes_part(Ranks ranks, const std::string& command, const Context& context, const io::GetVariable& get);
-/// By this process' environment.
-bool takes_part(Ranks ranks, const std::string& command, const Context& context);
+bool takes_part(Ranks ranks, const std::string& command, const Context& context,
+                const io::GetVariable& get = io::environment_value);
 
 /// Of a command of Ranks::share_unless_measures: this process has a part of the work, not all of it.
-bool shares_work(const io::GetVariable& get);
-bool shares_work();
+bool shares_work(const io::GetVariable& get = io::environment_value);
 /// True in rank 0, and where there is one process; the others say that it does the work alone.
 bool is_first(const std::string& command, const Context& context);
 

@@ -123,14 +123,8 @@ void Options::flag(const std::string& name, bool& target, const std::string& hel
 }
 
 void Options::paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help) {
-  const std::function<void(const std::vector<std::string>&)> set = [&target,
-                                                                    name](const std::vector<std::string>& values) {
-    for (const auto& value : values) {
-      if (value.empty()) bad_value(name, value, "a path");
-      target.emplace_back(value);
-    }
-  };
-  required_.push_back(app_.add_option_function<std::vector<std::string>>(name, set, help)->type_name("PATH"));
+  const auto set = [&target](const std::vector<std::string>& values) { target.assign(values.begin(), values.end()); };
+  files(name, set, help, Need::required, /*several=*/true);
 }
 
 void Options::list(const std::string& name, std::vector<std::string>& target, const std::string& help) {

@@ -256,9 +256,7 @@ void doctor(Context& context, bool all, bool device) {
   report.add("cpus", "CPUs online", std::thread::hardware_concurrency(), "system");
   const auto cpu = read_cpu();
   report.add("cpu", "CPU", cpu.model, "/proc/cpuinfo");
-  std::string flags;
-  for (const auto& flag : cpu.flags) flags += (flags.empty() ? "" : " ") + flag;
-  report.row({"CPU flags", flags, "/proc/cpuinfo"});
+  report.row({"CPU flags", io::joined(cpu.flags, " "), "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
   add_torch(report, context);
   check_variables(report);

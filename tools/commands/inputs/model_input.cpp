@@ -32,11 +32,15 @@ models::LoadedModel load_language_model(const std::filesystem::path& folder, con
                                             .attention = attention,
                                             .dialect = context.dialect,
                                             .allow_nonfinite = allow_nonfinite});
+  warn_of(loaded, folder, context);
+  return loaded;
+}
+
+void warn_of(const models::LoadedModel& loaded, const std::filesystem::path& folder, const Context& context) {
   for (const auto& warning : loaded.warnings) context.warn(folder.string() + ": " + warning);
   if (!loaded.unused.empty())
     context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", folder.string(), loaded.unused.size(),
                              loaded.unused[0]));
-  return loaded;
 }
 
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,

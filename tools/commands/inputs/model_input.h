@@ -32,6 +32,9 @@ models::LoadedModel load_language_model(const std::filesystem::path& folder, con
                                         models::AttentionKind attention = models::AttentionKind::fused,
                                         bool allow_nonfinite = false);
 
+/// Warns of tensors nobody takes, and of what other readers would misread.
+void warn_of(const models::LoadedModel& loaded, const std::filesystem::path& folder, const Context& context);
+
 /// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the
 /// vocabulary.
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,

@@ -72,24 +72,29 @@ float value_at(const std::uint8_t* bytes, io::DType dtype, std::int64_t i) {
   return kernels::load_element(bytes, quant::float_type(dtype), i);
 }
 
-/// Smallest and largest value of a tensor, whatever they are; chunk by chunk. NaN if there is one.
-void find_range(const io::Checkpoint& checkpoint, const io::TensorInfo& info, double& low, double& high) {
+/// Calls visit(value) for each value of a tensor, read chunk by chunk, until it returns false.
+template <class Visit>
+void each_value(const io::Checkpoint& checkpoint, const io::TensorInfo& info, Visit visit) {
   constexpr std::uint64_t kChunk = 1 << 20;  // a multiple of every size
   const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, info.bytes())));
-  low = high = std::nan("");
-  bool first = true;
   for (std::uint64_t at = 0; at < info.bytes(); at += kChunk) {
     const auto n = std::min(kChunk, info.bytes() - at);
     checkpoint.read(info.name, bytes.data(), at, n);
-    for (std::uint64_t i = 0; i < n / size; ++i) {
-      const double v = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
-      if (first || std::isnan(v) || v < low) low = v;
-      if (first || std::isnan(v) || v > high) high = v;
-      if (std::isnan(v)) return;
-      first = false;
-    }
+    for (std::uint64_t i = 0; i < n / size; ++i)
+      if (!visit(value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i)))) return;
   }
+}
+
+/// Smallest and largest value of a tensor. NaN if there is one, or no value.
+void find_range(const io::Checkpoint& checkpoint, const io::TensorInfo& info, double& low, double& high) {
+  low = high = std::nan("");
+  each_value(checkpoint, info, [&, first = true](double v) mutable {
+    if (first || std::isnan(v) || v < low) low = v;
+    if (first || std::isnan(v) || v > high) high = v;
+    first = false;
+    return !std::isnan(v);
+  });
 }
 
 std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::TensorInfo& weight, const Weights& known) {
@@ -194,34 +199,25 @@ bool is_scale(const io::TensorInfo& info) {
       ".weight_scale",     ".weight_scale_inv", ".scale_weight",      ".dequant_weights.scale", ".input_scale",
       ".activation_scale", ".scale_input",      ".quant_input.scale", ".quant_input.scale_inv", ".dequant_output.scale",
       ".k_scale",          ".v_scale",          ".kv_scale",          ".output_scale"};
-  return is_scale_dtype(info.dtype) && std::any_of(std::begin(kEndings), std::end(kEndings), [&](std::string_view end) {
-           return info.name.size() >= end.size() &&
-                  std::string_view(info.name).substr(info.name.size() - end.size()) == end;
-         });
+  return is_scale_dtype(info.dtype) &&
+         std::ranges::any_of(kEndings, [&](const char* end) { return info.name.ends_with(end); });
 }
 
 /// What is wrong with a tensor of scales; empty: nothing.
 std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
-  constexpr std::uint64_t kChunk = 1 << 20;
-  const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, info.bytes())));
   std::uint64_t zero = 0, negative = 0, nonfinite = 0, absurd = 0;
-  for (std::uint64_t at = 0; at < info.bytes(); at += kChunk) {
-    const auto n = std::min(kChunk, info.bytes() - at);
-    checkpoint.read(info.name, bytes.data(), at, n);
-    for (std::uint64_t i = 0; i < n / size; ++i) {
-      const float v = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
-      if (!std::isfinite(v)) {
-        ++nonfinite;
-      } else if (v == 0) {
-        ++zero;
-      } else if (v < 0) {
-        ++negative;
-      } else if (v >= kAbsurd || !std::isfinite(1 / v)) {
-        ++absurd;
-      }
+  each_value(checkpoint, info, [&](float v) {
+    if (!std::isfinite(v)) {
+      ++nonfinite;
+    } else if (v == 0) {
+      ++zero;
+    } else if (v < 0) {
+      ++negative;
+    } else if (v >= kAbsurd || !std::isfinite(1 / v)) {
+      ++absurd;
     }
-  }
+    return true;
+  });
   std::vector<std::string> problems;
   for (const auto& [count, what] : {std::pair{zero, "scale 0"},
                                     {negative, "a negative scale"},

@@ -12,7 +12,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
-#include "fp8/tools/commands/work/train_log_file.h"
+#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {

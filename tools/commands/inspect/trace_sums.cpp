@@ -43,11 +43,50 @@ class TraceReader final : public nlohmann::json_sax<io::Json> {
     key_ = value.substr(0, kLongestText);
     return true;
   }
-  bool string(string_t& value) override;
-  bool start_object(std::size_t) override;
-  bool end_object() override;
-  bool start_array(std::size_t) override;
-  bool end_array() override;
+  bool string(string_t& value) override {
+    std::string text = value.substr(0, kLongestText);
+    if (in_event()) {
+      if (key_ == "ph")
+        event_.ph = std::move(text);
+      else if (key_ == "cat")
+        event_.cat = std::move(text);
+      else if (key_ == "name")
+        event_.name = std::move(text);
+      else if (key_ == "tid" || key_ == "pid")
+        add_to_lane(text);
+    } else if (in_args()) {
+      if (key_ == "module")
+        event_.module = std::move(text);
+      else if (key_ == "phase")
+        event_.phase = std::move(text);
+    }
+    return true;
+  }
+  bool start_object(std::size_t) override {
+    ++depth_;
+    if (in_event()) event_ = {};
+    args_ = events_depth_ > 0 && depth_ == events_depth_ + 2 ? key_ == "args" : args_ && depth_ > events_depth_ + 2;
+    return true;
+  }
+  bool end_object() override {
+    if (in_event()) finish();
+    if (depth_ == events_depth_ + 2) args_ = false;
+    --depth_;
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    ++depth_;
+    if (events_depth_ == 0 && (depth_ == 1 || (depth_ == 2 && key_ == "traceEvents"))) {
+      events_depth_ = depth_;
+      is_trace = true;
+    }
+    return true;
+  }
+  bool end_array() override {
+    if (depth_ == events_depth_) events_depth_ = 0;
+    --depth_;
+    return true;
+  }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     problem = "byte " + std::to_string(position) + ": " + error.what();
     return false;
@@ -58,108 +97,55 @@ class TraceReader final : public nlohmann::json_sax<io::Json> {
   TraceContents contents;
 
  private:
-  bool number(double value);
+  bool number(double value) {
+    if (in_event()) {
+      if (key_ == "ts")
+        event_.ts = value;
+      else if (key_ == "dur")
+        event_.dur = value;
+      else if (key_ == "tid" || key_ == "pid")
+        add_to_lane(io::Json(value).dump());
+    } else if (in_args()) {
+      if (key_ == "flops")
+        event_.flops = value;
+      else if (key_ == "bytes")
+        event_.bytes = value;
+    }
+    return true;
+  }
   bool in_event() const { return events_depth_ > 0 && depth_ == events_depth_ + 1; }
   /// An event may name its process and thread any number of times.
   void add_to_lane(const std::string& part) {
     if (event_.lane.size() < kLongestText) event_.lane += part + " ";
   }
   bool in_args() const { return args_ && depth_ == events_depth_ + 2; }
-  void finish();
+  void finish() {
+    if (event_.ph != "X") return;
+    ++contents.events;
+    count(contents.categories, event_.cat, event_);
+    if (event_.name.starts_with("ProfilerStep#")) add(contents.steps, event_);
+    if (event_.cat == "hpu_op" || event_.cat == "kernel" || event_.cat == "cpu_op") {
+      auto& sums = contents.rows[event_.cat];
+      count(sums.ops, event_.name, event_);
+      count(sums.modules, runtime::owner_of(event_.module, event_.phase), event_);
+      count(sums.phases, event_.phase.empty() ? "(none)" : event_.phase, event_);
+    }
+    if (!timeline_ || event_.dur <= 0 || event_.cat == "Trace") return;
+    auto& bars = contents.bars;
+    if (bars.size() == kMostTraceBars && event_.dur <= bars.front().dur) return;
+    const std::string detail = event_.module.empty() ? event_.phase : event_.module;
+    bars.push_back({event_.lane + event_.cat, event_.name, detail, event_.ts, event_.dur});
+    std::ranges::push_heap(bars, longer);
+    if (bars.size() <= kMostTraceBars) return;
+    std::ranges::pop_heap(bars, longer);
+    bars.pop_back();
+  }
 
   bool timeline_, args_ = false;
   int depth_ = 0, events_depth_ = 0;
   std::string key_;
   TraceEvent event_;
 };
-
-bool TraceReader::string(string_t& value) {
-  std::string text = value.substr(0, kLongestText);
-  if (in_event()) {
-    if (key_ == "ph")
-      event_.ph = std::move(text);
-    else if (key_ == "cat")
-      event_.cat = std::move(text);
-    else if (key_ == "name")
-      event_.name = std::move(text);
-    else if (key_ == "tid" || key_ == "pid")
-      add_to_lane(text);
-  } else if (in_args()) {
-    if (key_ == "module")
-      event_.module = std::move(text);
-    else if (key_ == "phase")
-      event_.phase = std::move(text);
-  }
-  return true;
-}
-
-bool TraceReader::number(double value) {
-  if (in_event()) {
-    if (key_ == "ts")
-      event_.ts = value;
-    else if (key_ == "dur")
-      event_.dur = value;
-    else if (key_ == "tid" || key_ == "pid")
-      add_to_lane(io::Json(value).dump());
-  } else if (in_args()) {
-    if (key_ == "flops")
-      event_.flops = value;
-    else if (key_ == "bytes")
-      event_.bytes = value;
-  }
-  return true;
-}
-
-bool TraceReader::start_object(std::size_t) {
-  ++depth_;
-  if (in_event()) event_ = {};
-  args_ = events_depth_ > 0 && depth_ == events_depth_ + 2 ? key_ == "args" : args_ && depth_ > events_depth_ + 2;
-  return true;
-}
-
-bool TraceReader::end_object() {
-  if (in_event()) finish();
-  if (depth_ == events_depth_ + 2) args_ = false;
-  --depth_;
-  return true;
-}
-
-bool TraceReader::start_array(std::size_t) {
-  ++depth_;
-  if (events_depth_ == 0 && (depth_ == 1 || (depth_ == 2 && key_ == "traceEvents"))) {
-    events_depth_ = depth_;
-    is_trace = true;
-  }
-  return true;
-}
-
-bool TraceReader::end_array() {
-  if (depth_ == events_depth_) events_depth_ = 0;
-  --depth_;
-  return true;
-}
-
-void TraceReader::finish() {
-  if (event_.ph != "X") return;
-  ++contents.events;
-  count(contents.categories, event_.cat, event_);
-  if (event_.name.starts_with("ProfilerStep#")) add(contents.steps, event_);
-  if (event_.cat == "hpu_op" || event_.cat == "kernel" || event_.cat == "cpu_op") {
-    auto& sums = contents.rows[event_.cat];
-    count(sums.ops, event_.name, event_);
-    count(sums.modules, runtime::owner_of(event_.module, event_.phase), event_);
-    count(sums.phases, event_.phase.empty() ? "(none)" : event_.phase, event_);
-  }
-  if (!timeline_ || event_.dur <= 0 || event_.cat == "Trace") return;
-  auto& bars = contents.bars;
-  if (bars.size() == kMostTraceBars && event_.dur <= bars.front().dur) return;
-  const std::string detail = event_.module.empty() ? event_.phase : event_.module;
-  bars.push_back({event_.lane + event_.cat, event_.name, detail, event_.ts, event_.dur});
-  std::ranges::push_heap(bars, longer);
-  if (bars.size() <= kMostTraceBars) return;
-  std::ranges::pop_heap(bars, longer);
-  bars.pop_back();
-}
 
 }  // namespace
 

@@ -114,14 +114,6 @@ void watch(MeasureRun& run, const Model& model) {
   run.require_selection();
 }
 
-/// Discards a session that was not finalized when an error leaves the scope.
-struct DiscardOnError {
-  std::shared_ptr<measure::CalibrationSession>& session;
-  ~DiscardOnError() {
-    if (session != nullptr) session->discard();
-  }
-};
-
 /// A language model folder.
 void measure_folder(MeasureRun& run) {
   const auto& o = run.options;

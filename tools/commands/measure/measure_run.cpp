@@ -161,14 +161,6 @@ models::LoadOptions stream_options(const MeasureRun& run) {
       .dtype = compute_dtype(run.context), .device = resolve_device(run.context), .attention = run.options.attention};
 }
 
-void warn_unused(const MeasureRun& run, const models::LayerStream& stream) {
-  for (const auto& warning : stream.loaded().warnings) run.context.warn(run.options.model.string() + ": " + warning);
-  const auto& unused = stream.loaded().unused;
-  if (!unused.empty())
-    run.context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", run.options.model.string(),
-                                 unused.size(), unused[0]));
-}
-
 LayerRun::LayerRun(MeasureRun& run, models::LayerStream& stream, Samples samples)
     : run_(run), stream_(stream), samples_(std::move(samples)), batch_(run.options.batch_or_default()) {}
 

@@ -50,6 +50,14 @@ struct MeasureRun {
   void require_memory(std::int64_t needed, const std::string& what) const;
 };
 
+/// Discards a session that was not finalized when an error leaves the scope.
+struct DiscardOnError {
+  std::shared_ptr<measure::CalibrationSession>& session;
+  ~DiscardOnError() {
+    if (session != nullptr) session->discard();
+  }
+};
+
 /// f(), its time added to run.forward_seconds.
 template <class F>
 void timed_forward(MeasureRun& run, const F& f) {
@@ -168,8 +176,6 @@ JoinedParts join_parts(const std::vector<Part>& parts, const measure::StatsName&
 
 /// How a run opens its checkpoint.
 models::LoadOptions stream_options(const MeasureRun& run);
-/// Warns of tensors that nobody uses.
-void warn_unused(const MeasureRun& run, const models::LayerStream& stream);
 
 class LayerRun {
  public:

@@ -62,12 +62,7 @@ void measure_share(const MeasureRun& all, SampleRange samples, const fs::path& p
   run.calibration.prefix = (place / fs::path(all.calibration.prefix).filename()).string();
   run.first_sample = samples.first;
   run.profiler = all.profiler;
-  struct Discard {
-    std::shared_ptr<measure::CalibrationSession>& session;
-    ~Discard() {
-      if (session != nullptr) session->discard();
-    }
-  } const discard{run.session};
+  const DiscardOnError guard{run.session};
   if (samples.count == 0) {
     write_empty(run);
     return;

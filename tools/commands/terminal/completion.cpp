@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <ranges>
 #include <string_view>
 
 #include "fp8/runtime/io/base/text.h"
@@ -21,9 +22,8 @@ std::vector<const CommandPage*> leaves(const CommandPage& program) {
 std::string last_word(const std::string& name) { return name.substr(name.rfind(' ') + 1); }
 
 std::string names_of_children(const CommandPage& page) {
-  std::string names;
-  for (const CommandPage& child : page.children) names += (names.empty() ? "" : " ") + last_word(child.name);
-  return names;
+  return io::joined(page.children | std::views::transform([](const auto& child) { return last_word(child.name); }),
+                    " ");
 }
 
 /// What a list shows beside a word: the sentence up to where it goes into details.
@@ -53,10 +53,9 @@ void bash_arms(const CommandPage& page, std::string& of_options, std::string& of
     }
     names += (names.empty() ? "" : " ") + io::joined(option.names, " ");
     if (option.value == Value::none) continue;
-    std::string pattern;
-    for (const auto& name : option.names)
-      pattern += (pattern.empty() ? "" : "|") + io::shell_word(page.name + " " + name);
-    of_options += "    " + pattern + ") " + bash_values(option) + " ;;\n";
+    const auto patterns =
+        option.names | std::views::transform([&](const auto& name) { return io::shell_word(page.name + " " + name); });
+    of_options += "    " + io::joined(patterns, "|") + ") " + bash_values(option) + " ;;\n";
   }
   of_commands +=
       "    " + io::shell_word(page.name) + ") options=" + io::shell_word(names) + "; " + positional + " ;;\n";
@@ -119,11 +118,7 @@ std::string zsh_text(const std::string& text) {
 }
 
 std::string zsh_action(const OptionRow& option) {
-  if (!option.words.empty()) {
-    std::string words;
-    for (const auto& word : option.words) words += (words.empty() ? "" : " ") + word;
-    return "(" + words + ")";
-  }
+  if (!option.words.empty()) return "(" + io::joined(option.words, " ") + ")";
   return option.value == Value::file || option.value == Value::text ? "_files" : " ";
 }
 

@@ -2,6 +2,7 @@
 #include "fp8/tools/commands/terminal/page.h"
 
 #include <algorithm>
+#include <ranges>
 #include <string_view>
 
 #include "fp8/runtime/io/base/text.h"
@@ -186,10 +187,7 @@ std::string synopsis(const CommandPage& page) {
 }
 
 std::string option_entry(const OptionRow& option) {
-  std::string names;
-  for (const auto& name : option.names)
-    names += (names.empty() ? "" : ", ") + (option.positional ? italic(name) : bold(name));
-  std::string text = ".TP\n" + names;
+  std::string text = ".TP\n" + io::joined(option.names | std::views::transform(option.positional ? italic : bold));
   constexpr std::size_t kLine = 60;
   const bool is_long = !option.words.empty() && option.type.size() > kLine;  // words that no line would hold
   if (option.value != Value::none && !option.positional)

@@ -15,10 +15,10 @@
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/work/train_log_file.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
 #include "fp8/tools/commands/train/train_settings.h"
+#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 
@@ -54,7 +54,7 @@ std::shared_ptr<runtime::Profiler> profiler_of(const TrainOptions& options, cons
 
 void apply(const TrainerKeys& keys, trainer::TrainerOptions& options);
 
-// The writer of a training log (train_log_file.h).
+// The writer of a training log (work/snapshots.h).
 
 class TrainLog : public trainer::TrainerCallback {
  public:

@@ -127,10 +127,6 @@ Share find_share(const ShareOptions& options, const std::filesystem::path& out, 
   return find_share(options, [&] { return places_of_checkpoint(out); }, get);
 }
 
-Share find_share(const ShareOptions& options, const std::filesystem::path& out) {
-  return find_share(options, out, io::environment_value);
-}
-
 void attach(Share& share, const Context& context) {
   if (!share.warning.empty()) context.warn(share.warning);
   if (!share.shares.has_value()) return;

@@ -57,9 +57,8 @@ struct SharePlaces {
 /// the shares that stand there. Throws UsageError for options that don't fit each other, io::Error naming a variable.
 Share find_share(const ShareOptions& options, const std::function<SharePlaces()>& places, const io::GetVariable& get);
 /// Of a checkpoint `out`.
-Share find_share(const ShareOptions& options, const std::filesystem::path& out, const io::GetVariable& get);
-/// From this process' environment.
-Share find_share(const ShareOptions& options, const std::filesystem::path& out);
+Share find_share(const ShareOptions& options, const std::filesystem::path& out,
+                 const io::GetVariable& get = io::environment_value);
 
 /// Says its warning; shares stop when the program is told to, and warn as it does. The context outlives the share.
 void attach(Share& share, const Context& context);

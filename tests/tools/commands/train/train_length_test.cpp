@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/work/train_log_file.h"
 #include "fp8/tools/commands/train/train_options.h"
+#include "fp8/tools/commands/work/snapshots.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
