@@ -27,11 +27,8 @@
 #include "fp8/tools/commands/options/input_options.h"
 
 namespace torch::jit {
-struct Module;
-}
-
-namespace torch::jit {
 struct CompilationUnit;
+struct Module;
 struct Source;
 }  // namespace torch::jit
 

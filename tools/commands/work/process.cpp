@@ -208,20 +208,9 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) {
   std::string unit;
   for (const char c : text.substr(static_cast<std::size_t>(end - text.data())))
     if (c != ' ' || !unit.empty()) unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  constexpr std::array<std::pair<std::string_view, double>, 14> kUnits = {{{"", 1},
-                                                                           {"b", 1},
-                                                                           {"kb", 1e3},
-                                                                           {"mb", 1e6},
-                                                                           {"gb", 1e9},
-                                                                           {"tb", 1e12},
-                                                                           {"k", 0x1p10},
-                                                                           {"m", 0x1p20},
-                                                                           {"g", 0x1p30},
-                                                                           {"t", 0x1p40},
-                                                                           {"kib", 0x1p10},
-                                                                           {"mib", 0x1p20},
-                                                                           {"gib", 0x1p30},
-                                                                           {"tib", 0x1p40}}};
+  constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1},       {"b", 1},      {"kb", 1e3},   {"mb", 1e6},     {"gb", 1e9},     {"tb", 1e12},    {"k", 0x1p10},
+      {"m", 0x1p20}, {"g", 0x1p30}, {"t", 0x1p40}, {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}};
   for (const auto& [name, factor] : kUnits) {
     if (unit != name) continue;
     const double bytes = number * factor;
