@@ -120,7 +120,7 @@ void write_man_pages(const ManOptions& o, Context& context) {
   if (error) io::fail(o.out, "can't be made: " + error.message());
   for (const CommandPage& page : all_pages()) {
     const fs::path file = o.out / (man_name(page) + ".1");
-    write_file(file, man_page(page, FP8_VERSION));
+    write_output_file(file, man_page(page, FP8_VERSION));
     files.push_back(file.string());
     text += file.string() + ": written\n";
   }

@@ -56,7 +56,7 @@ void write_stdout(std::string_view text) {
 
 void write_stderr(std::string_view text) noexcept { write_all(STDERR_FILENO, text); }
 
-void write_file(const std::filesystem::path& path, std::string_view text) {
+void write_output_file(const std::filesystem::path& path, std::string_view text) {
   io::AtomicFile file(path, text.size());
   file.append(text);
   file.commit();

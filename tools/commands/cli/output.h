@@ -20,7 +20,7 @@ void write_stdout(std::string_view text);
 void write_stderr(std::string_view text) noexcept;
 
 /// Writes the text as a file, atomically. Throws io::Error.
-void write_file(const std::filesystem::path& path, std::string_view text);
+void write_output_file(const std::filesystem::path& path, std::string_view text);
 
 /// Columns that standard output has: what COLUMNS says, else those of a terminal; 0, any number, for pipes and files.
 std::size_t output_width();

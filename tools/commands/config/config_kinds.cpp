@@ -216,7 +216,7 @@ void write_op_lists(const io::Json& json, const fs::path& folder) {
   if (!fs::create_directories(folder, error) && error)
     throw io::Error(folder.string() + ": can't be made: " + error.message());
   for (const auto& [name, file] : command.variables)
-    write_file(folder / file, configs::op_list_text(name == "LOWER_LIST" ? ops->bf16 : ops->fp32));
+    write_output_file(folder / file, configs::op_list_text(name == "LOWER_LIST" ? ops->bf16 : ops->fp32));
 }
 
 io::Json deepspeed_of(const fs::path& strategy, const std::vector<std::string>& settings) {

@@ -225,7 +225,7 @@ void run_inspect(const InspectOptions& o, Context& context) {
     inspection.json["html"] = o.html.string();
   }
   if (!o.plot.empty()) {
-    write_file(o.plot, svg_of(o.module.empty() ? heat_map(report) : histogram(report, o.module)));
+    write_output_file(o.plot, svg_of(o.module.empty() ? heat_map(report) : histogram(report, o.module)));
     inspection.json["plot"] = o.plot.string();
   }
   context.result(inspection.json, inspection.text);

@@ -100,7 +100,7 @@ Inspection inspect_trace(const std::filesystem::path& path, bool timeline) {
 void write_trace_page(const std::filesystem::path& file, const std::filesystem::path& trace,
                       const Inspection& inspection) {
   const io::Json data = {{"title", trace.filename().string()}, {"bars", inspection.json.at("timeline")}};
-  write_file(file, filled_page(kTracePageHtml, {{"@FP8_TRACE_DATA@", script_json(data)}}));
+  write_output_file(file, filled_page(kTracePageHtml, {{"@FP8_TRACE_DATA@", script_json(data)}}));
 }
 
 }  // namespace fp8::commands

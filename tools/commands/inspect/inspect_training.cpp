@@ -228,7 +228,7 @@ void write_training_page(const fs::path& file, const std::vector<fs::path>& path
     }
   }
   const auto svg = loss_svg(losses);
-  if (file.extension() == ".svg") return write_file(file, svg);
+  if (file.extension() == ".svg") return write_output_file(file, svg);
   std::string figures = figure("Training loss", svg, "Faint: every step; strong: smoothed; dots: evaluations.");
   for (std::size_t k = 0; k < series().size(); ++k)
     if (!others[k].empty())

@@ -99,7 +99,7 @@ std::string report_page(const io::Json& report, const std::string& figures) {
 }
 
 void write_report_page(const std::filesystem::path& path, const io::Json& report, const std::string& figures) {
-  write_file(path, report_page(report, figures));
+  write_output_file(path, report_page(report, figures));
 }
 
 io::Json report_of(const std::string& title, const io::Json& inspected) {
