@@ -7,6 +7,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
+#include "support/golden.h"
 #include "support/throws_with.h"
 
 namespace fp8::configs {
@@ -282,14 +283,7 @@ INSTANTIATE_TEST_SUITE_P(Unicode, PythonSemantics,
                                          Case{R"(^\d$)", "\xD9\xA3", true}, Case{"\\\xC3\xB6", "\xC3\xB6", true},
                                          Case{"[\xC3\xB6]", "\xC3\xB6", true}));
 
-TEST(PythonRegex, BadPatternNamesFilePatternAndOffset) {
-  EXPECT_THAT(regex_error("a(b"), AllOf(HasSubstr("quant.json: key 'blocklist.names[0]': pattern 'a(b': "),
-                                        HasSubstr("missing closing parenthesis"), HasSubstr("at offset 3")));
-  EXPECT_THAT(regex_error("[a"), HasSubstr("at offset 2"));
-  EXPECT_THAT(regex_error("a**"), AllOf(HasSubstr("pattern 'a**'"), HasSubstr("offset")));
-  EXPECT_THAT(regex_error("ab\\"), HasSubstr("bad escape (end of pattern), at offset 2"));
-  EXPECT_THAT(regex_error("*a"), HasSubstr("at offset 0"));
-}
+TEST(PythonRegex, BadPatternNamesFilePatternAndOffset) { EXPECT_GOLDEN(regex_error(text)); }
 
 // The translation is longer than the pattern; offsets still count in the pattern.
 TEST(PythonRegex, OffsetsAreThoseOfTheOriginal) {
@@ -306,14 +300,8 @@ TEST(PythonRegex, WhatPythonRejectsIsRejected) {
                               "(?J)a", "(?iU:a)", "(?n)", "(?i", "a(?"}) {
     EXPECT_THAT(regex_error(pattern), HasSubstr("unknown extension (?")) << pattern;
   }
-  EXPECT_THAT(regex_error("a(?i)b"), HasSubstr("global flags not at the start of the expression, at offset 1"));
-  EXPECT_THAT(regex_error("(?-i)b"), HasSubstr("missing :"));
+  EXPECT_GOLDEN(regex_error(text));
   EXPECT_TRUE(search("(?i)(?s)A.", "a\n"));
-  EXPECT_THAT(regex_error("(*LIMIT_MATCH=1)a"), HasSubstr("nothing to repeat, at offset 1"));
-  EXPECT_THAT(regex_error("(*UCP)a"), HasSubstr("nothing to repeat"));
-  EXPECT_THAT(regex_error(R"(\x4)"), HasSubstr("incomplete escape \\x, at offset 0"));
-  EXPECT_THAT(regex_error(R"(a\u12)"), HasSubstr("incomplete escape \\u, at offset 1"));
-  EXPECT_THAT(regex_error(R"(\U00110000)"), HasSubstr("offset"));
   EXPECT_THAT(regex_error("\xFF"), HasSubstr("UTF-8"));
 }
 

@@ -6,6 +6,7 @@
 
 #include "configs/quant_config_text.h"
 #include "support/command.h"
+#include "support/golden.h"
 
 namespace fp8::configs {
 namespace {
@@ -30,14 +31,7 @@ TEST(QuantConfig, AllProblemsAtOnce) {
   EXPECT_EQ(quant_config_problems(io::Json(3), "q.json").size(), 1u);
 }
 
-TEST(QuantConfig, UnknownKeysNameTheNearest) {
-  EXPECT_EQ(config_error(R"({"scale_methd": "maxabs_hw"})"),
-            "q.json: unknown key 'scale_methd', did you mean 'scale_method'?");
-  EXPECT_EQ(config_error(R"({"Mode": "MEASURE"})"), "q.json: unknown key 'Mode', did you mean 'mode'?");
-  EXPECT_EQ(config_error(R"({"black_list": {}})"), "q.json: unknown key 'black_list', did you mean 'blacklist'?");
-  EXPECT_EQ(config_error(R"({"seperate_measure_file": true})"),
-            "q.json: unknown key 'seperate_measure_file', did you mean 'seperate_measure_files'?");
-}
+TEST(QuantConfig, UnknownKeysNameTheNearest) { EXPECT_GOLDEN(config_error(text)); }
 
 TEST(QuantConfig, ErrorsStayOnOneShortLine) {
   const std::string name(10000, 'k');
@@ -49,12 +43,7 @@ TEST(QuantConfig, ErrorsStayOnOneShortLine) {
   EXPECT_LT(value.size(), 400u);
 }
 
-TEST(QuantConfig, DuplicateKeysAndOtherThingsThanObjectsAreErrors) {
-  EXPECT_THAT(config_error(R"({"mode": "NONE", "mode": "MEASURE"})"),
-              AllOf(StartsWith("q.json:1:"), HasSubstr("duplicate key 'mode'")));
-  EXPECT_EQ(config_error("[]"), "q.json: found [], allowed: a JSON object with QUANT_CONFIG's keys");
-  EXPECT_EQ(config_error("3"), "q.json: found 3, allowed: a JSON object with QUANT_CONFIG's keys");
-}
+TEST(QuantConfig, DuplicateKeysAndOtherThingsThanObjectsAreErrors) { EXPECT_GOLDEN(config_error(text)); }
 
 // The measure configuration that vLLM's calibration for Gaudi writes.
 TEST(QuantConfig, ReadsWhatCalibrationScriptsWrite) {

@@ -6,6 +6,7 @@
 #include "configs/quant_config_text.h"
 #include "fp8/configs/module_types.h"
 #include "support/enum_names.h"
+#include "support/golden.h"
 
 namespace fp8::configs {
 namespace {
@@ -121,20 +122,7 @@ TEST(QuantConfig, OldNamesOfTheListsMergePerPartInFileOrder) {
   EXPECT_EQ(c.file_keys.count("whitelist"), 0u);
 }
 
-TEST(QuantConfig, BadModuleLists) {
-  EXPECT_EQ(config_error(R"({"allowlist": ["Linear"]})"),
-            "q.json: key 'allowlist': found an array, allowed: an object with the keys names, types");
-  EXPECT_EQ(config_error(R"({"blacklist": null})"),
-            "q.json: key 'blacklist': found null, allowed: an object with the keys names, types");
-  EXPECT_EQ(config_error(R"({"blocklist": {"names": "lm_head"}})"),
-            "q.json: key 'blocklist', names: found \"lm_head\", allowed: an array of strings");
-  EXPECT_EQ(config_error(R"({"blocklist": {"types": ["A", 3]}})"),
-            "q.json: key 'blocklist', types, element 1: found 3, allowed: a string");
-  EXPECT_EQ(config_error(R"({"blocklist": {"name": []}})"),
-            "q.json: key 'blocklist': unknown key 'name', did you mean 'names'? allowed: names, types");
-  EXPECT_THAT(config_error(R"({"blocklist": {"names": ["ok", "mlp.(gate"]}})"),
-              AllOf(StartsWith("q.json: key 'blocklist.names[1]': pattern 'mlp.(gate': "), HasSubstr("at offset 9")));
-}
+TEST(QuantConfig, BadModuleLists) { EXPECT_GOLDEN(config_error(text)); }
 
 TEST(QuantConfig, DumpStatsPath) {
   EXPECT_EQ(parse(R"({"dump_stats_path": "./out/inc_output"})").dump_stats_path, "./out/inc_output");
@@ -258,26 +246,14 @@ TEST(QuantConfig, AnObjectOfMethodsIsComputedAnewUnlessTheFileSaysOtherwise) {
 
 TEST(QuantConfig, SampleInterval) {
   EXPECT_EQ(parse(R"({"calibration_sample_interval": 7})").calibration_sample_interval, 7);
-  EXPECT_EQ(config_error(R"({"calibration_sample_interval": -1})"),
-            "q.json: key 'calibration_sample_interval': found -1, allowed: an integer >= 0");
-  EXPECT_THAT(config_error(R"({"calibration_sample_interval": 1.5})"),
-              HasSubstr("found 1.5, allowed: an integer >= 0"));
-  EXPECT_THAT(config_error(R"({"calibration_sample_interval": 18446744073709551615})"), HasSubstr("an integer >= 0"));
+  EXPECT_GOLDEN(config_error(text));
 }
 
 TEST(QuantConfig, KeysWithoutEffectAreAcceptedAndChecked) {
   EXPECT_NO_THROW(
       parse(R"({"method": "HOOKS", "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
       "global_rank": null, "world_size": 8, "device_type": "anything", "int_gcfg": {"a": 1}, "mod_dict": {}})"));
-  EXPECT_EQ(config_error(R"({"method": "GRAPH"})"), "q.json: key 'method': found \"GRAPH\", allowed: HOOKS");
-  EXPECT_EQ(config_error(R"({"recalc_scales": 3})"), "q.json: key 'recalc_scales': found 3, allowed: true, false");
-  EXPECT_EQ(config_error(R"({"measure_on_hpu": "no"})"),
-            "q.json: key 'measure_on_hpu': found \"no\", allowed: true, false");
-  EXPECT_EQ(config_error(R"({"quantize_weight": 0})"), "q.json: key 'quantize_weight': found 0, allowed: true, false");
-  EXPECT_EQ(config_error(R"({"dump_stats_xlsx_path": 0})"),
-            "q.json: key 'dump_stats_xlsx_path': found 0, allowed: a string");
-  EXPECT_EQ(config_error(R"({"local_rank": "zero"})"),
-            "q.json: key 'local_rank': found \"zero\", allowed: an integer, null");
+  EXPECT_GOLDEN(config_error(text));
   for (const char* text : {R"({"mod_dict": {"Linear": "linear"}})", R"({"mod_dict": []})"}) {
     EXPECT_THAT(config_error(text), AllOf(StartsWith("q.json: key 'mod_dict': found "), HasSubstr("allowed: {}")))
         << text;

@@ -21,11 +21,11 @@ inline configs::ParseOptions with_observers() {
            {"mine"}}};
 }
 
-inline configs::QuantConfig parse(const char* text) {
+inline configs::QuantConfig parse(const std::string& text) {
   return configs::parse_quant_config(io::parse_json(text, "q.json"), "q.json", with_observers());
 }
 
-inline std::string config_error(const char* text) {
+inline std::string config_error(const std::string& text) {
   return error_of<io::Error>([&] { parse(text); });
 }
 

@@ -3,6 +3,7 @@
 #include "fp8/configs/training/deepspeed_config.h"
 
 #include "fp8/runtime/io/base/file.h"
+#include "support/golden.h"
 #include "support/throws_with.h"
 
 namespace fp8::configs {
@@ -65,30 +66,7 @@ TEST(DeepSpeedConfig, WhatIsRight) {
       "none");
 }
 
-TEST(DeepSpeedConfig, KeysAndValues) {
-  const std::pair<const char*, const char*> cases[] = {
-      {R"("zero_optimisation": {"stage": 2})",
-       "ds.json: unknown key 'zero_optimisation', did you mean 'zero_optimization'?"},
-      {R"("zero_optimization": {"stag": 2})",
-       "ds.json: unknown key 'zero_optimization.stag', did you mean 'zero_optimization.stage'?"},
-      {R"("stage": 2)", "ds.json: unknown key 'stage', did you mean 'zero_optimization.stage'?"},
-      {R"("zero_optimization": {"stage": 4})",
-       "ds.json: key 'zero_optimization.stage': found 4, allowed: an integer from 0 to 3, \"auto\""},
-      {R"("wall_clock_breakdown": "auto")",
-       "ds.json: key 'wall_clock_breakdown': found \"auto\", allowed: true, false"},
-      {R"("bf16": {"enabled": "yes"})", "ds.json: key 'bf16.enabled': found \"yes\", allowed: true, false, \"auto\""},
-      {R"("bf16": true)",
-       "ds.json: key 'bf16': found true, allowed: an object with the keys enabled, immediate_grad_update, "
-       "check_grad_overflow, bf16_master_weights_and_grads, bf16_optimizer_states"},
-      {R"("communication_data_type": "f16")",
-       "ds.json: key 'communication_data_type': found \"f16\", allowed: fp16, bf16, bfp16, fp32, null"},
-      {R"("zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}})",
-       "ds.json: key 'zero_optimization.offload_param.device': found \"disk\", allowed: none, cpu, nvme, \"auto\""},
-      {R"("checkpoint": {"tag_validation": "maybe"})",
-       "ds.json: key 'checkpoint.tag_validation': found \"maybe\", allowed: Ignore, Warn, Fail"},
-  };
-  for (const auto& [keys, expected] : cases) EXPECT_EQ(problem(keys), expected);
-}
+TEST(DeepSpeedConfig, KeysAndValues) { EXPECT_GOLDEN(problem(text)); }
 
 TEST(DeepSpeedConfig, DuplicateKeysAreTheParsers) {
   EXPECT_EQ(error_of<io::Error>([&] { io::parse_json("{\"bf16\": {},\n \"bf16\": {}}", "ds.json"); }),
@@ -127,23 +105,13 @@ TEST(DeepSpeedConfig, TheBatchIsMicroBatchTimesAccumulationTimesProcesses) {
 }
 
 TEST(DeepSpeedConfig, TheBatchFromTwoOrOneOfItsKeys) {
-  EXPECT_EQ(batch_problem(R"("train_batch_size": 32, "train_micro_batch_size_per_gpu": 4)", 2), "none");
-  EXPECT_EQ(batch_problem(R"("train_batch_size": 30, "train_micro_batch_size_per_gpu": 4)", 2),
-            "ds.json: key 'train_batch_size': found 30, allowed: a multiple of 8 (train_micro_batch_size_per_gpu 4 x 2 "
-            "processes)");
-  EXPECT_EQ(batch_problem(R"("train_batch_size": 30, "gradient_accumulation_steps": 4)", 2),
-            "ds.json: key 'train_batch_size': found 30, allowed: a multiple of 8 (gradient_accumulation_steps 4 x 2 "
-            "processes)");
-  EXPECT_EQ(batch_problem(R"("train_batch_size": 31)", 2),
-            "ds.json: key 'train_batch_size': found 31, allowed: a multiple of 2 (2 processes)");
+  EXPECT_GOLDEN(batch_problem(text, 2));
   EXPECT_EQ(batch_problem(R"("train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 5)", 7), "none");
   const std::string none =
       "ds.json: found neither train_batch_size nor train_micro_batch_size_per_gpu, allowed: one of the two, or both";
   EXPECT_EQ(batch_problem("", 2), none);
   EXPECT_EQ(batch_problem(R"("gradient_accumulation_steps": 5)", 2), none);
   EXPECT_EQ(batch_problem("", 2, lightning), "none");  // from the data loader
-  EXPECT_EQ(batch_problem(R"("train_batch_size": 0)", 2),
-            "ds.json: key 'train_batch_size': found 0, allowed: an integer from 1 to 2147483647, \"auto\"");
   EXPECT_EQ(batch_problem(triple(2147483647, 2147483647, 2147483647), 65536),
             "ds.json: key 'train_batch_size': found 2147483647, allowed: the product (train_micro_batch_size_per_gpu "
             "2147483647 x gradient_accumulation_steps 2147483647 x 65536 processes)");
@@ -179,14 +147,7 @@ TEST(DeepSpeedConfig, ElasticityChoosesTheBatch) {
 }
 
 TEST(DeepSpeedConfig, Precision) {
-  EXPECT_EQ(problem(R"("fp16": {"enabled": true}, "bf16": {"enabled": true})"),
-            "ds.json: key 'fp16.enabled': found true beside bf16.enabled true, allowed: one of the two");
-  EXPECT_EQ(problem(R"("bf16": {}, "bfloat16": {"enabled": true})"),
-            "ds.json: key 'bfloat16': found beside bf16, allowed: one of the two");
-  EXPECT_THAT(problem(R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})"),
-              HasSubstr("found true with zero_optimization.stage 0, allowed: a stage from 1 to 3"));
-  EXPECT_EQ(problem(R"("fp16": {"loss_scale": -1})"),
-            "ds.json: key 'fp16.loss_scale': found -1, allowed: a number >= 0");
+  EXPECT_GOLDEN(problem(text));
   EXPECT_EQ(note(
                 R"("bf16": {"enabled": true}, "zero_optimization": {"stage": 1},
              "data_types": {"grad_accum_dtype": "fp32"})"),
@@ -194,33 +155,13 @@ TEST(DeepSpeedConfig, Precision) {
 }
 
 TEST(DeepSpeedConfig, Optimizers) {
-  EXPECT_EQ(problem(R"("optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 1.0}})"),
-            "ds.json: key 'optimizer.params.max_grad_norm': found 1.0, allowed: no such key; the optimizer does not "
-            "clip: gradient_clipping does");
-  EXPECT_THAT(problem(R"("optimizer": {"type": "Lamb", "params": {"max_grad_norm": 1.0}})"),
-              HasSubstr("gradient_clipping does"));
-  EXPECT_THAT(problem(R"("optimizer": {"type": "AdmW"})"), HasSubstr("found \"AdmW\", allowed: Adam, AdamW, "));
-  EXPECT_THAT(problem(R"("optimizer": {"type": "AdmW"})"), HasSubstr("did you mean 'AdamW'?"));
-  EXPECT_EQ(problem(R"("optimizer": {"type": "Adam", "params": {"weigth_decay": 1}})"),
-            "ds.json: unknown key 'optimizer.params.weigth_decay', did you mean 'optimizer.params.weight_decay'?");
-  EXPECT_EQ(problem(R"("optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}})"),
-            "ds.json: key 'optimizer.params.betas': found [0.9,1], allowed: two numbers from 0, below 1");
-  EXPECT_EQ(problem(R"("zero_optimization": {"stage": 2}, "optimizer": {"type": "Lamb"})"),
-            "ds.json: key 'optimizer.type': found \"Lamb\" with stage 2, allowed: Adam, AdamW, Adagrad, Lion, or "
-            "zero_allow_untested_optimizer true");
-  EXPECT_EQ(problem(R"("optimizer": {"type": "Lamb"})"), "none");
+  EXPECT_GOLDEN(problem(text));
   EXPECT_EQ(note(R"("optimizer": {"params": {"lr": 1}})"),
             "ds.json: key 'optimizer': without type nothing comes of it");
 }
 
 TEST(DeepSpeedConfig, Schedules) {
-  EXPECT_EQ(problem(R"("scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 4}})"),
-            "ds.json: key 'scheduler.params.total_num_steps': not found, WarmupDecayLR needs it");
-  EXPECT_EQ(problem(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}})"),
-            "ds.json: key 'scheduler.params.warmup_type': found \"cubic\", allowed: log, linear");
-  EXPECT_EQ(problem(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_step": 4}})"),
-            "ds.json: unknown key 'scheduler.params.warmup_step', did you mean 'scheduler.params.warmup_type'?");
-  EXPECT_THAT(problem(R"("scheduler": {"type": "WarmUpLR"})"), HasSubstr("did you mean 'WarmupLR'?"));
+  EXPECT_GOLDEN(problem(text));
   EXPECT_EQ(note(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}})"),
             "ds.json: key 'scheduler.params.warmup_num_steps': fewer than 2 are 2");
   EXPECT_THAT(
@@ -230,21 +171,7 @@ TEST(DeepSpeedConfig, Schedules) {
 
 TEST(DeepSpeedConfig, Offload) {
   const auto zero = [](const std::string& keys) { return problem("\"zero_optimization\": {" + keys + "}"); };
-  EXPECT_EQ(zero(R"("stage": 2, "offload_param": {"device": "cpu"})"),
-            "ds.json: key 'zero_optimization.offload_param': found device cpu with stage 2, allowed: stage 3");
-  EXPECT_EQ(zero(R"("stage": 2, "cpu_offload_param": true)"),
-            "ds.json: key 'zero_optimization.offload_param': found device cpu with stage 2, allowed: stage 3");
-  EXPECT_EQ(zero(R"("offload_optimizer": {"device": "cpu"})"),
-            "ds.json: key 'zero_optimization.offload_optimizer': found device cpu with stage 0, allowed: a stage from "
-            "1 to 3");
-  EXPECT_EQ(zero(R"("stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"})"),
-            "ds.json: key 'zero_optimization.offload_optimizer.device': found \"nvme\" with stage 2, allowed: stage 3");
-  EXPECT_EQ(zero(R"("stage": 3, "offload_param": {"device": "nvme"})"),
-            "ds.json: key 'zero_optimization.offload_param.nvme_path': not found, device nvme needs it");
-  EXPECT_EQ(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5})"),
-            "ds.json: key 'zero_optimization.offload_optimizer.ratio': found 0.5 with stage 2, allowed: stage 3, or 1");
-  EXPECT_EQ(zero(R"("stage": 3, "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none"})"),
-            "none");
+  EXPECT_GOLDEN(zero(text));
   EXPECT_THAT(note(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"),
               HasSubstr("must be DeepSpeedCPUAdam, unless zero_force_ds_cpu_optimizer is false"));
   EXPECT_EQ(note(R"("zero_optimization": true)"),
@@ -259,37 +186,23 @@ TEST(DeepSpeedConfig, SumsOfGradients) {
 
 TEST(DeepSpeedConfig, ActivationCheckpointing) {
   const auto section = [](const std::string& keys) { return problem("\"activation_checkpointing\": {" + keys + "}"); };
-  EXPECT_EQ(section(R"("contiguous_memory_optimization": true, "number_checkpoints": 4)"),
-            "ds.json: key 'activation_checkpointing.contiguous_memory_optimization': found true without "
-            "partition_activations, allowed: with it");
+  EXPECT_GOLDEN(section(text));
   const char* const unsized =
       R"("activation_checkpointing": {"contiguous_memory_optimization": true, "partition_activations": true})";
   EXPECT_THAT(problem(unsized, {.reader = lightning}),
               HasSubstr("without number_checkpoints, which says how large the buffer is"));
   EXPECT_THAT(note(unsized), HasSubstr("without number_checkpoints the program must give num_checkpoints"));
-  EXPECT_EQ(
-      section(R"("contiguous_memory_optimization": true, "partition_activations": true, "number_checkpoints": 4)"),
-      "none");
-  EXPECT_EQ(section(R"("cpu_checkpointing": true)"), "none");
 }
 
 TEST(DeepSpeedConfig, Readers) {
-  EXPECT_EQ(problem(R"("gradient_accumulation_steps": 2)", {.reader = lightning}),
-            "ds.json: key 'gradient_accumulation_steps': found with reader lightning, allowed: the Trainer's "
-            "accumulate_grad_batches");
-  EXPECT_EQ(problem(R"("autotuning": {"enabled": true})", {.reader = lightning}),
-            "ds.json: key 'autotuning.enabled': found true, which HPUDeepSpeedStrategy refuses, allowed: false");
+  EXPECT_GOLDEN(problem(text, {.reader = lightning}));
   EXPECT_EQ(problem(R"("autotuning": {"enabled": true})"), "none");
   EXPECT_EQ(problem(R"("gradient_clipping": "auto")", {.reader = deepspeed}),
             "ds.json: key 'gradient_clipping': found \"auto\", which nobody fills in with reader deepspeed, allowed: a "
             "value");
-  EXPECT_THAT(problem(R"("optimizer": {"type": "Adam", "params": {"lr": "auto"}})", {.reader = lightning}),
-              HasSubstr("key 'optimizer.params.lr': found \"auto\", which nobody fills in with reader lightning"));
   EXPECT_EQ(problem(R"("gradient_clipping": "auto")", {.reader = transformers}), "none");
   EXPECT_EQ(note(R"("zero_optimization": {"overlap_comm": "auto"})", {.reader = deepspeed}),
             "ds.json: key 'zero_optimization.overlap_comm': \"auto\" is DeepSpeed's default");
-  EXPECT_THAT(problem(R"("zero_optimization": {"stage": "auto"})", {.reader = lightning}),
-              HasSubstr("key 'zero_optimization.stage': found \"auto\", which nobody fills in"));
   EXPECT_EQ(note(R"("gradient_clipping": "auto")"),
             "ds.json: key 'gradient_clipping': \"auto\" is filled in by transformers and Accelerate alone");
 }

@@ -7,6 +7,7 @@
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/registry.h"
+#include "support/golden.h"
 #include "support/throws_with.h"
 
 namespace fp8::configs {
@@ -174,14 +175,7 @@ TEST(DeepSpeedStrategy, ArgumentsForItsOwnUseAreTakenAndOthersNamed) {
                         "process_group_backend": "hccl", "parallel_devices": ["hpu"]})")
                 .dump(2),
             kDefault);
-  EXPECT_EQ(error_of<io::Error>([] { json_of(R"({"stages": 3})"); }),
-            "a.json: unknown key 'stages', did you mean 'stage'?");
-  EXPECT_EQ(error_of<io::Error>([] { json_of(R"({"stage": 5})"); }),
-            "a.json: key 'stage': found 5, allowed: an integer from 0 to 3");
-  EXPECT_THAT(error_of<io::Error>([] { json_of(R"({"config": {}})"); }), HasSubstr("it is a DeepSpeed JSON already"));
-  EXPECT_THAT(error_of<io::Error>([] { json_of(R"({"params_buffer_size": "1e8"})"); }),
-              HasSubstr("allowed: an integer from 0 to"));
-  EXPECT_THAT(error_of<io::Error>([] { json_of("[]"); }), HasSubstr("allowed: an object with the keys"));
+  EXPECT_GOLDEN(error_of<io::Error>([&] { json_of(text); }));
 }
 
 io::Json filled_in(const std::string& trainer, const std::string& strategy = "{}") {
