@@ -21,8 +21,8 @@ void expect_golden(F&& f, const std::string& more = "",
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   const std::string section = std::string("== ") + test->test_suite_name() + "." + test->name() + more;
   const std::string source = place.file_name();
-  const std::string file = source.substr(source.rfind("/tests/"), source.rfind('.') - source.rfind("/tests/")) + ".txt";
-  std::ifstream lines(FP8_SOURCE_DIR + file);
+  const std::string file = source.substr(source.rfind("tests/"), source.rfind('.') - source.rfind("tests/")) + ".txt";
+  std::ifstream lines(FP8_SOURCE_DIR "/" + file);
   std::string input, found;
   bool inside = false, called = true;
   int number = 0, checks = 0;
