@@ -20,6 +20,7 @@ using test::calibration_text;
 using test::demo_model;
 using test::heldout_text;
 using test::names_in;
+using test::wait_for;
 
 /// `environment` over one that the tests of this machine can't disturb.
 inline Environment clean(Environment environment) {
@@ -30,9 +31,11 @@ inline Environment clean(Environment environment) {
 }
 
 inline test::Run fp8(const Arguments& arguments, const Environment& environment = {}) {
-  test::RunOptions options;
-  options.environment = clean(environment);
-  return run_fp8(arguments, options);
+  return run_fp8(arguments, {.environment = clean(environment)});
+}
+/// The same beside the test.
+inline test::Fp8Process start_fp8(const Arguments& arguments, const Environment& environment = {}) {
+  return test::Fp8Process(arguments, {.environment = clean(environment)});
 }
 template <std::size_t N, class... T>
 test::Run fp8(const char (&text)[N], const T&... values) {

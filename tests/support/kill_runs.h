@@ -73,36 +73,21 @@ class KillRuns {
 
   /// SIGKILL `after` the first file in folder_ appears (a resumed run: after its start).
   Run run_until_killed(const Arguments& arguments, Clock::duration after) {
-    const TempDir files;
-    const std::string out = (files / "out").string(), err = (files / "err").string();
     const bool fresh = std::filesystem::is_empty(folder_);
-    const pid_t child = fork();
-    if (child == 0) become_fp8(arguments, options_, out, err);
-    int status = 0;
-    pid_t ended = 0;
+    Fp8Process process(arguments, options_);
     auto begin = Clock::now();
-    while (fresh && ended == 0 && std::filesystem::is_empty(folder_)) {
-      ended = waitpid(child, &status, WNOHANG);
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
+    const auto pause = [] { std::this_thread::sleep_for(std::chrono::microseconds(200)); };
+    while (fresh && !process.ended() && std::filesystem::is_empty(folder_)) pause();
     if (fresh) {
       startup_ = Clock::now() - begin;
       begin = Clock::now();
     } else {
       after += startup_;
     }
-    while (ended == 0 && Clock::now() - begin < after) {
-      ended = waitpid(child, &status, WNOHANG);
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    if (ended == 0) {
-      kill(child, SIGKILL);
-      while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-      }
-    } else if (fresh) {
-      seconds_ = Clock::now() - begin;
-    }
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_file(out), read_file(err)};
+    while (!process.ended() && Clock::now() - begin < after) pause();
+    if (fresh && process.ended()) seconds_ = Clock::now() - begin;
+    process.send(SIGKILL);
+    return process.wait();
   }
 
   Arguments arguments_;

@@ -45,6 +45,7 @@ inline std::string read_file(const std::filesystem::path& path) {
   if (options.stdout_fd >= 0) dup2(options.stdout_fd, STDOUT_FILENO);
   if (options.close_stdout) close(STDOUT_FILENO);
   for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
+  signal(SIGINT, SIG_DFL);  // the test itself may run in the background
   std::string program = FP8_BINARY_DIR "/bin/fp8";
   std::vector<char*> argv = {program.data()};
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -53,30 +54,58 @@ inline std::string read_file(const std::filesystem::path& path) {
   _exit(127);
 }
 
-inline void send_signals(pid_t child, const RunOptions& options) {
-  if (options.signals_after_start.empty()) return;
-  for (int i = 0; i < 6000 && std::filesystem::is_empty(options.started_file); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  for (const int number : options.signals_after_start) {
-    kill(child, number);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+/// Looks every few milliseconds until come() is true; false where it is not within `limit`.
+template <class F>
+bool wait_for(F&& come, std::chrono::milliseconds limit = std::chrono::minutes(1)) {
+  for (const auto end = std::chrono::steady_clock::now() + limit; !come();) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
+  return true;
 }
 
-inline Run run_fp8(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
-  const TempDir folder;
-  const auto out = (folder / "out").string(), err = (folder / "err").string();
-  const pid_t child = fork();
-  if (child == 0) become_fp8(arguments, options, out, err);
-  send_signals(child, options);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+/// A run of the program beside the test, which is killed with this object.
+class Fp8Process {
+ public:
+  explicit Fp8Process(const std::vector<std::string>& arguments, const RunOptions& options = {}) : child_(fork()) {
+    if (child_ == 0) become_fp8(arguments, options, (folder_ / "out").string(), (folder_ / "err").string());
   }
-  Run run;
-  run.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  run.out = read_file(out);
-  run.err = read_file(err);
-  return run;
+  ~Fp8Process() {
+    send(SIGKILL);
+    wait();
+  }
+  Fp8Process(const Fp8Process&) = delete;
+  Fp8Process& operator=(const Fp8Process&) = delete;
+
+  pid_t id() const { return child_; }
+  bool ended() {
+    if (!ended_) ended_ = waitpid(child_, &status_, WNOHANG) == child_;
+    return ended_;
+  }
+  void send(int number) {
+    if (!ended()) kill(child_, number);
+  }
+  Run wait() {
+    while (!ended_) ended_ = waitpid(child_, &status_, 0) == child_ || errno != EINTR;
+    return {WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_), read_file(folder_ / "out"),
+            read_file(folder_ / "err")};
+  }
+
+ private:
+  const TempDir folder_;
+  pid_t child_;
+  int status_ = 0;
+  bool ended_ = false;
+};
+
+inline Run run_fp8(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
+  Fp8Process process(arguments, options);
+  if (!options.signals_after_start.empty()) wait_for([&] { return !std::filesystem::is_empty(options.started_file); });
+  for (const int number : options.signals_after_start) {
+    process.send(number);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return process.wait();
 }
 /// run_fp8("inspect {} --json", folder / "out")
 template <std::size_t N, class... T>
