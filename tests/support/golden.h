@@ -14,7 +14,7 @@ namespace fp8::test {
 
 /// Beside a test's source NAME.cpp, NAME.txt has a section "== SUITE.TEST" for it; `more` is behind its name where a test
 /// has several. A case is the text that f gets, of one or more lines, and a line for each check of what f returns: "  = "
-/// with the whole of it, "  ~ " with a part, "  ^ " with its beginning. A line that begins with "#" is a comment.
+/// with the whole of it, "  ~ " with a part, "  ^ " with its beginning. A line that begins with "# " is a comment.
 template <class F>
 void expect_golden(F&& f, const std::string& more = "",
                    const std::source_location place = std::source_location::current()) {
@@ -29,7 +29,7 @@ void expect_golden(F&& f, const std::string& more = "",
   for (std::string line; std::getline(lines, line);) {
     ++number;
     if (line.starts_with("== ")) inside = line == section;
-    if (!inside || line.empty() || line == section || line.starts_with("#")) continue;
+    if (!inside || line.empty() || line == section || line.starts_with("# ")) continue;
     const bool check =
         line == "  =" || line.starts_with("  = ") || line.starts_with("  ~ ") || line.starts_with("  ^ ");
     if (!check) {
