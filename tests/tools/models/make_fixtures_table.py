@@ -245,7 +245,7 @@ ROWS = {
     "minimax_m2": {"config": {"head_dim": 32, "intermediate_size": 48, "num_local_experts": 4,
                               "num_experts_per_tok": 2, "rotary_dim": 16, "num_hidden_layers": 2},
                    "hub": {"rotary_dim": 16}, "drop": ["partial_rotary_factor"], "controls": [{"rotary_dim": 32}]},
-    # Not built in: adding_a_row_test.cpp adds it.
+    # Not built in: adding_a_family_test.cpp adds it.
     "arcee-added": {},
 }
 

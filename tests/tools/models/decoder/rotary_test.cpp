@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frequencies against the published formulas in double. Plain, linear and llama3: decoder_test.cpp.
+// Frequencies against the published formulas in double.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -17,73 +17,6 @@ namespace fp8::models {
 namespace {
 
 double plain_frequency(double theta, int i, int dims) { return std::pow(theta, -2.0 * i / dims); }
-
-TEST(Rotary, DynamicStretchesPastTheContext) {
-  const RopeSpec rope{.kind = RopeSpec::Kind::dynamic, .dims = 16, .factor = 2, .original_max_position_embeddings = 32};
-  for (const int positions : {1, 32, 33, 48, 64}) {
-    const auto found = rotary_frequencies(rope, positions);
-    const double theta =
-        positions <= 32 ? 10000 : 10000 * std::pow(2.0 * positions / 32 - 1, 16.0 / 14);  // NTK-aware, "dynamic"
-    for (int i = 0; i < 8; ++i)
-      EXPECT_NEAR(found[i].item<float>() / plain_frequency(theta, i, 16), 1, 1e-5) << positions;
-  }
-}
-
-/// Of arXiv:2309.00071, section 3.2 and its implementation: r(i) = L f_i / (2 pi) turns; gamma goes from 0 at
-/// r = beta_slow to 1 at r = beta_fast, linear in i between the elements where that is so.
-TEST(Rotary, YarnIsARampBetweenStretchedAndKept) {
-  RopeSpec rope{.kind = RopeSpec::Kind::yarn,
-                .theta = 10000,
-                .dims = 64,
-                .factor = 4,
-                .original_max_position_embeddings = 2048,
-                .truncate = false};
-  const auto found = rotary_frequencies(rope, 1);
-  const auto element = [](double turns) { return 64 * std::log(2048 / (turns * 2 * M_PI)) / (2 * std::log(10000.0)); };
-  const double low = element(32), high = element(1);
-  int kept = 0, stretched = 0, between = 0;
-  for (int i = 0; i < 32; ++i) {
-    const double f = plain_frequency(10000, i, 64), gamma = 1 - std::clamp((i - low) / (high - low), 0.0, 1.0);
-    EXPECT_NEAR(found[i].item<float>() / ((1 - gamma) * f / 4 + gamma * f), 1, 1e-5) << i;
-    const double turns = 2048 * f / (2 * M_PI);
-    if (turns > 32) {
-      EXPECT_NEAR(found[i].item<float>() / f, 1, 1e-5);
-      ++kept;
-    } else if (turns < 1) {
-      EXPECT_NEAR(found[i].item<float>() / (f / 4), 1, 1e-5);
-      ++stretched;
-    } else {
-      ++between;
-    }
-  }
-  EXPECT_GT(std::min({kept, stretched, between}), 0);
-  rope.truncate = true;  // whole elements: the ramp is not steeper
-  const auto truncated = rotary_frequencies(rope, 1);
-  for (int i = 0; i < 32; ++i) {
-    const double f = plain_frequency(10000, i, 64);
-    const double gamma = 1 - std::clamp((i - std::floor(low)) / (std::ceil(high) - std::floor(low)), 0.0, 1.0);
-    EXPECT_NEAR(truncated[i].item<float>() / ((1 - gamma) * f / 4 + gamma * f), 1, 1e-5) << i;
-  }
-}
-
-TEST(Rotary, LongRopeTakesTheLongFactorsPastTheOriginalContext) {
-  const RopeSpec rope{.kind = RopeSpec::Kind::longrope,
-                      .dims = 8,
-                      .original_max_position_embeddings = 16,
-                      .short_factor = {1, 1.25, 1.5, 2},
-                      .long_factor = {1, 2, 4, 8},
-                      .attention_factor = 1.5,
-                      .long_attention_factor = 2};
-  for (const int positions : {16, 17}) {
-    const auto& by = positions > 16 ? rope.long_factor : rope.short_factor;
-    const auto found = rotary_frequencies(rope, positions);
-    for (int i = 0; i < 4; ++i)
-      EXPECT_NEAR(found[i].item<float>() * by[static_cast<std::size_t>(i)] / plain_frequency(10000, i, 8), 1, 1e-6);
-    RotaryEmbedding embedding("Rotary", std::vector{rope});
-    const auto angles = embedding->forward(at::arange(positions, at::kFloat).unsqueeze(0), positions, at::empty(0));
-    EXPECT_NEAR(angles[0].cos[0][0][0][0].item<float>(), positions > 16 ? 2 : 1.5, 1e-6);
-  }
-}
 
 TEST(Rotary, AnglesOfPositions) {
   const RopeSpec rope{.theta = 100, .dims = 4};
@@ -228,18 +161,23 @@ TEST(RotaryPublished, Llama3HasThreeRanges) {
 
 /// The stretch is such that the slowest element turns exactly so much slower, and the fastest as it did.
 TEST(RotaryPublished, DynamicStretchesTheSlowestElementAlone) {
-  const RopeSpec rope = {.kind = RopeKind::dynamic, .dims = 64, .factor = 4, .original_max_position_embeddings = 2048};
-  const auto plain = published_plain(rope.theta, rope.dims);
-  expect_frequencies(rope, 2048, plain);
-  for (const std::int64_t positions : {2049, 3000, 8192}) {
-    const at::Tensor found = rotary_frequencies(rope, positions);
-    const double stretched = 4 * static_cast<double>(positions) / 2048 - 3;
-    EXPECT_EQ(found[0].item<double>(), 1);
-    EXPECT_NEAR(found[31].item<double>() * stretched / plain[31], 1, 4e-6) << positions;
-    for (std::int64_t i = 1; i < 31; ++i)
-      EXPECT_NEAR(found[i].item<double>() * std::pow(stretched, static_cast<double>(i) / 31) /
-                      plain[static_cast<std::size_t>(i)],
-                  1, 4e-6);
+  for (const RopeSpec& rope :
+       {RopeSpec{.kind = RopeKind::dynamic, .dims = 64, .factor = 4, .original_max_position_embeddings = 2048},
+        RopeSpec{.kind = RopeKind::dynamic, .dims = 16, .factor = 2, .original_max_position_embeddings = 32}}) {
+    const auto plain = published_plain(rope.theta, rope.dims);
+    const std::int64_t context = rope.original_max_position_embeddings, last = rope.dims / 2 - 1;
+    for (const std::int64_t positions : {std::int64_t{1}, context}) expect_frequencies(rope, positions, plain);
+    for (const std::int64_t positions : {context + 1, context * 3 / 2, context * 2, context * 4}) {
+      const at::Tensor found = rotary_frequencies(rope, positions);
+      const double stretched =
+          rope.factor * static_cast<double>(positions) / static_cast<double>(context) - (rope.factor - 1);
+      EXPECT_EQ(found[0].item<double>(), 1);
+      EXPECT_NEAR(found[last].item<double>() * stretched / plain.back(), 1, 4e-6) << positions;
+      for (std::int64_t i = 1; i < last; ++i)
+        EXPECT_NEAR(found[i].item<double>() * std::pow(stretched, static_cast<double>(i) / static_cast<double>(last)) /
+                        plain[static_cast<std::size_t>(i)],
+                    1, 4e-6);
+    }
   }
 }
 
@@ -255,9 +193,10 @@ TEST(RotaryPublished, YarnOfPublishedModelsAndAtItsEdges) {
                     .beta_slow = slow,
                     .truncate = truncate};
   };
-  for (const RopeSpec& spec : {rope(1e4, 128, 16, 4096),                    // Yarn-Llama-2-64k
-                               rope(1e6, 128, 4, 32768),                    // Qwen2.5
-                               rope(1e4, 64, 40, 4096),                     // DeepSeek-V3
+  for (const RopeSpec& spec : {rope(1e4, 128, 16, 4096),  // Yarn-Llama-2-64k
+                               rope(1e6, 128, 4, 32768),  // Qwen2.5
+                               rope(1e4, 64, 40, 4096),   // DeepSeek-V3
+                               rope(1e4, 64, 4, 2048), rope(1e4, 64, 4, 2048, 32, 1, false),
                                rope(150000, 64, 32, 4096, 32, 1, false),    // gpt-oss
                                rope(1e4, 64, 8, 4096, 4, 4, false),         // a step
                                rope(100, 16, 4, 16), rope(2, 8, 4, 64)}) {  // the ramp begins, or ends, outside
@@ -282,6 +221,7 @@ TEST(RotaryPublished, LongRopeChoosesForEachForward) {
       const auto angles = rotary->forward(at::full({1, 1}, 2.0f), in_use, at::empty({0}, at::kDouble));
       const auto& by = in_use > 16 ? rope.long_factor : rope.short_factor;
       const double magnitude = in_use > 16 && long_factor > 0 ? long_factor : 1.5;
+      expect_frequencies(rope, in_use, {plain[0] / by[0], plain[1] / by[1], plain[2] / by[2], plain[3] / by[3]});
       for (std::int64_t i = 0; i < 8; ++i) {
         const auto element = static_cast<std::size_t>(i % 4);
         const double angle = 2 * plain[element] / by[element];

@@ -52,6 +52,18 @@ bool is_of_images(const std::string& name) {
   return false;
 }
 
+/// Logits of every layer in turn.
+at::Tensor streamed(const std::filesystem::path& folder, const at::Tensor& ids) {
+  LayerStream stream(folder, {.dtype = at::kFloat, .device = at::kCPU});
+  auto h = stream.embed(ids);
+  for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
+    const auto layer = stream.load_layer(i);
+    h = stream.run_layer(i, h);
+  }
+  const auto head = stream.load_head();
+  return stream.run_head(stream.run_norm(h));
+}
+
 TEST_P(Families, LogitsAreThoseOfTransformers) {
   float most = 0;
   for (const auto attention : {AttentionKind::fused, AttentionKind::eager}) {
@@ -112,14 +124,7 @@ TEST_P(Families, JoinedSequencesAreAsEachAlone) {
 TEST_P(Families, LayersAreStreamed) {
   const auto loaded = load();
   const auto& ids = fixture.runs.front().ids;
-  LayerStream stream(folder.path(), {.dtype = at::kFloat, .device = at::kCPU});
-  auto h = stream.embed(ids);
-  for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
-    const auto layer = stream.load_layer(i);
-    h = stream.run_layer(i, h);
-  }
-  const auto head = stream.load_head();
-  EXPECT_TRUE(at::equal(stream.run_head(stream.run_norm(h)), loaded.model->forward(ids)));
+  EXPECT_TRUE(at::equal(streamed(folder.path(), ids), loaded.model->forward(ids)));
 }
 
 /// d loss / d parameter of a model whose forward is that of training.
@@ -183,14 +188,7 @@ TEST_P(Encoders, LogitsAreThoseOfTransformers) {
 TEST_P(Encoders, LayersAreStreamed) {
   const auto loaded = load();
   const auto ids = fixture.runs.back().ids;
-  LayerStream stream(folder.path(), {.dtype = at::kFloat, .device = at::kCPU});
-  auto h = stream.embed(ids);
-  for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
-    const auto layer = stream.load_layer(i);
-    h = stream.run_layer(i, h);
-  }
-  const auto head = stream.load_head();
-  EXPECT_TRUE(at::equal(stream.run_head(stream.run_norm(h)), loaded.model->forward(ids)));
+  EXPECT_TRUE(at::equal(streamed(folder.path(), ids), loaded.model->forward(ids)));
 }
 
 TEST_P(Encoders, ContinueNoText) { EXPECT_THROW(load().model->make_cache(8), c10::Error); }

@@ -7,6 +7,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/registry.h"
+#include "support/golden.h"
 #include "support/throws_with.h"
 
 namespace fp8::models {
@@ -29,6 +30,13 @@ std::string config_error(const io::Json& json) {
 io::Json with(const std::string& key, const io::Json& value) {
   auto json = minimal();
   json[key] = value;
+  return json;
+}
+
+/// minimal() with the keys of an object.
+io::Json with(const std::string& keys) {
+  auto json = minimal();
+  json.update(io::parse_json(keys, "keys"));
   return json;
 }
 
@@ -69,11 +77,13 @@ TEST(FamilyKeys, ReadsBothSpellingsOfTheRotaryEmbedding) {
   }
   const auto config = parse(with("rope_scaling", {{"rope_type", "llama3"},
                                                   {"factor", 8.0},
-                                                  {"low_freq_factor", 1.0},
-                                                  {"high_freq_factor", 4.0},
+                                                  {"low_freq_factor", 2.0},
+                                                  {"high_freq_factor", 8.0},
                                                   {"original_max_position_embeddings", 8192}}));
   EXPECT_EQ(config.ropes.at(0).kind, RopeSpec::Kind::llama3);
   EXPECT_EQ(config.ropes.at(0).original_max_position_embeddings, 8192);
+  EXPECT_EQ(config.ropes.at(0).low_freq_factor, 2);
+  EXPECT_EQ(config.ropes.at(0).high_freq_factor, 8);
 }
 
 TEST(FamilyKeys, TokenIdsAreOneOrAList) {
@@ -86,16 +96,10 @@ TEST(FamilyKeys, TokenIdsAreOneOrAList) {
 TEST(FamilyKeys, Dtype) {
   EXPECT_EQ(parse(with("torch_dtype", "bfloat16")).dtype, c10::kBFloat16);
   EXPECT_EQ(parse(with("dtype", "float16")).dtype, c10::kHalf);
-  EXPECT_EQ(config_error(with("dtype", "int8")),
-            "[models] m/config.json: key 'dtype': found \"int8\", allowed: float32, bfloat16, float16");
+  EXPECT_GOLDEN(config_error(with(text)));
 }
 
-TEST(FamilyKeys, OtherArchitecturesAreRefusedByName) {
-  EXPECT_THAT(config_error(with("model_type", "rwkv")),
-              HasSubstr("[models] m/config.json: model_type \"rwkv\" is not supported, allowed: llama, mistral, "));
-  EXPECT_THAT(config_error(with("model_type", 3)),
-              HasSubstr("key 'model_type': found 3, allowed: llama, mistral, mixtral"));
-}
+TEST(FamilyKeys, OtherArchitecturesAreRefusedByName) { EXPECT_GOLDEN(config_error(with(text))); }
 
 TEST(FamilyKeys, Windows) {
   auto mistral = with("model_type", "mistral");
@@ -121,20 +125,7 @@ TEST(FamilyKeys, Windows) {
   EXPECT_THAT(config_error(qwen), HasSubstr("key 'layer_types'"));
 }
 
-TEST(FamilyKeys, WhatWouldChangeTheNumbersIsRefused) {
-  EXPECT_EQ(config_error(with("hidden_act", "mish")),
-            "[models] m/config.json: key 'hidden_act': found \"mish\", allowed: silu, swish, gelu, gelu_new, "
-            "gelu_fast, gelu_pytorch_tanh, relu, relu2");
-  EXPECT_THAT(config_error(with("rope_scaling", {{"rope_type", "spiral"}, {"factor", 2}})),
-              HasSubstr("key 'rope_scaling.rope_type': found \"spiral\", allowed: default, linear, dynamic, llama3"));
-  EXPECT_THAT(
-      config_error(with("rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1}}, {"long_factor", {1}}})),
-      HasSubstr("key 'rope_scaling.short_factor': found [1], allowed: a list of 2 numbers"));
-  EXPECT_THAT(config_error(with("partial_rotary_factor", 0.5)),
-              HasSubstr("key 'partial_rotary_factor': found 0.5, allowed: 1"));
-  EXPECT_THAT(config_error(with("rope_scaling", "linear")),
-              HasSubstr("key 'rope_scaling': found \"linear\", allowed: an object"));
-}
+TEST(FamilyKeys, WhatWouldChangeTheNumbersIsRefused) { EXPECT_GOLDEN(config_error(with(text))); }
 
 TEST(FamilyKeys, RangesOfIntegers) {
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -150,22 +141,12 @@ TEST(FamilyKeys, RangesOfIntegers) {
 }
 
 TEST(FamilyKeys, ShapesThatDoNotDivide) {
-  EXPECT_THAT(config_error(with("num_key_value_heads", 3)),
-              HasSubstr("key 'num_key_value_heads': found 3, allowed: a divisor of"));
-  EXPECT_THAT(config_error(with("num_attention_heads", 5)),
-              HasSubstr("key 'num_attention_heads': found 5, allowed: a divisor of"));
-  EXPECT_THAT(config_error(with("head_dim", 5)), HasSubstr("key 'head_dim': found 5, allowed: an even integer"));
+  EXPECT_GOLDEN(config_error(with(text)));
   auto odd = with("num_attention_heads", 16);
   EXPECT_THAT(config_error(odd), HasSubstr("key 'head_dim': missing, allowed: an even integer"));
 }
 
-TEST(FamilyKeys, NumbersAndBooleans) {
-  EXPECT_THAT(config_error(with("rms_norm_eps", -1)),
-              HasSubstr("key 'rms_norm_eps': found -1, allowed: a number from"));
-  EXPECT_THAT(config_error(with("rope_theta", "10000")), HasSubstr("key 'rope_theta': found \"10000\""));
-  EXPECT_THAT(config_error(with("tie_word_embeddings", 1)),
-              HasSubstr("key 'tie_word_embeddings': found 1, allowed: true or false"));
-}
+TEST(FamilyKeys, NumbersAndBooleans) { EXPECT_GOLDEN(config_error(with(text))); }
 
 TEST(FamilyKeys, NotAnObject) {
   EXPECT_EQ(config_error(io::Json::array()), "[models] m/config.json: found [], expected a JSON object");
@@ -258,30 +239,7 @@ TEST(DebertaKeys, TheNewHeadIsTiedAlways) {
 }
 
 TEST(DebertaKeys, WhatCanNotBeIsRefusedByKey) {
-  const io::Json classifier = {"DebertaV2ForSequenceClassification"};
-  const std::pair<io::Json, const char*> cases[] = {
-      {{{"pos_att_type", "c2p|p2p"}}, "key 'pos_att_type': found \"c2p|p2p\", allowed: \"c2p\", \"p2c\""},
-      {{{"pos_att_type", ""}}, "key 'pos_att_type'"},
-      {{{"pos_att_type", {"c2p", 3}}}, "key 'pos_att_type'"},
-      {{{"pos_att_type", 3}}, "key 'pos_att_type'"},
-      {{{"position_buckets", 1}}, "key 'position_buckets': found 1, allowed: -1 or 2 and more"},
-      {{{"position_buckets", 60}, {"max_relative_positions", 20}},
-       "key 'position_buckets': found 60, allowed: -1 or 2 and more, half of it below max_relative_positions - 1 = 19"},
-      {{{"norm_rel_ebd", "batch_norm"}}, "key 'norm_rel_ebd'"},
-      {{{"conv_kernel_size", 4}}, "key 'conv_kernel_size': found 4, allowed: 0, or odd"},
-      {{{"conv_kernel_size", 3}, {"conv_groups", 5}},
-       "key 'conv_groups': found 5, allowed: a divisor of hidden_size 16"},
-      {{{"conv_kernel_size", 3}, {"conv_act", "mish"}}, "key 'conv_act': found \"mish\""},
-      {{{"attention_head_size", 8}}, "key 'attention_head_size': found 8, allowed: 4"},
-      {{{"legacy", false}, {"embedding_size", 8}}, "key 'embedding_size': found 8, allowed: hidden_size 16"},
-      {{{"architectures", classifier}, {"pooler_hidden_size", 8}},
-       "key 'pooler_hidden_size': found 8, allowed: hidden_size 16"},
-      {{{"architectures", {"DebertaV2ForTokenClassification"}}}, "key 'architectures'"},
-  };
-  for (const auto& [more, message] : cases) {
-    const auto& json = more;
-    EXPECT_THAT(error_of([&] { parse_deberta(json); }), HasSubstr(message)) << json;
-  }
+  EXPECT_GOLDEN(error_of([&] { parse_deberta(io::parse_json(text, "more")); }));
 }
 
 }  // namespace

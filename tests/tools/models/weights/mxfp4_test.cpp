@@ -20,10 +20,12 @@ namespace {
 
 constexpr std::int64_t kExperts = 2, kIn = 64, kOut = 3;
 
+/// Of the Microscaling specification 1.0, section 5.3.3: 1 sign, 2 exponent bits with bias 1, 1 mantissa bit.
 double e2m1(unsigned code) {
+  const unsigned exponent = code >> 1 & 3, mantissa = code & 1;
   const double magnitude =
-      (code & 6) == 0 ? (code & 1) * 0.5 : std::ldexp(1 + (code & 1) * 0.5, static_cast<int>(code >> 1 & 3) - 1);
-  return (code & 8) != 0 ? -magnitude : magnitude;
+      exponent == 0 ? 0.5 * mantissa : std::ldexp(1 + 0.5 * mantissa, static_cast<int>(exponent) - 1);
+  return std::copysign(magnitude, (code & 8) != 0 ? -1.0 : 1.0);
 }
 
 struct Stack {
@@ -114,14 +116,6 @@ io::Checkpoint write_bytes(const std::filesystem::path& folder, const std::map<s
   return io::Checkpoint(folder);
 }
 
-/// Of the Microscaling specification 1.0, section 5.3.3: 1 sign, 2 exponent bits with bias 1, 1 mantissa bit.
-double e2m1_of_the_specification(unsigned code) {
-  const unsigned exponent = code >> 1 & 3, mantissa = code & 1;
-  const double magnitude =
-      exponent == 0 ? 0.5 * mantissa : std::ldexp(1 + 0.5 * mantissa, static_cast<int>(exponent) - 1);
-  return std::copysign(magnitude, (code & 8) != 0 ? -1.0 : 1.0);
-}
-
 /// Block b holds each code twice, from code b on, and exponent b modulo kExponents: 6 * 2^125 is the largest f32.
 struct AllExponents {
   static constexpr std::int64_t kStacked = 2, kRows = 128, kColumns = 64;
@@ -139,7 +133,7 @@ struct AllExponents {
   static double value(std::int64_t expert, std::int64_t out, std::int64_t in) {
     const auto b = static_cast<std::size_t>((expert * kRows + out) * (kColumns / 32) + in / 32);
     const auto code = static_cast<unsigned>((b + static_cast<std::size_t>(in % 32)) % 16);
-    return std::ldexp(e2m1_of_the_specification(code), static_cast<int>(b % kExponents) - 127);
+    return std::ldexp(e2m1(code), static_cast<int>(b % kExponents) - 127);
   }
 };
 

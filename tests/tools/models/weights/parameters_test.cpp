@@ -17,21 +17,34 @@ namespace {
 
 class Parameters : public ::testing::Test {
  protected:
+  /// Each tensor in its own dtype: f32, bf16, f16, int64.
   io::Checkpoint write(const std::map<std::string, at::Tensor>& tensors) const {
+    const auto dtype_of = [](const at::Tensor& tensor) {
+      return tensor.scalar_type() == at::kFloat      ? io::DType::F32
+             : tensor.scalar_type() == at::kBFloat16 ? io::DType::BF16
+             : tensor.scalar_type() == at::kHalf     ? io::DType::F16
+                                                     : io::DType::I64;
+    };
     std::vector<io::SafetensorsWriter::Entry> entries;
-    for (const auto& [name, tensor] : tensors) entries.push_back({name, io::DType::F32, tensor.sizes().vec()});
+    for (const auto& [name, tensor] : tensors) entries.push_back({name, dtype_of(tensor), tensor.sizes().vec()});
     io::SafetensorsWriter writer(folder.path() / "model.safetensors", entries);
     for (const auto& [name, tensor] : tensors) writer.write(name, tensor.contiguous().const_data_ptr());
     writer.commit();
     return io::Checkpoint(folder.path());
   }
+  std::string where(const std::string& tensor) const {
+    return "[models] " + folder.path().string() + ": tensor '" + tensor + "'";
+  }
+  static std::string refusal_of(const io::Checkpoint& file, const std::string& name, at::IntArrayRef shape,
+                                const ReadOptions& options = {}) {
+    return error_of([&] { read_parameter(file, name, shape, {}, options); });
+  }
+
   const test::TempDir folder;
 };
 
-at::Tensor numbered(at::IntArrayRef sizes, float first = 0) {
-  std::int64_t n = 1;
-  for (const auto size : sizes) n *= size;
-  return (at::arange(n, at::kFloat) + first).view(sizes);
+at::Tensor numbered(at::IntArrayRef sizes, double first = 0) {
+  return (at::arange(c10::multiply_integers(sizes), at::kDouble) + first).to(at::kFloat).view(sizes);
 }
 
 TEST_F(Parameters, AreReadWhereTheyAreKept) {
@@ -114,41 +127,10 @@ TEST_F(Parameters, DtypesOfFiles) {
 
 constexpr float kEdgeNaN = std::numeric_limits<float>::quiet_NaN(), kEdgeInf = std::numeric_limits<float>::infinity();
 
-class ParametersEdges : public ::testing::Test {
- protected:
-  /// Each tensor in its own dtype: f32, bf16, f16, int64.
-  io::Checkpoint write(const std::map<std::string, at::Tensor>& tensors) const {
-    const auto dtype_of = [](const at::Tensor& tensor) {
-      return tensor.scalar_type() == at::kFloat      ? io::DType::F32
-             : tensor.scalar_type() == at::kBFloat16 ? io::DType::BF16
-             : tensor.scalar_type() == at::kHalf     ? io::DType::F16
-                                                     : io::DType::I64;
-    };
-    std::vector<io::SafetensorsWriter::Entry> entries;
-    for (const auto& [name, tensor] : tensors) entries.push_back({name, dtype_of(tensor), tensor.sizes().vec()});
-    io::SafetensorsWriter writer(folder_.path() / "model.safetensors", entries);
-    for (const auto& [name, tensor] : tensors) writer.write(name, tensor.contiguous().const_data_ptr());
-    writer.commit();
-    return io::Checkpoint(folder_.path());
-  }
-  std::string where(const std::string& tensor) const {
-    return "[models] " + folder_.path().string() + ": tensor '" + tensor + "'";
-  }
-  static std::string refusal_of(const io::Checkpoint& file, const std::string& name, at::IntArrayRef shape,
-                                const ReadOptions& options = {}) {
-    return error_of([&] { read_parameter(file, name, shape, {}, options); });
-  }
-
- private:
-  const test::TempDir folder_;
-};
-
-at::Tensor numbers_from(double first, at::IntArrayRef sizes) {
-  return (at::arange(c10::multiply_integers(sizes), at::kDouble) + first).to(at::kFloat).view(sizes);
-}
+using ParametersEdges = Parameters;
 
 TEST_F(ParametersEdges, AnyFloatingDtypeBecomesAnyOther) {
-  const at::Tensor values = numbers_from(-3, {2, 4});  // exact in all
+  const at::Tensor values = numbered({2, 4}, -3);  // exact in all
   const auto file = write({{"f32", values}, {"bf16", values.to(at::kBFloat16)}, {"f16", values.to(at::kHalf)}});
   for (const char* name : {"f32", "bf16", "f16"}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -227,33 +209,33 @@ TEST_F(ParametersEdges, TheEndOfF16) {
 }
 
 TEST_F(ParametersEdges, TransposedOnesAreDense) {
-  const at::Tensor stored = numbers_from(0, {4, 6});
+  const at::Tensor stored = numbered({4, 6}, 0);
   const std::string expert = "model.layers.0.mlp.experts.0.";
   const auto file = write({{"h.weight", stored},
-                           {"h.bias", numbers_from(1, {6})},
-                           {expert + "gate_proj.weight", numbers_from(0, {3, 4})},
-                           {expert + "up_proj.weight", numbers_from(50, {3, 4})},
-                           {expert + "down_proj.weight", numbers_from(9, {4, 3})}});
+                           {"h.bias", numbered({6}, 1)},
+                           {expert + "gate_proj.weight", numbered({3, 4}, 0)},
+                           {expert + "up_proj.weight", numbered({3, 4}, 50)},
+                           {expert + "down_proj.weight", numbered({4, 3}, 9)}});
   const CausalLM::Storage transposed = {.transposed = true};
   const at::Tensor found = read_parameter(file, "h.weight", {6, 4}, transposed, {});
   EXPECT_TRUE(found.is_contiguous() && found.equal(stored.t()));
-  EXPECT_TRUE(read_parameter(file, "h.bias", {6}, transposed, {}).equal(numbers_from(1, {6})));
+  EXPECT_TRUE(read_parameter(file, "h.bias", {6}, transposed, {}).equal(numbered({6}, 1)));
   EXPECT_EQ(error_of([&] { check_parameter(file, "h.weight", {4, 6}, transposed); }),
             where("h.weight") + ": found shape [4, 6], config.json asks for [6, 4]");
   // Experts that stand one by one are never transposed.
   const std::string op = "model.layers.0.mlp.experts.moe_op.";
   EXPECT_TRUE(read_parameter(file, op + "w13_list.0.weight", {6, 4}, transposed, {})
-                  .equal(at::cat({numbers_from(0, {3, 4}), numbers_from(50, {3, 4})})));
-  EXPECT_TRUE(read_parameter(file, op + "w2_list.0.weight", {4, 3}, transposed, {}).equal(numbers_from(9, {4, 3})));
+                  .equal(at::cat({numbered({3, 4}, 0), numbered({3, 4}, 50)})));
+  EXPECT_TRUE(read_parameter(file, op + "w2_list.0.weight", {4, 3}, transposed, {}).equal(numbered({4, 3}, 9)));
 }
 
 TEST_F(ParametersEdges, ExpertsThatDoNotFit) {
   const std::string one = "model.layers.0.mlp.experts.", stack = "model.layers.1.mlp.experts.";
-  const auto file = write({{one + "0.w1.weight", numbers_from(0, {3, 4})},
-                           {one + "0.w3.weight", numbers_from(50, {3, 5})},
-                           {one + "1.w1.weight", numbers_from(0, {3, 4})},
-                           {stack + "gate_up_proj", numbers_from(0, {2, 6, 4})},
-                           {stack + "down_proj", numbers_from(0, {2, 4, 3})}});
+  const auto file = write({{one + "0.w1.weight", numbered({3, 4}, 0)},
+                           {one + "0.w3.weight", numbered({3, 5}, 50)},
+                           {one + "1.w1.weight", numbered({3, 4}, 0)},
+                           {stack + "gate_up_proj", numbered({2, 6, 4}, 0)},
+                           {stack + "down_proj", numbered({2, 4, 3}, 0)}});
   const auto message = [&](const std::string& name, at::IntArrayRef shape) {
     const std::string read = refusal_of(file, name, shape);
     EXPECT_EQ(read, error_of([&] { check_parameter(file, name, shape); }));
@@ -272,9 +254,9 @@ TEST_F(ParametersEdges, ExpertsThatDoNotFit) {
 }
 
 TEST_F(ParametersEdges, RowsAreOfTheWholeShape) {
-  const auto file = write({{"table", numbers_from(0, {7, 3}).to(at::kBFloat16)}});
+  const auto file = write({{"table", numbered({7, 3}, 0).to(at::kBFloat16)}});
   const at::Tensor rows = read_weight_rows(file, "table", {7, 3}, 4, 3, at::kFloat, at::kCPU);
-  EXPECT_TRUE(rows.equal(numbers_from(12, {3, 3})));
+  EXPECT_TRUE(rows.equal(numbered({3, 3}, 12)));
   EXPECT_EQ(error_of([&] { read_weight_rows(file, "table", {3, 3}, 0, 3, at::kFloat, at::kCPU); }),
             where("table") + ": found shape [7, 3], config.json asks for [3, 3]");
   EXPECT_NE(error_of([&] { read_weight_rows(file, "table", {7, 3}, 5, 3, at::kFloat, at::kCPU); }), "");
