@@ -29,6 +29,11 @@ class Dataset : public ::testing::Test {
               std::int64_t skip = 0) const {
     return load_chunks(file, tokenizer.get(), {seq_len, samples, skip});
   }
+  /// The line that load() throws.
+  template <class... Arguments>
+  std::string error(const Arguments&... arguments) const {
+    return error(arguments...);
+  }
 };
 
 // docs = text.split("<|endoftext|>"); with several: p.strip("\n"); ids += encode(p) for p that are not empty
@@ -100,10 +105,8 @@ TEST_F(Dataset, LineEndsAreUnified) {
 }
 
 TEST_F(Dataset, NulBytesAndInvalidUtf8AreRefused) {
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.write("a.txt", std::string("a\0b", 3)), 1); }),
-              HasSubstr("a NUL byte at 1"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.write("b.txt", "ab\xff"), 1); }),
-              HasSubstr("byte 0xff at 2 is not UTF-8"));
+  EXPECT_THAT(error(folder.write("a.txt", std::string("a\0b", 3)), 1), HasSubstr("a NUL byte at 1"));
+  EXPECT_THAT(error(folder.write("b.txt", "ab\xff"), 1), HasSubstr("byte 0xff at 2 is not UTF-8"));
 }
 
 // Long enough to be read in parts: what comes out is what all of it gives.
@@ -139,7 +142,7 @@ TEST_F(Dataset, OnlyTheNeededPartIsTokenized) {
   const io::Json line{{"text", words(2000, 3)}};
   const auto file = folder.write("a.jsonl", line.dump() + "\nnot json\n");
   EXPECT_EQ(load(file, 64, 3).count, 3);
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(file, 64); }), HasSubstr("a.jsonl:2"));
+  EXPECT_THAT(error(file, 64), HasSubstr("a.jsonl:2"));
 }
 
 TEST_F(Dataset, JsonLines) {
@@ -162,9 +165,7 @@ TEST_F(Dataset, JsonLinesLongerThanABlock) {
 }
 
 TEST_F(Dataset, BadJsonLinesNameTheLine) {
-  const auto message = [&](const std::string& content) {
-    return test::one_line_error<io::Error>([&] { load(folder.write("a.jsonl", content), 4); });
-  };
+  const auto message = [&](const std::string& content) { return error(folder.write("a.jsonl", content), 4); };
   EXPECT_THAT(message("{\"text\":\"a\"}\n{\"txt\":\"a\"}\n"), HasSubstr("a.jsonl:2: has no field 'text', found 'txt'"));
   EXPECT_THAT(message("\n{\"text\":7}\n"), HasSubstr("a.jsonl:2: field 'text' is a JSON number, expected a string"));
   EXPECT_THAT(message("[1]\n"), HasSubstr("a.jsonl[0]: is a JSON number"));
@@ -205,7 +206,7 @@ TEST_F(Dataset, WhatStandsBesideIdsMustSayNothing) {
     return folder.path() / "a.safetensors";
   };
   const auto refused = [&](const std::string& name, const Ids& beside) {
-    return test::one_line_error<io::Error>([&] { load(write(name, io::DType::I64, beside), 256); });
+    return error(write(name, io::DType::I64, beside), 256);
   };
   for (const auto& [name, values] : {std::pair<const char*, Ids>{"attention_mask", {1, 1, 1, 1, 1, 1}},
                                      {"labels", {1, 2, 3, 4, 5, 6}},
@@ -215,9 +216,8 @@ TEST_F(Dataset, WhatStandsBesideIdsMustSayNothing) {
   const auto padded = write("attention_mask", io::DType::I64, {1, 1, 1, 1, 1, 0});
   EXPECT_EQ(load(padded, 256, 1).ids, (Ids{1, 2, 3})) << "the padding is in a row that is not used";
   EXPECT_THAT(refused("attention_mask", {1, 1, 1, 1, 1, 0}), HasSubstr("'attention_mask' is not read, allowed"));
-  EXPECT_THAT(
-      test::one_line_error<io::Error>([&] { load(write("attention_mask", io::DType::BOOL, {0, 1, 1, 1, 1, 1}), 256); }),
-      HasSubstr("'attention_mask' is not read"));
+  EXPECT_THAT(error(write("attention_mask", io::DType::BOOL, {0, 1, 1, 1, 1, 1}), 256),
+              HasSubstr("'attention_mask' is not read"));
   EXPECT_THAT(refused("labels", {1, 2, -100, 4, 5, 6}), HasSubstr("'labels' is not read"));
   EXPECT_THAT(refused("position_ids", {1, 2, 3, 1, 2, 3}), HasSubstr("'position_ids' is not read"));
   EXPECT_THAT(refused("token_type_ids", {0, 0, 1, 0, 0, 1}), HasSubstr("'token_type_ids' is not read"));
@@ -225,9 +225,7 @@ TEST_F(Dataset, WhatStandsBesideIdsMustSayNothing) {
 }
 
 TEST_F(Dataset, BadSafetensors) {
-  const auto message = [&](const std::filesystem::path& file) {
-    return test::one_line_error<io::Error>([&] { load(file, 256); });
-  };
+  const auto message = [&](const std::filesystem::path& file) { return error(file, 256); };
   EXPECT_THAT(message(write_ids(folder, "a.safetensors", "ids", io::DType::I64, {1, 2}, {1, 2})),
               HasSubstr("a.safetensors: has no tensor 'input_ids'"));
   EXPECT_THAT(message(write_ids(folder, "b.safetensors", "input_ids", io::DType::F64, {1, 2}, {1, 2})),
@@ -242,48 +240,40 @@ TEST_F(Dataset, BadSafetensors) {
               HasSubstr("'input_ids' is empty: [0, 2]"));
   EXPECT_THAT(message(folder.write("g.safetensors", "no")), HasSubstr("g.safetensors"));
   const auto file = write_ids(folder, "h.safetensors", "input_ids", io::DType::I64, {2, 1}, {1, 2});
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(file, 256, -1, 2); }),
-              HasSubstr("2 chunks, none left after skipping 2 (--skip)"));
+  EXPECT_THAT(error(file, 256, -1, 2), HasSubstr("2 chunks, none left after skipping 2 (--skip)"));
 }
 
 TEST_F(Dataset, TooLittleText) {
   const auto few = folder.write("few.txt", "a b c");
   const auto tokens = std::to_string(tokenizer->encode("a b c").size());
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(few, 256); }),
-              HasSubstr("few.txt: " + tokens + " tokens, fewer than one chunk of 256 (--seq-len)"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(few, 1, -1, 100); }),
-              AllOf(HasSubstr(tokens + " chunks of 1"), HasSubstr("(--skip)")));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(few, 1, 5, INT64_MAX); }), HasSubstr("(--skip)"));
+  EXPECT_THAT(error(few, 256), HasSubstr("few.txt: " + tokens + " tokens, fewer than one chunk of 256 (--seq-len)"));
+  EXPECT_THAT(error(few, 1, -1, 100), AllOf(HasSubstr(tokens + " chunks of 1"), HasSubstr("(--skip)")));
+  EXPECT_THAT(error(few, 1, 5, INT64_MAX), HasSubstr("(--skip)"));
   EXPECT_EQ(load(few, 1, INT64_MAX, 1).count, static_cast<std::int64_t>(tokenizer->encode("a b c").size()) - 1);
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(few, INT64_MAX); }), HasSubstr("fewer than one chunk"));
+  EXPECT_THAT(error(few, INT64_MAX), HasSubstr("fewer than one chunk"));
   const Chunks all = load_chunks(few, tokenizer.get(), {.seq_len = 256, .shorter = true});
   EXPECT_EQ(all.ids, tokenizer->encode("a b c"));
   EXPECT_EQ(all.count, 1);
   for (const char* const nothing : {"", "<|endoftext|>", "\n\n<|endoftext|>\n"}) {
-    EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.write("none.txt", nothing), 4); }),
-                HasSubstr("none.txt: holds no text"))
-        << nothing;
+    EXPECT_THAT(error(folder.write("none.txt", nothing), 4), HasSubstr("none.txt: holds no text")) << nothing;
   }
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.write("none.jsonl", "\n\n"), 4); }),
-              HasSubstr("none.jsonl: holds no text"));
+  EXPECT_THAT(error(folder.write("none.jsonl", "\n\n"), 4), HasSubstr("none.jsonl: holds no text"));
 }
 
 TEST_F(Dataset, PathsAndOptions) {
   const auto file = folder.write("a.txt", "hello");
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.path() / "missing.txt", 4); }),
-              HasSubstr("missing.txt"));
+  EXPECT_THAT(error(folder.path() / "missing.txt", 4), HasSubstr("missing.txt"));
   std::filesystem::create_directory(folder.path() / "folder.txt");
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.path() / "folder.txt", 4); }), HasSubstr("folder"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.path(), 4); }), HasSubstr("folder"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.write("a.csv", "x"), 4); }),
+  EXPECT_THAT(error(folder.path() / "folder.txt", 4), HasSubstr("folder"));
+  EXPECT_THAT(error(folder.path(), 4), HasSubstr("folder"));
+  EXPECT_THAT(error(folder.write("a.csv", "x"), 4),
               HasSubstr("a.csv: has the suffix '.csv', allowed: .txt, .md, .jsonl, .json, .safetensors"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(folder.write("plain", "x"), 4); }), HasSubstr("suffix ''"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(file, 0); }),
-              HasSubstr("--seq-len is 0, allowed: at least 1"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(file, -3); }), HasSubstr("--seq-len is -3"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(file, 4, 0); }), HasSubstr("--samples is 0"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(file, 4, -2); }), HasSubstr("--samples is -2"));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { load(file, 4, 1, -1); }), HasSubstr("--skip is -1"));
+  EXPECT_THAT(error(folder.write("plain", "x"), 4), HasSubstr("suffix ''"));
+  EXPECT_THAT(error(file, 0), HasSubstr("--seq-len is 0, allowed: at least 1"));
+  EXPECT_THAT(error(file, -3), HasSubstr("--seq-len is -3"));
+  EXPECT_THAT(error(file, 4, 0), HasSubstr("--samples is 0"));
+  EXPECT_THAT(error(file, 4, -2), HasSubstr("--samples is -2"));
+  EXPECT_THAT(error(file, 4, 1, -1), HasSubstr("--skip is -1"));
   EXPECT_THAT(test::one_line_error<io::Error>([&] { load_chunks(file, nullptr, {}); }),
               HasSubstr("needs a tokenizer beside the model"));
 }

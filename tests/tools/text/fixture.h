@@ -1,43 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// For the tests of tools/text: the committed fixtures, throw-away folders, and the message of an io::Error.
+// For the tests of tools/text: the committed fixtures, and throw-away folders.
 #pragma once
 
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/steps/json_part.h"
+#include "support/temp_dir.h"
 #include "support/throws_with.h"
 
 namespace fp8::text::testing {
 
 inline std::filesystem::path fixtures() { return std::filesystem::path(FP8_SOURCE_DIR) / "tests/tools/text/fixtures"; }
 
-/// A folder of its own, removed at the end.
-class Folder {
+class Folder : public test::TempDir {
  public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "fp8_text_XXXXXX").string();
-    if (!::mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
   std::filesystem::path write(const std::string& name, std::string_view content) const {
-    std::ofstream(path_ / name, std::ios::binary) << content;
-    return path_ / name;
+    std::ofstream(path() / name, std::ios::binary) << content;
+    return path() / name;
   }
-
- private:
-  std::filesystem::path path_;
 };
 
 /// JSON text with a place to stand: part() views it as "test.json".
@@ -50,5 +36,14 @@ class Source {
   io::Json json_;
 };
 
-/// The message of the io::Error that `call` throws.
+/// What f throws is an io::Error of one line that holds each of the words.
+template <class F>
+::testing::AssertionResult throws_io_error(const std::vector<std::string>& words, F&& f) {
+  return test::throws_with(words, [&] { throw io::Error(test::one_line_error<io::Error>(f)); });
+}
+
 }  // namespace fp8::text::testing
+
+/// EXPECT_IO_ERROR(load(file), "a word", "another one")
+#define EXPECT_IO_ERROR(statement, ...) \
+  EXPECT_TRUE(::fp8::text::testing::throws_io_error({__VA_ARGS__}, [&] { statement; }))

@@ -30,16 +30,13 @@ TEST(WordModels, RefusedParts) {
   Folder folder;
   for (const auto& [model, message] : models) {
     folder.write("tokenizer.json", std::string(R"({"model":)") + model + "}");
-    EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr(message))
-        << model;
+    EXPECT_IO_ERROR(Tokenizer tokenizer(folder.path()), message) << model;
   }
   for (const char* const table : {"", "AA", "AAAA", "!!!!", "/////w==", "BAAAAA==", "AQAAAAA="}) {
     const std::string normalizer = std::string(R"({"type":"Precompiled","precompiled_charsmap":")") + table + "\"}";
     folder.write("tokenizer.json",
                  R"({"model":{"type":"Unigram","vocab":[["a",-1]]},"normalizer":)" + normalizer + "}");
-    EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
-                HasSubstr("precompiled_charsmap"))
-        << table;
+    EXPECT_IO_ERROR(Tokenizer tokenizer(folder.path()), "precompiled_charsmap") << table;
   }
 }
 
@@ -67,7 +64,7 @@ TEST(WordModels, AUnigramWithoutUnknownTokenSaysWhatItLacks) {
   folder.write("tokenizer.json", R"({"model":{"type":"Unigram","vocab":[["a",-1]],"unk_id":null}})");
   const Tokenizer tokenizer(folder.path());
   EXPECT_EQ(tokenizer.encode("aa"), (Ids{0, 0}));
-  EXPECT_THAT(test::one_line_error<io::Error>([&] { tokenizer.encode("ab"); }), HasSubstr("no token for 'b'"));
+  EXPECT_IO_ERROR(tokenizer.encode("ab"), "no token for 'b'");
 }
 
 // Longest tokens first, from the left; what then can't go on makes the whole word unknown.
@@ -96,8 +93,6 @@ TEST(WordModels, ALongWord) {
 
 // A tokenizer of each configuration that the families have, and each set of files that makes one, against what their
 // own packages make of the same lines (fixtures/kinds.json and files.json, written by make_kind_fixtures.py).
-
-using Ids = std::vector<std::int64_t>;
 
 const io::Json& fixture(const char* name) {
   static const io::Json kinds = io::read_json(testing::fixtures() / "kinds.json");
@@ -165,8 +160,6 @@ TEST(Files, DamagedSentencePieceModelsDoNoHarm) {
 }
 
 // The BPE against the textbook loop: find the pair of lowest rank (leftmost), merge it, again.
-
-using Ids = std::vector<std::int64_t>;
 
 Ids encode(const Bpe& bpe, std::string_view word) {
   Ids ids;

@@ -3,6 +3,7 @@
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 #include "fp8/tools/text/tokenizer.h"
+#include "support/golden.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {
@@ -73,58 +74,27 @@ TEST(TokenizerFiles, AddedTokensComeFromAllFiles) {
   EXPECT_EQ(tokenizer.decode({2, 7, 8, 9, 3}), "ab<x>");
 }
 
-struct WrongFile {
-  const char *file, *content, *message;
-};
+/// The error of a folder with `files` and the one that `file` describes: its name, and its text on the lines below.
+std::string refused_file(const std::string& file, const std::map<std::string, std::string>& files = {}) {
+  const Folder folder;
+  for (const auto& [name, content] : files) folder.write(name, content);
+  folder.write(file.substr(0, file.find('\n')), file.substr(file.find('\n') + 1));
+  const std::string error = error_in(folder);
+  EXPECT_THAT(error, HasSubstr(folder.path().string()));
+  return error;
+}
 
 TEST(TokenizerFiles, WhatIsRefusedNamesFileAndPlace) {
+  EXPECT_GOLDEN(refused_file(text + "\n"));
   const std::string long_token = to_base64(std::string(1026, 'a')) + " 0";
-  const std::vector<WrongFile> all{
-      {"vocab.txt", "", "vocab.txt: holds no tokens"},
-      {"vocab.txt", "a\nb\xff\n", "vocab.txt: line 2 is 'b\\xff', expected UTF-8"},
-      {"vocab.txt", "a\nb\n", "vocab.txt: has no token '[UNK]'"},
-      {"vocab.txt", "[UNK]\nb\n", "vocab.txt: has no token '[CLS]', which a text begins or ends with"},
-      {"x.tiktoken", "YQ==\n", "x.tiktoken: line 1 is 'YQ==', expected BASE64 RANK"},
-      {"x.tiktoken", "YQ== 0\nYg= 1\n", "line 2 is 'Yg= 1', expected BASE64 RANK"},
-      {"x.tiktoken", "YQ== 0x\n", "line 1 is 'YQ== 0x', expected BASE64 RANK"},
-      {"x.tiktoken", "YQ== -1\n", "expected a rank from 0 to 16777215"},
-      {"x.tiktoken", "YQ== 99999999\n", "expected a rank from 0 to 16777215"},
-      {"x.tiktoken", "YQ== 0\nYQ== 1\n", "line 2 is 'YQ== 1', expected a token that no earlier line has"},
-      {"x.tiktoken", "YQ== 0\nYg== 0\n", "the same id 0"},
-      {"x.tiktoken", long_token.c_str(), "expected a token of at most 1024 bytes"},
-      {"tokenizer.model", "", "tokenizer.model: is empty"}};
-  for (const WrongFile& wrong : all) {
-    const Folder folder;
-    folder.write(wrong.file, wrong.content);
-    EXPECT_THAT(error_in(folder), AllOf(HasSubstr(folder.path().string()), HasSubstr(wrong.message))) << wrong.content;
-  }
+  EXPECT_THAT(refused_file("vocab.txt\n"), HasSubstr("vocab.txt: holds no tokens"));
+  EXPECT_THAT(refused_file("vocab.txt\na\nb\xff\n"), HasSubstr("vocab.txt: line 2 is 'b\\xff', expected UTF-8"));
+  EXPECT_THAT(refused_file("x.tiktoken\n" + long_token), HasSubstr("expected a token of at most 1024 bytes"));
+  EXPECT_THAT(refused_file("tokenizer.model\n"), HasSubstr("tokenizer.model: is empty"));
 }
 
 TEST(TokenizerFiles, WrongMergesAndSettings) {
-  const std::vector<WrongFile> all{
-      {"vocab.json", "[]", "vocab.json: holds no JSON object"},
-      {"vocab.json", R"({"a":-1})", "vocab.json: a is -1, expected an integer"},
-      {"vocab.json", R"({"a":0,"b":0})", "the same id 0"},
-      {"merges.txt", "#version: 0.2\na b c\n", "merges.txt: line 2 is 'a b c', expected \"LEFT RIGHT\""},
-      {"merges.txt", "a x\n", "merges names the token 'x'"},
-      {"tokenizer_config.json", "[]", "tokenizer_config.json: holds no JSON object"},
-      {"tokenizer_config.json", R"({"add_prefix_space":1})",
-       "tokenizer_config.json: add_prefix_space is a JSON number"},
-      {"tokenizer_config.json", R"({"bos_token":1})", "tokenizer_config.json: bos_token is a JSON number"},
-      {"tokenizer_config.json", R"({"tokenizer_class":1})", "tokenizer_class is a JSON number"},
-      {"tokenizer_config.json", R"({"added_tokens_decoder":{"x":"a"}})", "added_tokens_decoder has the key 'x'"},
-      {"tokenizer_config.json", R"({"added_tokens_decoder":{"1":{}}})", "added_tokens_decoder.1.content is missing"},
-      {"tokenizer_config.json", R"({"added_tokens_decoder":{"1":"<x>"}})", "which model.vocab gives to 'b'"},
-      {"tokenizer_config.json", R"({"add_bos_token":true})", "vocab.json: has no token '<|endoftext|>'"},
-      {"added_tokens.json", R"({"<x>":"1"})", "added_tokens.json: <x> is a JSON string"},
-      {"special_tokens_map.json", R"({"eos_token":[]})", "special_tokens_map.json: eos_token is a JSON array"}};
-  for (const WrongFile& wrong : all) {
-    const Folder folder;
-    folder.write("vocab.json", R"({"a":0,"b":1,"ab":2})");
-    folder.write("merges.txt", "a b\n");
-    folder.write(wrong.file, wrong.content);
-    EXPECT_THAT(error_in(folder), AllOf(HasSubstr(folder.path().string()), HasSubstr(wrong.message))) << wrong.content;
-  }
+  EXPECT_GOLDEN(refused_file(text + "\n", {{"vocab.json", R"({"a":0,"b":1,"ab":2})"}, {"merges.txt", "a b\n"}}));
 }
 
 // 256 bytes, and what is behind them.
@@ -154,32 +124,16 @@ TEST(TokenizerFiles, Tekken) {
 }
 
 TEST(TokenizerFiles, WrongTekkensNameTheKey) {
-  struct WrongTekken {
-    const char *key, *value, *message;
-  };
-  const std::vector<WrongTekken> all{
-      {"/config/version", R"("v13")", "config.version is 'v13', whose files list their special_tokens"},
-      {"/config/pattern", "1", "config.pattern is a JSON number"},
-      {"/config/default_num_special_tokens", "0", "config.default_num_special_tokens is 0, expected an integer from 1"},
-      {"/config/default_num_special_tokens", "99999999", "expected an integer from 1 to 65536"},
-      {"/config/default_vocab_size", "300", "vocab has 258 tokens, expected an array of 280 or more"},
-      {"/config/default_vocab_size", "100", "config.default_vocab_size is 100, expected an integer from 276"},
-      {"/vocab", "{}", "vocab has 0 tokens"},
-      {"/vocab/7/rank", "8", "vocab[7].rank is 8, expected an integer from 7 to 7"},
-      {"/vocab/7/token_bytes", R"("YQ==")", "vocab[7].token_bytes is 'YQ==', expected the byte 7 in base64"},
-      {"/vocab/257/token_bytes", R"("?")", "vocab[257].token_bytes is '?', expected 1 to 1024 bytes in base64"},
-      {"/vocab/257/token_bytes", R"("YWI=")", "vocab[257].token_bytes repeats an earlier token"},
-      {"/vocab/257/token_bytes", R"("W0lOU1Rd")", "has the special token '[INST]' in its vocab too"},
-      {"/special_tokens", R"([{"rank":20,"token_str":"<s>"}])", "special_tokens[0].rank is 20, expected an integer"},
-      {"/special_tokens", R"([{"rank":1,"token_str":"a"},{"rank":1,"token_str":"b"}])", "rank repeats that of 'a'"},
-      {"/special_tokens", "[]", "has no token '<s>', which a text begins or ends with"}};
-  for (const auto& wrong : all) {
+  const auto refused = [](const std::string& key, const std::string& value) {
     const Folder folder;
     io::Json json = tekken_of({"ab", "abab"});
-    json[io::Json::json_pointer(wrong.key)] = io::parse_json(wrong.value, "value");
+    json[io::Json::json_pointer(key)] = io::parse_json(value, "value");
     folder.write("tekken.json", json.dump());
-    EXPECT_THAT(error_in(folder), AllOf(HasSubstr("tekken.json: "), HasSubstr(wrong.message))) << wrong.key;
-  }
+    const std::string error = error_in(folder);
+    EXPECT_THAT(error, HasSubstr("tekken.json: "));
+    return error;
+  };
+  EXPECT_GOLDEN(refused(text.substr(0, text.find(' ')), text.substr(text.find(' ') + 1)));
 }
 
 // Files of classes that number or cut otherwise are not read as if they did not.
