@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every command and every common option: the option does what it says, or is refused with the names of the commands
 // where it would. What ran on the device, and in which dtype, is seen in the trace of FP8_TRACE.
+#include <cctype>
 #include <cstddef>
 #include <functional>
+#include <set>
 
+#include "support/launchers.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
 namespace fs = std::filesystem;
+using Variables = std::map<std::string, std::string>;
 using Words = std::vector<std::string>;
-
-std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 
 /// The files that the commands below work on.
 class CommonOptions : public ::testing::Test {
@@ -67,8 +69,8 @@ std::vector<Case> cases(const std::function<std::string(const std::string&)>& at
       {args("quantize --model $DEMO --dynamic --budget kl=1 --dry-run --out OUT {}", kData), true, true},
       {args("quantize --model $DEMO --dynamic --out OUT"), false, true},
       {args("convert --model {} --to fp8 --scheme tensor --out OUT", at("fp8")), false, true},
-      {args("inspect {} {}", model(), kData), true, true},
-      {{"inspect", model()}, false, true},
+      {args("inspect {} {}", test::demo_model(), kData), true, true},
+      {{"inspect", test::demo_model()}, false, true},
       {{"inspect", at("stats")}, false, false},
       {args("config explain {}", at("quant.json")), false, true},
       {args("measurements merge {} {} --out OUT", at("stats"), at("stats"))},
@@ -210,6 +212,163 @@ TEST_F(CommonOptions, ExtensionsOfTheEnvironmentAreNotLookedAtWithoutLibTorch) {
   EXPECT_EQ(run_fp8(args("config check {}", at("quant.json")), missing).code, 0);
   EXPECT_EQ(run_fp8({"doctor"}, missing).code, 1);
   expect_failed(run_fp8(args("generate --model $DEMO --prompt x"), missing), {"/no/such.so"});
+}
+
+// Flags through the program: wrong values and unknown names are problems, every name in the binaries has a row, and
+// doctor says where a value comes from.
+
+/// Without a launcher's.
+test::Run doctor(const std::vector<std::string>& options, const Variables& variables) {
+  auto environment = test::no_launcher();
+  for (const auto& [name, value] : variables) environment[name] = value;
+  std::vector<std::string> arguments = {"doctor"};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  return run_fp8(arguments, {.environment = environment});
+}
+
+/// The line of a table that begins so.
+std::string line_of(const std::string& table, const std::string& start) {
+  const std::size_t begin = table.find("\n" + start + " ");
+  return begin == std::string::npos ? "" : table.substr(begin + 1, table.find('\n', begin + 1) - begin - 1);
+}
+
+const std::vector<std::string> kWrongFlags = args(
+    "FP8_SIMD=avx9 FP8_SIMD=AVX2 FP8_HPU_DEVICE=gaudi7 FP8_HPU_DEVICE=Gaudi2 FP8_HPU_DEVICES=0 FP8_HPU_DEVICES=17 "
+    "FP8_HPU_DEVICES=two FP8_HPU_MEMORY=abc FP8_HPU_MEMORY=-1G FP8_HPU_MEMORY=64MB FP8_HPU_MOVE_HOST_OPERANDS=yes "
+    "PT_HPU_STOCHASTIC_ROUNDING_MODE=9 PT_TE_FORCE_SR_BWD=maybe PT_HPU_FP8_MINIMIZE_MEMORY=true "
+    "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST=/no/such/list PT_HPU_AUTOCAST_FP32_OPS_LIST=/no/such/list "
+    "LOWER_LIST=/no/such/list FP32_LIST=/no/such/list QUANT_CONFIG=/no/such.json INC_TARGET_DEVICE=gpu "
+    "RUNTIME_SCALE_PATCHING=2 CALC_SCALE_WITH_CGUID=maybe CALC_ROUNDING_WITH_CGUID=on MEASUREMENT_DUMP_METHOD=4 "
+    "LOG_LEVEL_INC=9 LOG_LEVEL_ALL=debug LOCAL_RANK=-1 RANK=first WORLD_SIZE=0 LOCAL_WORLD_SIZE=eight NODE_RANK=1.5 "
+    "GROUP_RANK=65536 OMPI_COMM_WORLD_RANK=x OMPI_COMM_WORLD_SIZE=-2 PMI_RANK=0x1 PMI_SIZE=many SLURM_PROCID=none "
+    "SLURM_STEP_NUM_TASKS=1e3 MASTER_PORT=http MASTER_PORT=65536 OMP_NUM_THREADS=0 OMP_WAIT_POLICY=spin "
+    "TORCH_SHOW_CPP_STACKTRACES=full FP8_COUNTS_REFRESH=yes FP8_KILLS=some PT_HPU_LAZY_MODE=eager "
+    "PT_HPU_LAZY_ACC_PAR_MODE=-1 PT_HPU_RECIPE_CACHE_CONFIG=cache,true,much PT_HPU_MAX_COMPOUND_OP_SIZE=INT64_MAX "
+    "PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES=2 PT_HPU_POOL_STRATEGY=best PT_HPU_POOL_MEM_ACQUIRE_PERC=101 "
+    "PT_ENABLE_INT64_SUPPORT=int64 PT_HPU_GPU_MIGRATION=cuda PT_HPU_INFERENCE_MODE=maybe "
+    "PT_HPU_COMPILE_DECOMPOSITION_MODE=aten PT_HPU_METRICS_FILE_FORMAT=xml PT_TE_DUMP_TENSORS=all "
+    "PT_TE_OVERRIDE_SDPA_BWD_PRECISSION=fp8 HABANA_PGM_LRU_MAX=lots");
+
+TEST(Flags, SixtyWrongValuesAreNamedProblems) {
+  ASSERT_EQ(kWrongFlags.size(), 60u);
+  for (const std::string& wrong : kWrongFlags) {
+    SCOPED_TRACE(wrong);
+    const std::string name = wrong.substr(0, wrong.find('=')), value = wrong.substr(name.size() + 1);
+    const test::Run run = doctor({"--json"}, {{name, value}});
+    EXPECT_EQ(run.code, 1);
+    const io::Json problems = io::parse_json(run.out, "stdout")["problems"];
+    ASSERT_EQ(problems.size(), 1u) << problems;
+    EXPECT_THAT(problems[0].get<std::string>(), AllOf(HasSubstr(name), HasSubstr(value)));
+    EXPECT_THAT(run.err, HasSubstr("doctor found 1 problem(s), the first: " + problems[0].get<std::string>()));
+  }
+}
+
+TEST(Flags, NamesThatNobodyReadsAreProblems) {
+  const test::Run run = doctor({"--json"}, {{"FP8_HPU_DEVCE", "gaudi2"},
+                                            {"PT_HPU_LASY_MODE", "1"},
+                                            {"PT_HPU_NO_SUCH_FLAG", "1"},
+                                            {"PT_TE_FORCE_SR", "1"},
+                                            {"HABANA_LOG", "/tmp"},
+                                            {"FP8_TEST_PYTHON", "python3"},
+                                            {"PATH_TO_NOWHERE", "1"}});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["problems"],
+            io::Json::array({"FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?",
+                             "HABANA_LOG: nobody reads it, did you mean HABANA_LOGS?",
+                             "PT_HPU_LASY_MODE: nobody reads it, did you mean PT_HPU_LAZY_MODE?",
+                             "PT_HPU_NO_SUCH_FLAG: nobody reads it", "PT_TE_FORCE_SR: nobody reads it"}));
+}
+
+TEST(Flags, AContainerOfTheVendorsHasNoProblem) {
+  const test::Run run = doctor({}, {{"HABANA_LOGS", "/var/log/habana_logs/"},
+                                    {"HABANA_PLUGINS_LIB_PATH", "/opt/habanalabs/habana_plugins"},
+                                    {"HABANA_SCAL_BIN_PATH", "/opt/habanalabs/engines_fw"},
+                                    {"GC_KERNEL_PATH", "/usr/lib/habanalabs/libtpc_kernels.so"},
+                                    {"HABANA_VISIBLE_DEVICES", "all"},
+                                    {"PT_HPU_LAZY_MODE", "0x1"},
+                                    {"PT_HPU_ENABLE_LAZY_COLLECTIVES", "True"},
+                                    {"PT_HPU_WEIGHT_SHARING", "0"},
+                                    {"PT_HPU_DISABLE_pass_reinplace_add", "True"},
+                                    {"PT_HPU_RECIPE_CACHE_CONFIG", "/tmp/recipes,True,20000"},
+                                    {"HABANA_PROFILE", "profile_api_light"}});
+  EXPECT_EQ(run.code, 0) << run.err << run.out;
+  EXPECT_THAT(line_of(run.out, "PT_HPU_WEIGHT_SHARING"), HasSubstr("environment; no effect: a model is run as it is"));
+  EXPECT_THAT(line_of(run.out, "PT_HPU_DISABLE_pass_*"),
+              AllOf(HasSubstr(" PT_HPU_DISABLE_pass_reinplace_add=True "), HasSubstr("no graph is built")));
+  EXPECT_THAT(line_of(run.out, "HABANA_LOGS"), ::testing::EndsWith(" environment"));
+}
+
+TEST(Flags, AllOfThemForPeople) {
+  const test::Run run = doctor({"--all"}, {});
+  EXPECT_EQ(run.code, 0) << run.err;
+  for (const io::Variable& row : io::variables()) EXPECT_THAT(run.out, HasSubstr(std::string("\n") + row.name + " "));
+  EXPECT_THAT(doctor({}, {}).out, Not(HasSubstr("PT_HPU_LAZY_MODE")));
+}
+
+TEST(Flags, WhereAValueComesFrom) {
+  const test::TempDir dir;
+  io::write_json(dir / "quant.json", {{"mode", "MEASURE"}, {"dump_stats_path", "stats/inc"}});
+  const std::string config = (dir / "quant.json").string();
+  const Variables given = {{"QUANT_CONFIG", config}, {"HABANA_LOGS", "/logs"}, {"OMP_NUM_THREADS", "1"}};
+  const test::Run people = doctor({"--threads", "3"}, given);
+  EXPECT_EQ(people.code, 0) << people.err;
+  EXPECT_THAT(line_of(people.out, "QUANT_CONFIG"), AllOf(HasSubstr(config), HasSubstr("environment")));
+  EXPECT_THAT(line_of(people.out, "OMP_NUM_THREADS"), AllOf(HasSubstr(" 3 "), HasSubstr("option: --threads")));
+  EXPECT_THAT(line_of(people.out, "HABANA_LOGS"), AllOf(HasSubstr("stats/inc"), HasSubstr("config file: " + config)));
+
+  const io::Json json = io::parse_json(doctor({"--json", "--threads", "3"}, given).out, "stdout")["environment"];
+  EXPECT_EQ(json["HABANA_LOGS"]["source"], "config file");
+  EXPECT_EQ(json["HABANA_LOGS"]["by"], config);
+  EXPECT_EQ(json["OMP_NUM_THREADS"]["value"], "3");
+  EXPECT_EQ(json["OMP_NUM_THREADS"]["source"], "option");
+  EXPECT_EQ(json["OMP_NUM_THREADS"]["by"], "--threads");
+  EXPECT_EQ(json["QUANT_CONFIG"]["source"], "environment");
+  EXPECT_EQ(json["FP8_HPU_DEVICE"]["source"], "default");
+}
+
+/// ctest sets "passive" for its tests; here the variable is empty.
+TEST(Flags, WhatTheProgramPrefersIsADefault) {
+  const io::Json json = io::parse_json(doctor({"--json"}, {{"OMP_WAIT_POLICY", ""}}).out, "stdout")["environment"];
+  EXPECT_EQ(json["OMP_WAIT_POLICY"]["source"], "default");
+  EXPECT_EQ(json["OMP_WAIT_POLICY"]["by"], "fp8");
+}
+
+/// Of modelopt's checkpoints and of our own pages: words that look like variables.
+const std::set<std::string> kOtherWords = {"FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_REPORT_DATA"};
+
+/// The texts of a binary, as `strings` finds them: whole, so that what the compiler laid into code is none.
+std::set<std::string> names_in(const fs::path& path) {
+  const std::string bytes = read_file(path);
+  std::set<std::string> names;
+  for (std::size_t begin = 0; begin < bytes.size();) {
+    const std::size_t end = std::min(bytes.find('\0', begin), bytes.size());
+    const std::string text = bytes.substr(begin, std::min<std::size_t>(end - begin, 80));
+    begin = end + 1;
+    bool ours = false;
+    for (const char* start : {"FP8_", "PT_HPU", "PT_TE_", "HABANA_"}) ours = ours || text.starts_with(start);
+    const bool name =
+        std::ranges::all_of(text, [](unsigned char c) { return std::isupper(c) || std::isdigit(c) || c == '_'; });
+    if (ours && name && std::string_view("_").find(text.back()) == std::string_view::npos) names.insert(text);
+  }
+  return names;
+}
+
+TEST(Flags, EveryNameInTheBinariesHasARow) {
+  std::vector<fs::path> binaries = {FP8_BINARY_DIR "/bin/fp8"};
+  for (const auto& entry : fs::directory_iterator(FP8_BINARY_DIR "/lib")) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("libfp8_") && name.ends_with(".so")) binaries.push_back(entry.path());
+  }
+  EXPECT_GE(binaries.size(), 8u);
+  std::set<std::string> rows, found;
+  for (const io::Variable& row : io::variables()) rows.insert(row.name);
+  for (const fs::path& binary : binaries) {
+    for (const std::string& name : names_in(binary)) {
+      EXPECT_TRUE(rows.contains(name) || kOtherWords.contains(name)) << binary << ": " << name;
+      found.insert(name);
+    }
+  }
+  for (const char* name : {"FP8_HPU_MEMORY", "PT_TE_FORCE_SR_BWD", "HABANA_LOGS"}) EXPECT_TRUE(found.contains(name));
 }
 
 }  // namespace

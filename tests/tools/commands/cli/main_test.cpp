@@ -3,59 +3,39 @@
 #include <regex>
 #include <sstream>
 
+#include "support/golden.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
+namespace fs = std::filesystem;
 
 /// One line on stderr that starts as promised, nothing on stdout.
 void expect_error(const test::Run& run, int code, const std::string& part) { expect_refused(run, {part}, code); }
 
+/// What a command line that is wrong says.
+std::string wrong_usage(const std::string& line) {
+  const auto run = run_fp8(args(line));
+  expect_refused(run, {}, 2);
+  return run.err;
+}
+
 TEST(Fp8, WrongUsageIsExitCode2) {
   expect_error(run_fp8({}), 2, "no command given, allowed: ");
-  expect_error(run_fp8({"evaluat"}), 2, "unknown command 'evaluat', did you mean 'evaluate'?");
-  expect_error(run_fp8({"--jsno"}), 2, "unknown option '--jsno', allowed: --help, --version or a command");
-  expect_error(run_fp8("evaluate --modle x"), 2,
-               "unknown option '--modle', did you mean '--model'? (fp8 evaluate --help-all lists all)");
-  expect_error(run_fp8({"evaluate", "--model"}), 2, "--model");
-  expect_error(run_fp8("evaluate --model $DEMO"), 2, "--data is required");
-  expect_error(run_fp8({"quantize"}), 2,
-               "quantize: --model, --out and one of --measurements, --dynamic, --weights-only, --config are required");
-  expect_error(run_fp8({"train"}), 2, "train: --init or --model, --data and --out are required");
-  expect_error(run_fp8("inspect a b"), 2, "unexpected argument 'b'");
-  expect_error(run_fp8({"doctor", "evaluate"}), 2, "doctor: unexpected argument 'evaluate'");
-  expect_error(run_fp8({"doctor", "inspect"}), 2, "doctor: unexpected argument 'inspect'");
-  expect_error(run_fp8({"doctor", "--json=1"}), 2, "--json takes no value");
+  EXPECT_GOLDEN(wrong_usage(text));
   for (const char* command : {"doctor", "evaluate"})
     expect_error(run_fp8({"--json", command}), 2, "unknown option '--json', allowed: --help, --version or a command");
-  expect_error(run_fp8("cpu evaluate --help-all"), 2, "unknown command 'cpu', allowed: ");
-  expect_error(run_fp8("cpu evaluate --help"), 2, "unknown command 'cpu', allowed: ");
-  expect_error(run_fp8("measurements --json show x"), 2, "measurements: unknown option '--json', allowed: ");
 }
 
 TEST(Fp8, BadValuesNameTheAllowedOnes) {
-  expect_error(run_fp8("train --strategy hpu_dpd"), 2, "hpu_fsdp; did you mean 'hpu_ddp'?");
-  expect_error(run_fp8("train --strategy hpu_deepspeed_stage_4"), 2, "did you mean 'hpu_deepspeed_stage_1'?");
-  expect_error(run_fp8("doctor --dtype f64"), 2, "--dtype: found 'f64', allowed: f32, bf16, f16");
-  expect_error(run_fp8("doctor --dialect gaudi1"), 2, "--dialect: found 'gaudi1', allowed: gaudi2, gaudi3, ocp");
-  expect_error(run_fp8("doctor --threads 0"), 2, "--threads: found '0', allowed: an integer from 1 to 1024");
-  expect_error(run_fp8("doctor --seed -1"), 2, "--seed: found '-1', allowed: an integer from 0 to");
-  expect_error(run_fp8("evaluate --model m --data d --seq-len 1"), 2, "--seq-len: found '1'");
+  EXPECT_GOLDEN(wrong_usage(text));
   expect_error(run_fp8("evaluate --model {} --data d", ""), 2, "--model");
 }
 
 TEST(Fp8, TheNearestNameIsSaid) {
   expect_error(run_fp8({"quantise"}), 2, "unknown command 'quantise', did you mean 'quantize'?\n");
-  expect_error(run_fp8({"hlep"}), 2, "did you mean 'help'?");
-  expect_error(run_fp8({"measurements", "dif"}), 2, "measurements: unknown command 'dif', did you mean 'diff'?");
-  expect_error(run_fp8({"--hepl"}), 2, "unknown option '--hepl', did you mean '--help'?");
-  expect_error(run_fp8("evaluate --ditalect ocp"), 2,
-               "evaluate: unknown option '--ditalect', did you mean '--dialect'?");
-  expect_error(run_fp8("quantize --scale-method maxab"), 2,
-               R"(the JSON of --config, as {"scale_method": "maxabs_hw"})");
-  expect_error(run_fp8({"train", "--xyz"}), 2, "train: unknown option '--xyz', allowed: ");
+  EXPECT_GOLDEN(wrong_usage(text));
   const test::TempDir folder;
   std::ofstream(folder / "quant.json") << R"({"mode": "QUANTIZE", "scale_method": "maxab"})";
   EXPECT_THAT(run_fp8("config check {}", folder / "quant.json").out, HasSubstr("did you mean 'maxabs_hw'?"));
@@ -195,8 +175,8 @@ TEST(Fp8, VersionAndHelp) {
 }
 
 TEST(Fp8, StdoutThatCantBeWrittenIsAFailure) {
-  expect_error(run_fp8({"inspect", model()}, {.close_stdout = true}), 1, "stdout: can't be written");
-  expect_error(run_fp8({"inspect", model()}, {.stdout_file = "/dev/full"}), 1,
+  expect_error(run_fp8({"inspect", test::demo_model()}, {.close_stdout = true}), 1, "stdout: can't be written");
+  expect_error(run_fp8({"inspect", test::demo_model()}, {.stdout_file = "/dev/full"}), 1,
                "stdout: can't be written: No space left");
 }
 
@@ -204,10 +184,78 @@ TEST(Fp8, PipeClosedByItsReader) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   close(ends[0]);
-  const auto run = run_fp8({"inspect", model()}, {.stdout_fd = ends[1]});
+  const auto run = run_fp8({"inspect", test::demo_model()}, {.stdout_fd = ends[1]});
   close(ends[1]);
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.err, "fp8: error: stdout: closed by its reader\n");
+}
+
+// tools/examples: each script parses, and every option that it gives to fp8 is one of that command. tests/tools/pages
+// runs those that one machine can run.
+
+std::vector<fs::path> examples() {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(FP8_SOURCE_DIR "/tools/examples"))
+    if (entry.path().extension() == ".sh" || entry.path().extension() == ".py") files.push_back(entry.path());
+  return files;
+}
+
+bool runs(const std::string& command) { return std::system((command + " > /dev/null 2>&1").c_str()) == 0; }
+
+/// Long options in a text, without values: "--shares", ...
+std::vector<std::string> options_in(const std::string& text) {
+  static const std::regex option("(^|[\\s,])(--[a-z][a-z-]*)");
+  std::vector<std::string> found;
+  for (std::sregex_iterator at(text.begin(), text.end(), option), end; at != end; ++at) found.push_back((*at)[2]);
+  return found;
+}
+
+/// {command, options} of each call of fp8; what `place` of an array of bash's has goes with it.
+std::vector<std::pair<std::string, std::vector<std::string>>> calls_in(std::string text) {
+  text = std::regex_replace(text, std::regex("\\\\\n"), " ");
+  text = std::regex_replace(text, std::regex("(^|\n) *#[^\n]*"), "\n");
+  std::smatch array;
+  const std::string more =
+      std::regex_search(text, array, std::regex("place=\\(([^)]*)\\)")) ? " " + array[1].str() : "";
+  static const std::regex call("fp8 ([a-z]+) ([^\n]*)");
+  std::vector<std::pair<std::string, std::vector<std::string>>> calls;
+  for (std::sregex_iterator at(text.begin(), text.end(), call), end; at != end; ++at)
+    calls.emplace_back((*at)[1], options_in(" " + (*at)[2].str() + more));
+  return calls;
+}
+
+TEST(Examples, AreThere) {
+  std::vector<std::string> names;
+  for (const auto& file : examples()) names.push_back(file.filename().string());
+  EXPECT_THAT(names, UnorderedElementsAre("slurm_array.sh", "slurm_ddp.sh", "mpirun.sh", "torchrun_two_nodes.sh",
+                                          "ray_calibrate.py", "vllm_generate.py", "quantize_module.py", "moe.sh",
+                                          "qwen_vl.sh", "inc_handover.sh"));
+}
+
+TEST(Examples, Parse) {
+  const bool python = runs("python3 --version");
+  for (const auto& file : examples()) {
+    const std::string name = "'" + file.string() + "'";
+    if (file.extension() == ".sh") {
+      EXPECT_TRUE(runs("bash -n " + name)) << file;
+    } else if (python) {
+      EXPECT_TRUE(runs("python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' " + name)) << file;
+    }
+  }
+}
+
+TEST(Examples, GiveOptionsThatThereAre) {
+  std::map<std::string, std::vector<std::string>> known;
+  for (const auto& file : examples()) {
+    const auto calls = calls_in(read_file(file));
+    EXPECT_TRUE(!calls.empty() || file.extension() == ".py") << file;
+    for (const auto& [command, options] : calls) {
+      auto& its = known[command];
+      if (its.empty()) its = options_in(run_fp8({command, "--help-all"}).out);
+      EXPECT_FALSE(options.empty() && command != "config") << file << " " << command;
+      for (const auto& option : options) EXPECT_THAT(its, Contains(option)) << file << " " << command;
+    }
+  }
 }
 
 }  // namespace

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <set>
 
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/context.h"
+#include "support/scoped_variable.h"
 #include "support/throws_with.h"
 
 namespace fp8::commands {
@@ -211,30 +211,18 @@ TEST(OptionShelves, EveryCommandsFirstScreen) {
   EXPECT_EQ(shelves.size(), 3u);
 }
 
-/// A variable for as long as it lives.
-class Given {
- public:
-  Given(const char* name, const char* value) : name_(name) { ::setenv(name, value, /*overwrite=*/1); }
-  ~Given() { ::unsetenv(name_); }
-  Given(const Given&) = delete;
-  Given& operator=(const Given&) = delete;
-
- private:
-  const char* name_;
-};
-
 TEST(EnvironmentProblems, AreThoseOfTheDeviceALineEach) {
   EXPECT_THAT(environment_problems(), IsEmpty());
-  const Given right("FP8_HPU_DEVICE", "gaudi2");
+  const test::ScopedVariable right("FP8_HPU_DEVICE", "gaudi2");
   EXPECT_THAT(environment_problems(), IsEmpty());
-  const Given wrong("FP8_HPU_DEVICE", "gaudi9"), memory("FP8_HPU_MEMORY", "much");
+  const test::ScopedVariable wrong("FP8_HPU_DEVICE", "gaudi9"), memory("FP8_HPU_MEMORY", "much");
   EXPECT_THAT(environment_problems(),
               UnorderedElementsAre(AllOf(HasSubstr("FP8_HPU_DEVICE"), HasSubstr("gaudi9"), HasSubstr("gaudi3")),
                                    AllOf(HasSubstr("FP8_HPU_MEMORY"), HasSubstr("much"))));
 }
 
 TEST(EnvironmentProblems, OfOtherReadersAreNotJudgedHere) {
-  const Given other("OMP_WAIT_POLICY", "sometimes");
+  const test::ScopedVariable other("OMP_WAIT_POLICY", "sometimes");
   EXPECT_THAT(environment_problems(), IsEmpty());
 }
 

@@ -143,5 +143,163 @@ TEST(Evaluate, InterruptLeavesNothingBehind) {
   }
 }
 
+std::string kjv() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
+
+test::Run generate(const std::string& model, std::vector<std::string> more) {
+  return run_fp8("generate --device cpu --threads 1 --model {} {}", model, more);
+}
+
+class Generate : public test::InFolder {};
+
+TEST_F(Generate, Stories260KTellsItsStory) {
+  FP8_NEED_TEST_DATA(data);
+  const auto run =
+      generate((data / "models/stories260K").string(), {"--prompt", "Once upon a time", "--tokens", "100"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  // The opening that llama2.c prints for this model.
+  EXPECT_THAT(run.out,
+              StartsWith("Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+                         "One day, she saw a big, red ball. She wanted to play with it, but it was too high."));
+}
+
+TEST_F(Generate, JsonHasTheContinuationAndItsIds) {
+  const auto json = json_of(generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "20", "--json"}));
+  EXPECT_EQ(json["prompt"], "And the LORD said");
+  EXPECT_EQ(json["prompt_tokens"], 17);
+  EXPECT_EQ(json["tokens"], json["ids"].size());
+  std::string text;  // this model's ids are bytes
+  for (const auto& id : json["ids"]) text += static_cast<char>(id.get<int>());
+  EXPECT_EQ(json["text"], text);
+  const auto plain = generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "20"});
+  EXPECT_EQ(plain.out, "And the LORD said" + text + "\n");
+}
+
+TEST_F(Generate, APromptComesFromAFileToo) {
+  const std::string file = (folder / "prompt.txt").string();
+  std::ofstream(file) << "And the LORD said";
+  const auto json = json_of(generate(kjv(), {"--prompt-file", file, "--tokens", "5", "--json"}));
+  EXPECT_EQ(json["prompt"], "And the LORD said");
+  EXPECT_EQ(json["ids"], json_of(generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "5", "--json"}))["ids"]);
+  const auto wrong = [&](std::vector<std::string> more, int code, const std::string& message) {
+    const auto run = generate(kjv(), std::move(more));
+    EXPECT_EQ(run.code, code);
+    EXPECT_THAT(run.err, HasSubstr(message));
+  };
+  wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt, --prompt-file and --prompts: found several");
+  wrong({"--prompt", "", "--prompts", file}, 2, "--prompt, --prompt-file and --prompts: found several");
+  wrong({"--prompt-file", file + "x"}, 1, "prompt.txtx");
+  std::ofstream(file) << std::string(513, 'a');
+  wrong({"--prompt-file", file}, 1, file + ": found 513 tokens, allowed: up to max_position_embeddings 512");
+}
+
+TEST_F(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
+  const std::string file = (folder / "prompts.jsonl").string(), text = (folder / "prompts.txt").string();
+  const std::vector<std::string> prompts = {"And the LORD said", "A", "In the beginning God", std::string(500, 'a')};
+  for (const auto& prompt : prompts) {
+    std::ofstream(file, std::ios::app) << io::Json{{"text", prompt}}.dump() << "\n";
+    std::ofstream(text, std::ios::app) << prompt << "\n<|endoftext|>\n";
+  }
+  const auto of = [](const std::string& path, std::vector<std::string> more) {
+    more = args("{} --prompts {} --tokens 30 --json --dtype f32", more, path);  // bf16 has many ties
+    return json_of(generate(kjv(), std::move(more)));
+  };
+  const auto all = of(file, {}), pairs = of(file, {"--batch", "2"}), plain = of(text, {});
+  ASSERT_EQ(all["results"].size(), prompts.size());
+  std::size_t tokens = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto alone = json_of(generate(kjv(), {"--prompt", prompts[i], "--tokens", "30", "--json", "--dtype", "f32"}));
+    for (const char* key : {"prompt", "text", "ids", "prompt_tokens", "tokens", "stopped"}) {
+      EXPECT_EQ(all["results"][i][key], alone[key]) << prompts[i] << ": " << key;
+      EXPECT_EQ(pairs["results"][i][key], alone[key]) << prompts[i] << ": " << key;
+      EXPECT_EQ(plain["results"][i][key], alone[key]) << prompts[i] << ": " << key;
+    }
+    tokens += alone["tokens"].get<std::size_t>();
+  }
+  EXPECT_NE(all["results"][3]["stopped"], "tokens");  // the end of its context; the others went on
+  EXPECT_EQ(all["results"][1]["stopped"], "tokens");
+  EXPECT_EQ(all["tokens"], tokens);
+  EXPECT_GT(all["tokens_per_second"].get<double>(), 0);
+}
+
+TEST_F(Generate, PromptsOfAFileShowOneAfterTheOther) {
+  const std::string file = (folder / "prompts.txt").string();
+  std::ofstream(file) << "And the LORD<|endoftext|>A";
+  const auto run = generate(kjv(), {"--prompts", file, "--tokens", "5"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto alone = [](const std::string& prompt) {
+    return generate(kjv(), {"--prompt", prompt, "--tokens", "5"}).out;
+  };
+  EXPECT_EQ(run.out, alone("And the LORD") + "\n" + alone("A"));
+  // One prompt of a file is a list too.
+  std::ofstream(file) << "A";
+  EXPECT_EQ(json_of(generate(kjv(), {"--prompts", file, "--tokens", "5", "--json"}))["results"].size(), 1u);
+}
+
+TEST_F(Generate, SamplesOfPromptsFollowTheirNumbers) {
+  const std::string file = (folder / "prompts.jsonl").string();
+  for (int i = 0; i < 3; ++i) std::ofstream(file, std::ios::app) << "{\"text\": \"And\"}\n";
+  const auto of = [&](const std::string& batch) {
+    return json_of(generate(
+        kjv(), args("--prompts {} --tokens 20 --temperature 1.5 --seed 5 --batch {} --json", file, batch)))["results"];
+  };
+  const auto all = of("8"), single = of("1");
+  EXPECT_NE(all[0]["ids"], all[1]["ids"]);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(all[i]["ids"], single[i]["ids"]) << i;
+  EXPECT_EQ(all[1]["ids"],
+            json_of(generate(kjv(), args("--prompt And --tokens 20 --temperature 1.5 --seed 6 --json")))["ids"]);
+}
+
+TEST_F(Generate, PromptsThatAreNone) {
+  const auto wrong = [&](const std::string& name, const std::string& content, int code, const std::string& message) {
+    const std::string file = (folder / name).string();
+    std::ofstream(file) << content;
+    const auto run = generate(kjv(), {"--prompts", file});
+    EXPECT_EQ(run.code, code);
+    EXPECT_THAT(run.err, HasSubstr(message));
+  };
+  wrong("a.csv", "A", 1, "a.csv: has the suffix '.csv', allowed: .txt, .md, .jsonl");
+  wrong("a.md", std::string("A\0", 2), 1, "a.md: holds a NUL byte at 1");
+  wrong("m.jsonl", R"({"messages": [{"role": "user", "content": "A"}]})", 1, "no chat_template");
+  wrong("a.jsonl", "", 1, "a.jsonl: found no prompts");
+  wrong("b.jsonl", "{}", 1, "b.jsonl");
+  wrong("long.jsonl", "{\"text\": \"A\"}\n{\"text\": \"" + std::string(513, 'a') + "\"}", 1,
+        "found 513 tokens, allowed: up to max_position_embeddings 512");
+}
+
+TEST_F(Generate, JsonHasTheSpeedOfPromptAndText) {
+  const auto json = json_of(generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "20", "--json"}));
+  const double prompt = 17 / json["prompt_tokens_per_second"].get<double>(),
+               text = (json["tokens"].get<double>() - 1) / json["tokens_per_second"].get<double>();
+  EXPECT_NEAR(prompt + text, json["seconds"].get<double>(), 1e-6);
+  const auto one = json_of(generate(kjv(), {"--prompt", "And", "--tokens", "1", "--json"}));
+  EXPECT_TRUE(one["tokens_per_second"].is_null());  // the prompt's forward gave it
+  EXPECT_GT(one["prompt_tokens_per_second"].get<double>(), 0);
+}
+
+TEST_F(Generate, SeedSteersSampling) {
+  const auto sample = [](const std::string& seed) {
+    return json_of(generate(
+        kjv(), {"--prompt", "And", "--tokens", "30", "--temperature", "1.5", "--seed", seed, "--json"}))["ids"];
+  };
+  EXPECT_EQ(sample("5"), sample("5"));
+  EXPECT_NE(sample("5"), sample("6"));
+}
+
+TEST_F(Generate, StopsAtTheEndOfTheContext) {
+  const auto json = json_of(generate(kjv(), {"--prompt", std::string(508, 'a'), "--tokens", "50", "--json"}));
+  EXPECT_LE(json["tokens"].get<int>(), 5);  // positions 508 to 511, and the prediction after the last
+  EXPECT_TRUE(json["stopped"] == "context" || json["stopped"] == "eos") << json["stopped"];
+  expect_failed(generate(kjv(), {"--prompt", std::string(513, 'a')}),
+                {"--prompt: found 513 tokens, allowed: up to max_position_embeddings 512"});
+}
+
+TEST_F(Generate, PromptsThatLookLikeOptions) {
+  for (const std::string prompt : {"--json", "doctor", "[a,b]", "%%"}) {
+    const auto run = generate(kjv(), {"--prompt", prompt, "--tokens", "1"});
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_THAT(run.out, StartsWith(prompt));
+  }
+}
+
 }  // namespace
 }  // namespace fp8

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scripts in the shells themselves, as far as they are there: what each offers for a command line.
+#include <cstdio>
 #include <set>
 #include <sstream>
 
@@ -7,7 +8,6 @@
 #include "fp8/tools/commands/terminal/message.h"
 #include "fp8/tools/commands/terminal/page.h"
 #include "support/command.h"
-#include "support/shell.h"
 
 namespace fp8::commands {
 namespace {
@@ -16,11 +16,25 @@ using ::testing::IsSupersetOf;
 
 using Offers = std::set<std::string>;
 
+/// What a command of sh prints, and its status as of waitpid.
+std::pair<std::string, int> run_shell(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return {"popen failed", -1};
+  std::string text;
+  for (char buffer[4096]; const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe);) text.append(buffer, n);
+  return {text, pclose(pipe)};
+}
+
+/// True if a program is in PATH.
+bool is_installed(const std::string& program) {
+  return run_shell("command -v " + program + " > /dev/null 2>&1").second == 0;
+}
+
 /// Lines of what a shell prints on `script`; a tab ends a word.
 Offers offers_of(const std::string& shell, const std::string& script) {
   const test::TempDir folder;
   std::ofstream(folder / "script") << script;
-  const auto [text, status] = test::run_shell(shell + " '" + (folder / "script").string() + "' 2>&1");
+  const auto [text, status] = run_shell(shell + " '" + (folder / "script").string() + "' 2>&1");
   EXPECT_EQ(status, 0) << text;
   Offers words;
   std::istringstream lines(text);
@@ -69,7 +83,7 @@ Offers fish_offers(const std::string& line) {
 }
 
 TEST(Completion, FishOffersTheSame) {
-  if (!test::is_installed("fish")) GTEST_SKIP() << "no fish here";
+  if (!is_installed("fish")) GTEST_SKIP() << "no fish here";
   EXPECT_THAT(fish_offers("fp8 "), IsSupersetOf(args("measure quantize measurements help completion")));
   EXPECT_THAT(fish_offers("fp8 qu"), ElementsAre("quantize"));
   EXPECT_THAT(fish_offers("fp8 help tr"), ElementsAre("train"));
@@ -90,7 +104,7 @@ std::string zsh_case(const std::string& typed, const std::string& expected) {
 }
 
 TEST(Completion, ZshOffersTheSame) {
-  if (!test::is_installed("zsh")) GTEST_SKIP() << "no zsh here";
+  if (!is_installed("zsh")) GTEST_SKIP() << "no zsh here";
   const test::TempDir folder;
   const std::string file = (folder / "fp8.zsh").string(), dump = (folder / "dump").string();
   std::ofstream(file) << script_of(Shell::zsh);
@@ -214,16 +228,16 @@ std::string complaints(const std::string& program) {
     write(page);
     for (const CommandPage& child : page.children) write(child);
   }
-  return test::run_shell("for f in" + files + "; do " + program + " \"$f\" 2>&1 > /dev/null; done").text;
+  return run_shell("for f in" + files + "; do " + program + " \"$f\" 2>&1 > /dev/null; done").first;
 }
 
 TEST(ManPage, GroffHasNothingToSay) {
-  if (!test::is_installed("groff")) GTEST_SKIP() << "no groff here";
+  if (!is_installed("groff")) GTEST_SKIP() << "no groff here";
   EXPECT_EQ(complaints("groff -man -ww -Tascii"), "");
 }
 
 TEST(ManPage, MandocHasNothingToSay) {
-  if (!test::is_installed("mandoc")) GTEST_SKIP() << "no mandoc here";
+  if (!is_installed("mandoc")) GTEST_SKIP() << "no mandoc here";
   EXPECT_EQ(complaints("mandoc -T lint -W error"), "");
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "support/golden.h"
 #include "tools/commands/train/train_ranks_run.h"
 
 namespace fp8 {
@@ -216,66 +217,31 @@ TEST_F(TrainRanks, StagesThatDifferAreRefusedByName) {
   }
 }
 
-struct Refusal {
-  test::Variables environment;
-  std::string more;
-  int code;
-  std::vector<std::string> messages;
-};
-
 TEST_F(TrainRanks, RefusesByName) {
-  const test::Listening taken;
-  const test::Variables second = {
-      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
-  const auto with = [&](const test::Variables& change) {
-    auto all = second;
-    for (const auto& [name, value] : change) all[name] = value;
-    return all;
-  };
-  const std::vector<Refusal> cases = {
-      {with({{"WORLD_SIZE", "0"}}), "", 1, {"'WORLD_SIZE': found '0', allowed: an integer from 1 to 65536"}},
-      {with({{"WORLD_SIZE", "65537"}}), "", 1, {"'WORLD_SIZE': found '65537'"}},
-      {with({{"WORLD_SIZE", "two"}}), "", 1, {"'WORLD_SIZE': found 'two'"}},
-      {with({{"RANK", "2"}}), "", 1, {"'RANK': found '2', allowed: an integer from 0 to 1 (WORLD_SIZE is 2)"}},
-      {with({{"MASTER_ADDR", ""}}), "", 1, {"MASTER_ADDR: found none"}},
-      {with({{"MASTER_ADDR", "no-such-host.invalid"}}),
-       "--rank-timeout 1",
-       1,
-       {"rank 1 of 2", "host: found 'no-such-host.invalid', which does not resolve", "GLOO_SOCKET_IFNAME"}},
-      {with({{"RANK", "0"}, {"MASTER_PORT", taken.port()}}),
-       "",
-       1,
-       {"rank 0 of 2 at 127.0.0.1:" + taken.port(), "in use"}},
-      {with({{"RANK", "0"}, {"MASTER_PORT", test::free_port()}}), "--rank-timeout 1", 1, {"rank 1 did not come"}},
-      {second, "--strategy hpu_single", 2, {"--strategy: found hpu_single with 2 ranks, allowed: auto"}},
-      {second,
-       "--strategy hpu_deepspeed_stage_2",
-       2,
-       {"--strategy: found 'hpu_deepspeed_stage_2'", "torchrun", "deepspeed.initialize"}},
-      {{}, "--strategy hpu_fsdp", 2, {"--strategy: found 'hpu_fsdp'", "fully_shard"}},
-      {{},
-       "--strategy ddp",
-       2,
-       {"--strategy: found 'ddp', allowed: auto, hpu_single, hpu_parallel, hpu_ddp, fast_ddp"}},
-      {{},
-       "--find-unused-parameters --activation-checkpointing --strategy hpu_ddp",
-       2,
-       {"--find-unused-parameters: found with --activation-checkpointing, allowed: one of them"}},
-      {{}, "--bucket-cap-mb 25", 2, {"--bucket-cap-mb: found with --strategy auto, allowed: --strategy hpu_ddp"}},
-      {{}, "--fusion-buffer-dtype f32", 2, {"--fusion-buffer-dtype: found with --strategy auto"}},
-      {{}, "--reduce-amax off", 2, {"--reduce-amax: found 'off', allowed: with --precision fp8"}},
-      {second, "--precision fp8 --reduce-amax 3", 2, {"--reduce-amax: found '3' with 2 ranks"}},
-      {{}, "--precision fp8 --reduce-amax some", 2, {"--reduce-amax: found 'some', allowed: all, off"}},
-  };
-  for (const auto& c : cases) {
+  /// "second NAME=VALUE ... OPTIONS": as rank 1 of 2 but for these variables; "alone OPTIONS".
+  const auto refused = [&](const test::Words& words) {
     auto environment = test::no_launcher();
-    for (const auto& [name, value] : c.environment) environment[name] = value;
-    const auto run = run_fp8(arguments(folder, "run", args(c.more)), {.environment = environment});
-    EXPECT_EQ(run.code, c.code) << c.messages[0];
+    auto all = words[0] == "second" ? args("RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1") : test::Words();
+    all.insert(all.end(), words.begin() + 1, words.end());
+    test::Words options;
+    for (const auto& word : all) {
+      if (const auto equals = word.find('='); equals != word.npos)
+        environment[word.substr(0, equals)] = word.substr(equals + 1);
+      else
+        options.push_back(word);
+    }
+    const auto run = run_fp8(arguments(folder, "run", options), {.environment = environment});
     EXPECT_EQ(run.error_lines(), 1) << run.err;
-    for (const auto& message : c.messages) EXPECT_THAT(run.err, HasSubstr(message));
-    EXPECT_FALSE(fs::exists(folder / "run")) << c.messages[0];
-  }
+    EXPECT_FALSE(fs::exists(folder / "run"));
+    return std::to_string(run.code) + ": " + run.err;
+  };
+  EXPECT_GOLDEN(refused(args(text)));
+  const test::Listener taken;
+  const auto port = std::to_string(taken.port);
+  EXPECT_THAT(refused(args("second RANK=0 MASTER_PORT=" + port)),
+              AllOf(StartsWith("1: "), HasSubstr("rank 0 of 2 at 127.0.0.1:" + port), HasSubstr("in use")));
+  EXPECT_THAT(refused(args("second RANK=0 --rank-timeout 1 MASTER_PORT=" + test::free_port())),
+              AllOf(StartsWith("1: "), HasSubstr("rank 1 did not come")));
 }
 
 // Traces and activations that are computed again, on two ranks: the weights of a run without either, bit for bit, and a

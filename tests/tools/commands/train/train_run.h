@@ -84,24 +84,19 @@ inline void expect_same_run(const std::filesystem::path& a, const std::filesyste
   EXPECT_EQ(read_file(a / last / "trainer_state.json"), read_file(b / last / "trainer_state.json"));
 }
 
-/// Starts fp8, waits until `out` has logged `lines` steps, sends the signal. Returns the wait status.
+/// Lines of a log that may be growing.
+inline std::size_t steps_logged(const std::filesystem::path& out) {
+  const auto text = read_file(out / "log.jsonl");
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+/// Starts fp8, waits until `out` has logged `lines` steps, sends the signal. Returns the exit code, -N for signal N.
 inline int run_and_signal(const std::vector<std::string>& list, const std::filesystem::path& out, std::size_t lines,
                           int number) {
-  const TempDir streams;
-  const auto stdout_file = (streams / "out").string(), stderr_file = (streams / "err").string();
-  const pid_t child = fork();
-  if (child == 0) become_fp8(list, {}, stdout_file, stderr_file);
-  int status = 0;
-  for (int i = 0; i < 12000; ++i) {
-    const auto text = read_file(out / "log.jsonl");
-    if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) >= lines) break;
-    if (waitpid(child, &status, WNOHANG) == child) return status;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  kill(child, number);
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return status;
+  Fp8Process process(list);
+  wait_for([&] { return process.ended() || steps_logged(out) >= lines; });
+  process.send(number);
+  return process.wait().code;
 }
 
 }  // namespace fp8::test

@@ -128,8 +128,8 @@ TEST_F(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
   const auto list = [&](const char* steps) {
     return arguments(folder, "run", "--resume --save-every 3 --steps {}", steps);
   };
-  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("100000"), folder / "run", 7, SIGKILL)));
-  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("200000"), folder / "run", 12, SIGKILL)));
+  ASSERT_EQ(run_and_signal(list("100000"), folder / "run", 7, SIGKILL), -SIGKILL);
+  ASSERT_EQ(run_and_signal(list("200000"), folder / "run", 12, SIGKILL), -SIGKILL);
   EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 200000);
   EXPECT_FALSE(fs::exists(folder / "run/model.safetensors"));
   const auto done = log_of(folder / "run").size();
@@ -213,18 +213,12 @@ TEST_F(TrainSettings, PlanTellsAndChangesNothing) {
 }
 
 TEST_F(TrainSettings, OverwriteLeavesARunThatIsGoingOnAlone) {
-  const auto list = arguments(folder, "run", "--steps 100000");
-  const test::TempDir streams;
-  const pid_t child = fork();
-  if (child == 0) test::become_fp8(list, {}, (streams / "out").string(), (streams / "err").string());
-  for (int i = 0; i < 12000 && log_of(folder / "run").size() < 3; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  test::Fp8Process running(arguments(folder, "run", "--steps 100000"));
+  test::wait_for([&] { return test::steps_logged(folder / "run") >= 3; });
   expect_failed(run_train(folder, "run", "--overwrite --steps 5"), {"log.jsonl: another run is writing it"});
   EXPECT_GE(log_of(folder / "run").size(), 3u);
-  kill(child, SIGTERM);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 143);
+  running.send(SIGTERM);
+  EXPECT_EQ(running.wait().code, 143);
   EXPECT_EQ(fs::exists(folder / "run/checkpoints"), true);  // the first run could save
 }
 
@@ -238,7 +232,7 @@ TEST_F(TrainSettings, LossScalingOf16MixedIsLoggedAndResumed) {
   }
   auto list = arguments(folder, "cut", more);
   list.push_back("--resume");
-  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list, folder / "cut", 18, SIGKILL)));
+  ASSERT_EQ(run_and_signal(list, folder / "cut", 18, SIGKILL), -SIGKILL);
   ASSERT_EQ(run_fp8(list).code, 0);
   expect_same_run(folder / "whole", folder / "cut");
   const auto state = io::read_json(folder / "cut/checkpoints/step-00000040/trainer_state.json");

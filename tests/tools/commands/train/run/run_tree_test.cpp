@@ -156,50 +156,6 @@ TEST(TrainerKeys, OwnClass) {
   EXPECT_EQ(trainer::own_name("other.LanguageModel"), "other.LanguageModel");
 }
 
-/// Every key of Lightning's Trainer (2.2) and what a full file of its command line holds for each.
-constexpr const char* kEveryKey = R"(
-trainer:
-  accelerator: auto
-  strategy: auto
-  devices: auto
-  num_nodes: 1
-  precision: null
-  logger: null
-  callbacks: null
-  fast_dev_run: false
-  max_epochs: null
-  min_epochs: null
-  max_steps: -1
-  min_steps: null
-  max_time: null
-  limit_train_batches: null
-  limit_val_batches: null
-  limit_test_batches: 3
-  limit_predict_batches: 0.5
-  overfit_batches: 0.0
-  val_check_interval: null
-  check_val_every_n_epoch: 1
-  num_sanity_val_steps: null
-  log_every_n_steps: 50
-  enable_checkpointing: null
-  enable_progress_bar: null
-  enable_model_summary: null
-  accumulate_grad_batches: {0: 2, 4: 8}
-  gradient_clip_val: null
-  gradient_clip_algorithm: null
-  deterministic: warn
-  benchmark: null
-  inference_mode: true
-  use_distributed_sampler: true
-  profiler: null
-  detect_anomaly: false
-  barebones: false
-  plugins: null
-  sync_batchnorm: false
-  reload_dataloaders_every_n_epochs: 0
-  default_root_dir: null
-)";
-
 TEST(TrainerKeys, AFileWithEveryKeyOfLightningsTrainerIsTaken) {
   CLI::App app("", "train");
   Options options(app);
@@ -211,7 +167,8 @@ TEST(TrainerKeys, AFileWithEveryKeyOfLightningsTrainerIsTaken) {
   options.list("--keep", list, "");
   app.parse(std::vector<std::string>{});
   RunTree tree;
-  tree.merge(io::parse_yaml(kEveryKey, "a.yaml"), "fit");
+  const auto every_key = io::read_file(FP8_SOURCE_DIR "/tests/tools/commands/train/run/every_key.yaml", 1 << 20);
+  tree.merge(io::parse_yaml(every_key, "a.yaml"), "fit");
   RunSettings run;
   take_trainer(tree, options, run);
   EXPECT_EQ(options.source_of("--precision"), "a.yaml:7: trainer.precision");
