@@ -12,9 +12,9 @@
 
 namespace fp8::test {
 
-/// Beside a test's source NAME.cpp, NAME.txt has a section "== SUITE.TEST" for it; `more` is behind its name where a test
-/// has several. A case is the text that f gets, of one or more lines, and a line for each check of what f returns: "  = "
-/// with the whole of it, "  ~ " with a part, "  ^ " with its beginning. A line that begins with "# " is a comment.
+/// Beside a test's source NAME.cpp, NAME.txt has a section "== SUITE.TEST" for it; `more` is behind its name where a
+/// test has several. A case is the text that f gets, of one or more lines, and a line for each check of what f returns:
+/// "  = " with the whole of it, "  ~ " with a part, "  ^ " with its beginning. A line with "# " first is a comment.
 template <class F>
 void expect_golden(F&& f, const std::string& more = "",
                    const std::source_location place = std::source_location::current()) {
