@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales made from the tensor (current), its blocks, and blocks of 32 with E8M0, against f64 formulas and every edge;
 // then what all recipes answer to.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -20,9 +14,6 @@
 
 namespace fp8::recipes {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 constexpr float kMaxima[] = {6.0f, 240.0f, 448.0f, 57344.0f};
 constexpr float kF16Max = 65504.0f, kBf16Max = 0x1.FEp127f;

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delayed scaling as a value: the documented defaults of the two dialects, their limits, the interval's schedule and
 // both scale formulas against f64 and against the vendors' worked numbers.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <random>
-#include <set>
-#include <string>
 
 #include "fp8/recipes/tensor_scaling.h"
 #include "support/enum_names.h"
@@ -17,9 +12,6 @@
 
 namespace fp8::recipes {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 constexpr float kMaxima[] = {240.0f, 448.0f, 57344.0f};
 const float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();

@@ -3,17 +3,11 @@
 // that INC's authors noted from real devices, and at the edges where we differ from INC on purpose.
 #include "fp8/recipes/inc_scale.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <stdexcept>
-#include <string>
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -22,8 +16,6 @@
 
 namespace fp8::recipes {
 namespace {
-
-using testing::HasSubstr;
 
 struct LargestRaw {
   FloatType hp;

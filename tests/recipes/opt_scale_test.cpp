@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The search for the least error, against the definition written a second time: every candidate, fp8 values from the
 // format's definition, nearest by distance, sums in f64.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,8 +12,6 @@
 
 namespace fp8::recipes {
 namespace {
-
-using testing::HasSubstr;
 
 // All magnitudes of a format in order of their codes: subnormals, then 2^e * (1 + m / M).
 std::vector<double> magnitudes(Format format, double max) {

@@ -2,17 +2,11 @@
 // The 13 spellings, each with the product that Intel Neural Compressor's documentation gives it.
 #include "fp8/recipes/scale_method.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <limits>
 #include <random>
-#include <set>
 #include <stdexcept>
-#include <string>
 #include <thread>
 
 #include "fp8/recipes/inc_scale.h"
@@ -22,9 +16,6 @@
 
 namespace fp8::recipes {
 namespace {
-
-using testing::HasSubstr;
-using testing::Not;
 
 std::string product(const ScaleMethod& m) {
   return std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding) + " " +

@@ -3,25 +3,14 @@
 // changed histories, and what several records, callables and broken values do. Then the rolled history.
 #include "fp8/recipes/tensor_meta.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "support/throws_with.h"
 
 namespace fp8::recipes {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::UnorderedElementsAre;
 
 const float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 

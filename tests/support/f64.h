@@ -15,3 +15,8 @@ inline double relative_error(const at::Tensor& y, const at::Tensor& want) {
 }
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::f64;
+using test::relative_error;
+}  // namespace fp8

@@ -165,3 +165,10 @@ inline void convert_to_codes(at::Tensor& parameter, const std::string& module,
 }
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::hpu;
+using test::kHpu;
+using test::on_hpu;
+using test::same_bits;
+}  // namespace fp8

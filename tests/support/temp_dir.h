@@ -41,3 +41,8 @@ class InFolder : public ::testing::Test {
 };
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::InFolder;
+using test::TempDir;
+}  // namespace fp8

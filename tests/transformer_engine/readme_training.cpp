@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <iostream>
-#include <vector>
 
 #include "fp8/fp8.h"
 

@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <thread>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"

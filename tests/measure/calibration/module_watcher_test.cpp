@@ -12,8 +12,6 @@
 namespace fp8::measure {
 namespace {
 
-using test::hpu;
-using test::same_bits;
 namespace F = torch::nn::functional;
 
 CalibrationOptions everything(bool outputs = true) {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calibration by operators, as Python and TorchScript call them: what is measured is what PyTorch says of the same
 // tensors.
-#include <atomic>
 #include <fstream>
-#include <thread>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/files/measurement_file.h"
@@ -37,24 +35,24 @@ struct Model {
   }
 };
 
-TEST(MeasureOperators, RanksOfALauncherWriteFilesOfTheirOwn) {
+using MeasureOperators = InFolder;
+
+TEST_F(MeasureOperators, RanksOfALauncherWriteFilesOfTheirOwn) {
   const Model m;
-  const TempDir dir;
   for (const auto& [launcher, variables] : launchers(1, 2)) {
     const LauncherEnvironment environment(variables);
-    const std::int64_t s = m.begin((dir / launcher).string());
+    const std::int64_t s = m.begin((folder / launcher).string());
     m.forward(at::randn({3, 8}, on_hpu()));
     call_fp8("measure_end", {s});
-    EXPECT_TRUE(std::filesystem::exists(dir / (launcher + "_hooks_maxabs_1_2.json"))) << launcher;
-    EXPECT_FALSE(std::filesystem::exists(dir / (launcher + "_hooks_maxabs.json"))) << launcher;
+    EXPECT_TRUE(std::filesystem::exists(folder / (launcher + "_hooks_maxabs_1_2.json"))) << launcher;
+    EXPECT_FALSE(std::filesystem::exists(folder / (launcher + "_hooks_maxabs.json"))) << launcher;
   }
 }
 
-TEST(MeasureOperators, MeasureWhatPassesAndChangeNoBit) {
+TEST_F(MeasureOperators, MeasureWhatPassesAndChangeNoBit) {
   const Model m;
-  const TempDir dir;
   const at::Tensor x = at::randn({3, 8}, on_hpu()), y = m.forward(x);
-  const std::int64_t s = m.begin((dir / "stats/p").string());
+  const std::int64_t s = m.begin((folder / "stats/p").string());
   EXPECT_EQ(json_of(call_fp8("tag_of", {m.a}))["handler"], "measured");
   EXPECT_EQ(call_fp8("tag_of", {m.e}).toStringRef(), "null");
   call_fp8("measure_samples", {s, 0, 3});
@@ -70,14 +68,14 @@ TEST(MeasureOperators, MeasureWhatPassesAndChangeNoBit) {
   const auto paths = call_fp8("measure_end", {s}).toListRef().vec();
   EXPECT_EQ(paths.size(), 4u);
   EXPECT_EQ(call_fp8("tag_of", {m.a}).toStringRef(), "null");
-  const auto file = measure::read_measurements((dir / "stats/p").string());
+  const auto file = measure::read_measurements((folder / "stats/p").string());
   ASSERT_NE(file.find("fc1"), nullptr);
   EXPECT_EQ(file.find("fc1")->inputs[0][0], largest(x));
   EXPECT_EQ(file.num_samples, 3);
   EXPECT_REFUSED(call_fp8("measure_end", {s}), "fp8::measure_end", "session", "found " + std::to_string(s));
 }
 
-TEST(MeasureOperators, CountTheBiasThatIsAddedAfterTheProduct) {
+TEST_F(MeasureOperators, CountTheBiasThatIsAddedAfterTheProduct) {
   const at::Tensor w = at::zeros({4, 8}, on_hpu()), bias = at::full({4}, 7.0, on_hpu());
   c10::List<std::optional<at::Tensor>> biases;
   biases.push_back(bias);
@@ -87,7 +85,7 @@ TEST(MeasureOperators, CountTheBiasThatIsAddedAfterTheProduct) {
   EXPECT_TRUE(call_fp8("measure_end", {s}).toListRef().empty());
 }
 
-TEST(MeasureOperators, NameTheSampleOfANaN) {
+TEST_F(MeasureOperators, NameTheSampleOfANaN) {
   const Model m;
   const auto s = m.begin();
   at::Tensor x = at::ones({4, 8});
@@ -99,27 +97,26 @@ TEST(MeasureOperators, NameTheSampleOfANaN) {
   call_fp8("measure_end", {s, false});
 }
 
-TEST(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
+TEST_F(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
   const Model m;
-  const TempDir dir;
   const std::string config =
       R"({"mode": "MEASURE", "observer": "maxabs", "blocklist": {"types": [], "names": ["fc2"]}, )"
       R"("dump_stats_path": ")" +
       (dir / "a/p").string() + "\"}";
-  std::ofstream(dir / "config.json") << config;
-  for (const std::string& given : {config, (dir / "config.json").string()}) {
+  std::ofstream(folder / "config.json") << config;
+  for (const std::string& given : {config, (folder / "config.json").string()}) {
     const auto s = m.begin("", given);
     m.forward(at::ones({2, 8}, on_hpu()));
     const io::Json modules = json_of(call_fp8("measure_result", {s}))["modules"];
     EXPECT_TRUE(modules.contains("fc1") && !modules.contains("layers.0.fc2")) << modules;
     EXPECT_FALSE(call_fp8("measure_end", {s}).toListRef().empty());
   }
-  EXPECT_TRUE(measure::read_measurements((dir / "a/p").string()).find("embed") != nullptr);
+  EXPECT_TRUE(measure::read_measurements((folder / "a/p").string()).find("embed") != nullptr);
   EXPECT_REFUSED(m.begin("", R"({"mode": "MEASUR"})"), "config", "'mode'", "MEASUR");
-  EXPECT_REFUSED(m.begin("", (dir / "nowhere.json").string()), "nowhere.json");
+  EXPECT_REFUSED(m.begin("", (folder / "nowhere.json").string()), "nowhere.json");
 }
 
-TEST(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
+TEST_F(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
   const Model m;
   const auto begin = [](const Tensors& w, const Words& n, const Words& t) { call_fp8("measure_begin", {w, n, t}); };
   EXPECT_REFUSED(begin(m.weights(), {"a"}, m.types), "fp8::measure_begin", "modules", "found 1", "expected 3");
@@ -128,9 +125,8 @@ TEST(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
   EXPECT_REFUSED(begin({m.a, m.b}, {"a", "a"}, {"Linear", "Linear"}), "fp8::measure_begin", "modules", "\"a\" twice");
   EXPECT_REFUSED(begin({m.a}, {"a"}, {"Linera"}), "fp8::measure_begin", "types", "\"Linera\"", "Linear");
   EXPECT_REFUSED(begin({m.a, at::ones({2, 2})}, {"a", "cpu_one"}, {"Linear", "Linear"}), "cpu_one", "hpu", "cpu");
-  const TempDir dir;
-  std::ofstream(dir / "file") << "x";
-  EXPECT_REFUSED(m.begin((dir / "file/p").string()), "file");
+  std::ofstream(folder / "file") << "x";
+  EXPECT_REFUSED(m.begin((folder / "file/p").string()), "file");
   EXPECT_EQ(call_fp8("tag_of", {m.a}).toStringRef(), "null");
   const auto s = m.begin();
   EXPECT_REFUSED(call_fp8("measure_samples", {s, -1, 1}), "first", "found -1");
@@ -140,12 +136,11 @@ TEST(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
   call_fp8("measure_end", {s, false});
 }
 
-TEST(MeasureOperators, ASessionOutlivesItsModelAndIsEndedOnce) {
-  const TempDir dir;
+TEST_F(MeasureOperators, ASessionOutlivesItsModelAndIsEndedOnce) {
   std::int64_t s = 0;
   {
     const Model m;
-    s = m.begin((dir / "p").string());
+    s = m.begin((folder / "p").string());
     m.forward(at::ones({2, 8}, on_hpu()));
   }
   std::vector<std::thread> threads;
@@ -161,10 +156,10 @@ TEST(MeasureOperators, ASessionOutlivesItsModelAndIsEndedOnce) {
   }
   for (auto& t : threads) t.join();
   EXPECT_EQ(written, 1);
-  EXPECT_TRUE(measure::read_measurements((dir / "p").string()).find("fc1") != nullptr);
+  EXPECT_TRUE(measure::read_measurements((folder / "p").string()).find("fc1") != nullptr);
 }
 
-TEST(MeasureOperators, RunFromTorchScript) {
+TEST_F(MeasureOperators, RunFromTorchScript) {
   torch::jit::CompilationUnit unit;
   auto& f = compile(unit, R"(
 def f(w : Tensor, x : Tensor):

@@ -18,8 +18,6 @@ namespace fp8::measure {
 namespace {
 
 namespace fs = std::filesystem;
-using test::hpu;
-using test::same_bits;
 
 TEST(Calibration, MeasuresEveryLinearAndChangesNoBit) {
   auto model = test::tiny_lm();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model that is watched piece by piece, or by two processes one after the other, gives what the whole one gives at
 // once.
-#include <algorithm>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
@@ -12,8 +11,6 @@
 
 namespace fp8::measure {
 namespace {
-
-using test::hpu;
 
 CalibrationOptions everything(const std::string& observer) {
   CalibrationOptions options;

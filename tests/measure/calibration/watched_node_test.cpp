@@ -14,8 +14,6 @@
 namespace fp8::measure {
 namespace {
 
-using test::hpu;
-using test::same_bits;
 namespace F = torch::nn::functional;
 using Values = std::vector<Amax>;
 

@@ -2,8 +2,6 @@
 // Measurement files: what is written, what other tools write, and a message for everything malformed.
 #include "fp8/measure/files/measurement_file.h"
 
-#include <gtest/gtest.h>
-
 #include <fstream>
 
 #include "fp8/measure/files/stats_files.h"
@@ -18,7 +16,6 @@ namespace fp8::measure {
 namespace {
 
 namespace fs = std::filesystem;
-using test::throws_with;
 
 MeasurementFile example() {
   MeasurementFile file;

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes of TorchScript modules: which there are and what they are called, that an unhandled one changes no bit, and
 // that a handler is met by its own instance only, whatever was done to the module before and after.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>
 #include <torch/torch.h>
-
-#include <sstream>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/model/module_tree.h"
@@ -21,8 +17,6 @@ namespace fp8::measure {
 namespace {
 
 using kernels::FloatType;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using torch::jit::Module;
 
 /// Counts its calls; with `factor` other than 1 it also changes the result, so that a stray handler shows.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An observer of one's own: a class and a row. From then on configs name it, calibrations use it, files are called
 // after it, ranks merge, and runs go on from snapshots.
-#include <cmath>
-#include <stdexcept>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"

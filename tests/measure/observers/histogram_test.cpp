@@ -2,11 +2,7 @@
 // Counts against a plain recount, whatever the order, the division into calls and the order of merging.
 #include "fp8/measure/files/histogram.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cmath>
-#include <map>
 #include <random>
 
 #include "fp8/measure/files/measurement_file.h"
@@ -20,7 +16,6 @@ namespace fp8::measure {
 namespace {
 
 using kernels::FloatType;
-using test::throws_with;
 
 std::vector<float> normal(std::size_t n, std::uint32_t seed, float sigma = 1.0f) {
   std::mt19937 generator(seed);

@@ -2,12 +2,7 @@
 // Every observer against plain ATen, on ordinary and on hostile tensors; what is written beside.
 #include "fp8/measure/observers/observer.h"
 
-#include <gmock/gmock.h>
 #include <torch/torch.h>
-
-#include <filesystem>
-#include <map>
-#include <thread>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
@@ -20,9 +15,6 @@
 
 namespace fp8::measure {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 void show(Observer& observer, const at::Tensor& t) {
   std::any memo;

@@ -2,9 +2,6 @@
 // Unify, expand and merge: elementwise largest values, experts side by side, and back.
 #include "fp8/measure/ranks/ranks.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cmath>
 
 #include "fp8/runtime/io/base/file.h"

@@ -2,10 +2,6 @@
 // Codes that no config explains: refused with what was found, or read as the form that the caller names; and the second
 // reading by which a conversion is verified. Expected values are LibTorch's products of codes and scales that the test
 // made.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reading.h"
@@ -30,8 +26,6 @@ using test::HandCheckpoint;
 using test::HandTensor;
 using test::make_scheme;
 using test::read_tensor;
-using test::TempDir;
-using test::throws_with;
 using test::to;
 using W = WeightGranularity;
 using A = ActivationScaling;

@@ -12,10 +12,6 @@
 namespace fp8::quant {
 namespace {
 
-using test::f64;
-using test::hpu;
-using test::same_bits;
-
 /// Dequantized values in f64 of a matrix whose blocks [rows, cols] have a scale each.
 at::Tensor by_blocks(const at::Tensor& matrix, std::int64_t rows, std::int64_t cols, float max = 448.0f) {
   at::Tensor out = torch::empty(matrix.sizes(), at::kDouble);

@@ -14,7 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::read_tensor;
-using test::same_bits;
 
 void write_folder(const fs::path& folder, const test::NamedTensors& tensors, int world = -1) {
   test::write_tensors(folder, tensors);
@@ -44,15 +43,16 @@ test::NamedTensors model() {
           {"norm.weight", torch::randn({6})}};
 }
 
-TEST(IncRanks, SplitByOutputAndByInput) {
-  const test::TempDir dir;
+using IncRanks = InFolder;
+
+TEST_F(IncRanks, SplitByOutputAndByInput) {
   const auto tensors = model();
-  write_folder(dir / "one", tensors);
-  split_checkpoint(dir / "one", dir / "four", 4);
+  write_folder(folder / "one", tensors);
+  split_checkpoint(folder / "one", folder / "four", 4);
   const auto bytes = [](const at::Tensor& t) { return t.view(at::kByte); };
   for (int r = 0; r < 4; ++r) {
     const auto found = [&](const char* name) {
-      return read_tensor(dir / "four", std::string("l.") + name + "_" + std::to_string(r) + "_4");
+      return read_tensor(folder / "four", std::string("l.") + name + "_" + std::to_string(r) + "_4");
     };
     const auto part = [&](const at::Tensor& t, int dim) { return t.narrow(dim, 2 * r, 2).contiguous(); };
     EXPECT_TRUE(same_bits(found("q_proj.weight"), part(bytes(tensors[0].second), 1)));
@@ -62,31 +62,29 @@ TEST(IncRanks, SplitByOutputAndByInput) {
     EXPECT_TRUE(same_bits(found("o_proj.scale_weight"), tensors[6].second));
     EXPECT_TRUE(same_bits(found("o_proj.bias"), tensors[9].second));
   }
-  EXPECT_TRUE(same_bits(read_tensor(dir / "four", "norm.weight"), tensors[10].second));
-  EXPECT_EQ(io::read_json(dir / "four/quantization_config.json")["world_size"], 4);
-  EXPECT_EQ(io::read_json(dir / "four/config.json")["quantization_config"]["world_size"], 4);
+  EXPECT_TRUE(same_bits(read_tensor(folder / "four", "norm.weight"), tensors[10].second));
+  EXPECT_EQ(io::read_json(folder / "four/quantization_config.json")["world_size"], 4);
+  EXPECT_EQ(io::read_json(folder / "four/config.json")["quantization_config"]["world_size"], 4);
 }
 
-TEST(IncRanks, UnifyGivesBackWhatWasSplit) {
-  const test::TempDir dir;
-  write_folder(dir / "one", model());
-  split_checkpoint(dir / "one", dir / "four", 2 * 2, {}, usual_split);
-  split_checkpoint(dir / "one", dir / "two", 2);
-  unify_checkpoint(dir / "four", dir / "two_again", 2);
-  unify_checkpoint(dir / "two_again", dir / "one_again");
+TEST_F(IncRanks, UnifyGivesBackWhatWasSplit) {
+  write_folder(folder / "one", model());
+  split_checkpoint(folder / "one", folder / "four", 2 * 2, {}, usual_split);
+  split_checkpoint(folder / "one", folder / "two", 2);
+  unify_checkpoint(folder / "four", folder / "two_again", 2);
+  unify_checkpoint(folder / "two_again", folder / "one_again");
   for (const auto& [name, t] : model())
-    EXPECT_TRUE(same_bits(read_tensor(dir / "one_again", name), read_tensor(dir / "one", name))) << name;
-  const io::Checkpoint two(dir / "two");
+    EXPECT_TRUE(same_bits(read_tensor(folder / "one_again", name), read_tensor(folder / "one", name))) << name;
+  const io::Checkpoint two(folder / "two");
   for (const auto& name : two.names())
-    EXPECT_TRUE(same_bits(read_tensor(dir / "two_again", name), read_tensor(dir / "two", name))) << name;
-  EXPECT_EQ(io::read_json(dir / "one_again/config.json")["quantization_config"]["world_size"], -1);
+    EXPECT_TRUE(same_bits(read_tensor(folder / "two_again", name), read_tensor(folder / "two", name))) << name;
+  EXPECT_EQ(io::read_json(folder / "one_again/config.json")["quantization_config"]["world_size"], -1);
 }
 
-TEST(IncRanks, DifferentScalesBecomeTheLargerOne) {
-  const test::TempDir dir;
+TEST_F(IncRanks, DifferentScalesBecomeTheLargerOne) {
   torch::manual_seed(5);
   const at::Tensor a = codes(4, 6), b = codes(4, 6);
-  write_folder(dir / "two",
+  write_folder(folder / "two",
                {{"o_proj.weight_0_2", a},
                 {"o_proj.weight_1_2", b},
                 {"o_proj.scale_weight_0_2", scalar(0.5)},
@@ -96,11 +94,11 @@ TEST(IncRanks, DifferentScalesBecomeTheLargerOne) {
                 {"o_proj.quant_input.scale_inv_0_2", scalar(0.125)},
                 {"o_proj.quant_input.scale_inv_1_2", scalar(0.25)}},
                2);
-  unify_checkpoint(dir / "two", dir / "one");
-  EXPECT_EQ(read_tensor(dir / "one", "o_proj.scale_weight").item<float>(), 2.0f);
-  EXPECT_EQ(read_tensor(dir / "one", "o_proj.scale_input").item<float>(), 8.0f);
-  EXPECT_EQ(read_tensor(dir / "one", "o_proj.quant_input.scale_inv").item<float>(), 0.125f);
-  const at::Tensor got = read_tensor(dir / "one", "o_proj.weight");
+  unify_checkpoint(folder / "two", folder / "one");
+  EXPECT_EQ(read_tensor(folder / "one", "o_proj.scale_weight").item<float>(), 2.0f);
+  EXPECT_EQ(read_tensor(folder / "one", "o_proj.scale_input").item<float>(), 8.0f);
+  EXPECT_EQ(read_tensor(folder / "one", "o_proj.quant_input.scale_inv").item<float>(), 0.125f);
+  const at::Tensor got = read_tensor(folder / "one", "o_proj.weight");
   ASSERT_EQ(got.sizes(), at::IntArrayRef({8, 6}));
   EXPECT_TRUE(same_bits(got.narrow(0, 4, 4).contiguous(), b.view(at::kByte)));
   // torch rounds to nearest even; a power of two: nothing else to round.
@@ -108,25 +106,24 @@ TEST(IncRanks, DifferentScalesBecomeTheLargerOne) {
   EXPECT_TRUE(same_bits(got.narrow(0, 0, 4).contiguous(), want.view(at::kByte)));
 }
 
-TEST(IncRanks, WhatDoesNotFitIsNamed) {
-  const test::TempDir dir;
-  write_folder(dir / "one", model());
-  EXPECT_REFUSED(split_checkpoint(dir / "one", dir / "out", 3), "l.q_proj.", "size 8", "3 ranks");
-  EXPECT_REFUSED(unify_checkpoint(dir / "one", dir / "out"), "found 1 ranks to read", "smaller divisor");
+TEST_F(IncRanks, WhatDoesNotFitIsNamed) {
+  write_folder(folder / "one", model());
+  EXPECT_REFUSED(split_checkpoint(folder / "one", folder / "out", 3), "l.q_proj.", "size 8", "3 ranks");
+  EXPECT_REFUSED(unify_checkpoint(folder / "one", folder / "out"), "found 1 ranks to read", "smaller divisor");
   StreamOptions overwriting;
   overwriting.overwrite = true;
-  EXPECT_REFUSED(split_checkpoint(dir / "one", dir / "one", 2, overwriting), "is the input itself");
+  EXPECT_REFUSED(split_checkpoint(folder / "one", folder / "one", 2, overwriting), "is the input itself");
   auto tensors = test::NamedTensors{{"q_proj.weight_0_2", codes(4, 6)},
                                     {"q_proj.scale_weight_0_2", scalar(1)},
                                     {"q_proj.scale_weight_1_2", scalar(1)}};
-  write_folder(dir / "two", tensors, 2);
-  EXPECT_REFUSED(unify_checkpoint(dir / "two", dir / "out"), "rank 1 of 2 is missing: q_proj.weight_1_2");
+  write_folder(folder / "two", tensors, 2);
+  EXPECT_REFUSED(unify_checkpoint(folder / "two", folder / "out"), "rank 1 of 2 is missing: q_proj.weight_1_2");
   tensors.push_back({"q_proj.weight_1_2", codes(5, 6)});
-  write_folder(dir / "odd", tensors, 2);
-  EXPECT_REFUSED(unify_checkpoint(dir / "odd", dir / "out"), "q_proj.weight", "do not fit");
-  test::write_text(dir / "odd/config.json", R"({"quantization_config": {"quant_method": "fp8"}})");
-  EXPECT_REFUSED(unify_checkpoint(dir / "odd", dir / "out"), "config.json", "'quantization_config'");
-  EXPECT_FALSE(fs::exists(dir / "out"));
+  write_folder(folder / "odd", tensors, 2);
+  EXPECT_REFUSED(unify_checkpoint(folder / "odd", folder / "out"), "q_proj.weight", "do not fit");
+  test::write_text(folder / "odd/config.json", R"({"quantization_config": {"quant_method": "fp8"}})");
+  EXPECT_REFUSED(unify_checkpoint(folder / "odd", folder / "out"), "config.json", "'quantization_config'");
+  EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
 }  // namespace

@@ -2,10 +2,6 @@
 // One rule for NaN and Inf, whoever reads: refused with tensor and number, or copied and noted in fp8.json.
 #include "fp8/quant/forms/nonfinite.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form.h"
@@ -23,8 +19,6 @@ using io::Json;
 using recipes::FloatType;
 using test::make_scheme;
 using test::read_tensor;
-using test::TempDir;
-using test::throws_with;
 using test::to;
 using W = WeightGranularity;
 

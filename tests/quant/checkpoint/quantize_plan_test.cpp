@@ -3,19 +3,25 @@
 // one.
 #include "fp8/quant/checkpoint/quantize_plan.h"
 
-#include <gmock/gmock.h>
-
+#include "fp8/quant/checkpoint/quantize.h"
+#include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/damage/checkpoint_damage.h"
+#include "fp8/quant/forms/ignore_list.h"
 #include "quant/checkpoint/stacked_checkpoint.h"
+#include "quant/checkpoint/stacked_folder.h"
 #include "support/fp8_reference.h"
+#include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {
 
-using ::testing::Contains;
+namespace fs = std::filesystem;
+using test::Folder;
+using test::kExperts;
+using test::kHidden;
+using test::kInner;
 using ::testing::ElementsAreArray;
-using ::testing::HasSubstr;
 
 constexpr const char* kMixture = "model.layers.0.mlp.";
 
@@ -103,6 +109,205 @@ TEST(CheckpointPlan, AnUnknownFamilyIsNoticedThere) {
   test::write_tensors(dir / "in", {{"net.3.up.weight", torch::randn({64, 32}).to(at::kBFloat16)}});
   test::write_text(dir / "in/config.json", R"({"model_type": "nobody_knows"})");
   EXPECT_THAT(damage_of_checkpoint(dir / "in", {}).warnings, Contains(HasSubstr("unknown family 'nobody_knows'")));
+}
+
+// Every way in which an expert's matrix stands in a stack, against torch's own indexing: any rows of it, every dtype,
+// sizes that divide nothing.
+
+/// Rows [first, first + rows) of a slice.
+at::Tensor rows_of(const io::Checkpoint& checkpoint, const WeightSlice& slice, std::int64_t first, std::int64_t rows,
+                   at::ScalarType dtype) {
+  at::Tensor out = torch::empty({rows, slice.cols}, dtype);
+  std::vector<std::uint8_t> scratch;
+  read_rows(checkpoint, slice, first, rows, out.data_ptr(), scratch);
+  return out;
+}
+
+struct Place {
+  const char* tensor;
+  std::int64_t first, row_stride, col_stride;
+};
+
+TEST(WeightSlice, RowsOfEveryLayoutAreThoseOfTheExpert) {
+  torch::manual_seed(7);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& [inner, hidden] : {std::pair<std::int64_t, std::int64_t>{37, 53}, {1, 1}, {64, 33}, {3, 130}}) {
+      const std::int64_t I = inner, H = hidden, e = 2;
+      const test::Experts experts(3, I, H, dtype);
+      const test::TempDir dir;
+      test::write_tensors(dir / "in", {{"upright", experts.gate_up()},
+                                       {"turns", experts.gate_up(true)},
+                                       {"swapped", test::axes_swapped(experts.gate_up())},
+                                       {"swapped_turns", test::axes_swapped(experts.gate_up(true))},
+                                       {"alone", experts.gate[0]}});
+      const io::Checkpoint checkpoint(dir / "in");
+      const std::int64_t start = 2 * e * I * H;
+      const Place gates[] = {{"upright", start, H, 1},
+                             {"turns", start, 2 * H, 1},
+                             {"swapped", start, 1, 2 * I},
+                             {"swapped_turns", start, 2, 2 * I}};
+      const Place ups[] = {{"upright", start + I * H, H, 1},
+                           {"turns", start + H, 2 * H, 1},
+                           {"swapped", start + I, 1, 2 * I},
+                           {"swapped_turns", start + 1, 2, 2 * I}};
+      for (const auto* places : {gates, ups}) {
+        const at::Tensor& want = places == gates ? experts.gate[e] : experts.up[e];
+        for (int layout = 0; layout < 4; ++layout) {
+          const Place& p = places[layout];
+          const WeightSlice slice{p.tensor, p.first, I, H, p.row_stride, p.col_stride, e};
+          EXPECT_TRUE(same_bits(rows_of(checkpoint, slice, 0, I, dtype), want)) << p.tensor;
+          const std::int64_t middle = I / 3, count = I - middle - I / 4;
+          EXPECT_TRUE(same_bits(rows_of(checkpoint, slice, middle, count, dtype),
+                                want.slice(0, middle, middle + count).contiguous()))
+              << p.tensor;
+          EXPECT_EQ(rows_of(checkpoint, slice, I, 0, dtype).numel(), 0);
+        }
+      }
+      EXPECT_TRUE(same_bits(rows_of(checkpoint, whole_weight(checkpoint.info("alone")), 0, I, dtype), experts.gate[0]));
+    }
+  }
+}
+
+TEST(WeightSlice, NonFiniteValuesAreThoseOfOneExpert) {
+  torch::manual_seed(8);
+  const test::Experts experts(4, 20, 30, at::kBFloat16);
+  at::Tensor stack = test::axes_swapped(experts.gate_up());
+  stack[3].select(1, 25).slice(0, 4, 7).fill_(std::numeric_limits<float>::quiet_NaN());  // up's row 5
+  stack[3][0][0] = std::numeric_limits<float>::infinity();                               // gate's
+  stack[1][0][0] = std::numeric_limits<float>::infinity();
+  const test::TempDir dir;
+  test::write_tensors(dir / "in", {{"x.experts", stack}});
+  const io::Checkpoint checkpoint(dir / "in");
+  const auto up = [](std::int64_t e) { return WeightSlice{"x.experts", e * 1200 + 20, 20, 30, 1, 40, e}; };
+  EXPECT_EQ(count_nonfinite(checkpoint, up(3)).nan, 3u);
+  EXPECT_EQ(count_nonfinite(checkpoint, up(3)).inf, 0u);
+  EXPECT_FALSE(count_nonfinite(checkpoint, up(1)).any());
+  EXPECT_REFUSED(refuse_nonfinite(checkpoint, up(3)),
+                 "x.experts, expert 3: expected finite weights, found NaN in 3 of 600 values");
+}
+
+// Stacked experts that are not converted: kept by the plan, for want of a row for their family or for one expert of
+// them; and those that are refused by name.
+
+std::map<std::string, std::string> reasons(const CheckpointReport& report) {
+  std::map<std::string, std::string> by_name;
+  for (const auto& s : report.skipped) by_name[s.name] = s.reason;
+  return by_name;
+}
+
+TEST(StackedExperts, KeptOnesAreListedForReaders) {
+  for (const std::string form : {"compressed-tensors", "fp8"}) {
+    Folder f("mixtral");
+    const test::Experts experts(kExperts, kInner, kHidden);
+    f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
+    f.options.plan.experts = ExpertForm::keep;
+    f.options.form = form;
+    if (form == "fp8") f.options.plan.weights = WeightGranularity::tensor;
+    const auto report = f.run();
+    EXPECT_EQ(report.quantized.size(), 1u);
+    for (const char* stack : {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"}) {
+      EXPECT_THAT(reasons(report)[stack], HasSubstr("kept by")) << stack;
+      EXPECT_TRUE(same_bits(f.out(stack), test::find(f.tensors, stack)));
+    }
+    const auto config = f.quantization();
+    const auto ignored = config[form == "fp8" ? "ignored_layers" : "ignore"].get<std::vector<std::string>>();
+    EXPECT_THAT(ignored, Contains("model.layers.0.mlp.experts"));
+  }
+}
+
+TEST(StackedExperts, AFamilyWithoutARowIsKeptWithANotice) {
+  for (const char* type : {"made_up_moe", "gpt_oss"}) {
+    Folder f(type);
+    f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), "model.layers.0.mlp.", true));
+    const auto report = f.run();
+    EXPECT_EQ(report.quantized.size(), 1u);
+    EXPECT_EQ(reasons(report).count("model.layers.0.mlp.experts.down_proj"), 1u);
+    EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains("model.layers.0.mlp.experts"));
+    const bool noticed = std::any_of(report.warnings.begin(), report.warnings.end(), [](const std::string& w) {
+      return w.find("model.layers.0.mlp.experts.") != std::string::npos;
+    });
+    EXPECT_EQ(noticed, std::string(type) == "made_up_moe");
+  }
+}
+
+TEST(StackedExperts, AllOfALayerOrNone) {
+  const std::string mlp = "model.layers.0.mlp.", other = "model.layers.1.mlp.";
+  Folder f("qwen3_moe");
+  f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), mlp));
+  f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), other));
+  f.options.plan.exclude = {"layers\\.0\\.mlp\\.experts\\.3\\.up_proj"};
+  auto report = f.run();
+  EXPECT_EQ(report.quantized.size(), 3 * kExperts + 1);
+  EXPECT_THAT(reasons(report)[mlp + "experts.gate_up_proj"], HasSubstr("experts.3.up_proj is not converted: excluded"));
+  EXPECT_THAT(f.names(), Contains(mlp + "experts.down_proj"));
+  EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains(mlp + "experts"));
+  EXPECT_EQ(reasons(report).count(mlp + "experts.0.gate_proj"), 0u);
+  // vLLM asks for a mixture by its expert 0, below a prefix of its own.
+  const auto is_ignored = [&](const std::string& name) {
+    const IgnoreList list(compressed_tensors_form(), f.quantization()["ignore"].get<std::vector<std::string>>());
+    return list.entry_for(name) != nullptr;
+  };
+  EXPECT_TRUE(is_ignored("language_model." + mlp + "experts.0.gate_proj"));
+  EXPECT_FALSE(is_ignored("language_model." + other + "experts.0.gate_proj"));
+  f.options.plan.exclude = {"experts"};
+  f.options.overwrite = true;
+  report = f.run();
+  EXPECT_EQ(report.quantized.size(), 1u);
+  EXPECT_THAT(reasons(report)[other + "experts.down_proj"], HasSubstr("excluded by"));
+  f.options.plan.exclude = {};
+  f.options.plan.keep = {{other + "experts.down_proj", "damages most"}};
+  report = f.run();
+  EXPECT_EQ(report.quantized.size(), 3 * kExperts + 1);
+  EXPECT_EQ(reasons(report)[other + "experts.gate_up_proj"], "damages most");
+}
+
+TEST(StackedExperts, WhatIsNotANumberIsNamedWithItsExpert) {
+  Folder f("llama4");
+  f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), "model.layers.0.feed_forward.", true));
+  at::Tensor stack = test::find(f.tensors, "model.layers.0.feed_forward.experts.gate_up_proj");
+  stack[3][4][kInner + 1] = std::numeric_limits<float>::quiet_NaN();
+  for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor, WeightGranularity::block}) {
+    f.options.plan.weights = weights;
+    f.options.plan.block = {4, 4};
+    EXPECT_REFUSED(f.run(),
+                   "model.layers.0.feed_forward.experts.gate_up_proj, expert 3: expected finite weights, "
+                   "found NaN in 1 of 240 values");
+    EXPECT_FALSE(fs::exists(f.dir / "out"));
+  }
+  f.options.allow_nonfinite = true;
+  f.options.plan.weights = WeightGranularity::channel;
+  const auto report = f.run();
+  EXPECT_EQ(report.quantized.size(), 1u);
+  EXPECT_THAT(reasons(report)["model.layers.0.feed_forward.experts.down_proj"], HasSubstr("NaN in 1 of 2400 values"));
+}
+
+TEST(StackedExperts, ShapesThatDoNotFitAreRefusedByName) {
+  const std::string mlp = "model.layers.0.mlp.experts.";
+  const auto refused = [&](const char* type, std::vector<std::int64_t> up, std::vector<std::int64_t> down,
+                           const std::vector<std::string>& words) {
+    Folder f(type);
+    f.add({{mlp + "gate_up_proj", torch::zeros(up, at::kBFloat16)},
+           {mlp + "down_proj", torch::zeros(down, at::kBFloat16)}});
+    EXPECT_TRUE(throws_with(words, [&] { f.run(); })) << words[0];
+    f.options.plan.experts = ExpertForm::keep;
+    EXPECT_EQ(f.run().quantized.size(), 1u);
+  };
+  refused("qwen3_moe", {0, 24, 20}, {0, 20, 12}, {"gate_up_proj: shape [0, 24, 20]", "expected experts with values"});
+  refused("qwen3_moe", {4, 25, 20}, {4, 20, 12}, {"gate_up_proj: shape [4, 25, 20]", "found 25 rows of both"});
+  refused("qwen3_moe", {4, 24, 20}, {3, 20, 12}, {"down_proj: shape [3, 20, 12]", "as many experts", "4"});
+  refused("qwen3_moe", {4, 20, 24}, {4, 12, 20},
+          {"gate_up_proj: shape [4, 20, 24]", "expected [E, 2 I, H] beside [E, H, I]",
+           "[4, 12, 20] in " + mlp + "down_proj"});
+  refused("llama4", {4, 24, 20}, {4, 20, 12}, {"gate_up_proj", "expected [E, H, 2 I] beside [E, I, H]"});
+  refused("llama4", {4, 20, 23}, {4, 12, 20}, {"gate_up_proj", "found 23 rows of both"});
+  refused("qwen3_vl_moe", {4, 24, 20}, {4, 20, 13}, {"gate_up_proj"});
+}
+
+TEST(StackedExperts, AStackBesideTheSameExpertIsRefused) {
+  Folder f("qwen3_moe");
+  f.add(test::stacked_layer(test::Experts(2, kInner, kHidden), "model.layers.0.mlp."));
+  f.add({{"model.layers.0.mlp.experts.1.up_proj.weight", torch::randn({kInner, kHidden})}});
+  EXPECT_REFUSED(f.run(), "gate_up_proj", "experts.1.up_proj.weight holds too");
 }
 
 }  // namespace

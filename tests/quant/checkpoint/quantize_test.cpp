@@ -16,9 +16,7 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-using test::hpu;
 using test::read_tensor;
-using test::same_bits;
 
 measure::MeasurementFile measured(const test::NamedTensors& tensors) {
   measure::MeasurementFile file;
@@ -33,7 +31,9 @@ measure::MeasurementFile measured(const test::NamedTensors& tensors) {
   return file;
 }
 
-TEST(CheckpointQuantize, DynamicChannelsOfEveryType) {
+using CheckpointQuantize = InFolder;
+
+TEST_F(CheckpointQuantize, DynamicChannelsOfEveryType) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const test::TempDir dir;
     const auto tensors = test::small_llama(dtype);
@@ -61,32 +61,31 @@ TEST(CheckpointQuantize, DynamicChannelsOfEveryType) {
   }
 }
 
-TEST(CheckpointQuantize, StaticTensorsWithFusedScales) {
-  const test::TempDir dir;
+TEST_F(CheckpointQuantize, StaticTensorsWithFusedScales) {
   const auto tensors = test::small_llama(at::kBFloat16);
-  test::write_llama(dir / "in", tensors);
+  test::write_llama(folder / "in", tensors);
   CheckpointOptions o;
   o.plan.activations = ActivationScaling::static_tensor;
   o.plan.measurements = measured(tensors);
-  quantize_checkpoint(dir / "in", dir / "out", o);
+  quantize_checkpoint(folder / "in", folder / "out", o);
   const std::string attention = "model.layers.0.self_attn.";
   const float q = test::amax_reference(test::find(tensors, attention + "q_proj.weight"), 1)[0],
               k = test::amax_reference(test::find(tensors, attention + "k_proj.weight"), 1)[0];
   const float fused = std::max(q, k) / 448.0f;  // v is zero
   for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
-    EXPECT_TRUE(same_bits(read_tensor(dir / "out", attention + name + ".weight_scale"), torch::tensor({fused})))
+    EXPECT_TRUE(same_bits(read_tensor(folder / "out", attention + name + ".weight_scale"), torch::tensor({fused})))
         << name;
     EXPECT_TRUE(
-        same_bits(read_tensor(dir / "out", attention + name + ".weight"),
+        same_bits(read_tensor(folder / "out", attention + name + ".weight"),
                   test::quantize_reference(test::find(tensors, attention + name + ".weight"), {fused}, 448.0f).codes));
   }
-  EXPECT_TRUE(same_bits(read_tensor(dir / "out", attention + "k_proj.input_scale"),
+  EXPECT_TRUE(same_bits(read_tensor(folder / "out", attention + "k_proj.input_scale"),
                         torch::tensor({o.plan.measurements->find(attention + "k_proj")->inputs[0][0] / 448.0f})));
   o.plan.fuse_scales = false;
-  quantize_checkpoint(dir / "in", dir / "apart", o);
+  quantize_checkpoint(folder / "in", folder / "apart", o);
   EXPECT_TRUE(
-      same_bits(read_tensor(dir / "apart", attention + "v_proj.weight_scale"), torch::tensor({1.0f})));  // all zero
-  EXPECT_TRUE(read_tensor(dir / "apart", attention + "v_proj.weight").eq(0).all().item<bool>());
+      same_bits(read_tensor(folder / "apart", attention + "v_proj.weight_scale"), torch::tensor({1.0f})));  // all zero
+  EXPECT_TRUE(read_tensor(folder / "apart", attention + "v_proj.weight").eq(0).all().item<bool>());
 }
 
 /// The file's tensors as modules in memory, converted with the same options: the very same codes and scales.
@@ -121,7 +120,7 @@ void expect_same_as_in_memory(const PlanOptions& plan, at::ScalarType dtype) {
   EXPECT_GE(compared, 7);
 }
 
-TEST(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
+TEST_F(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
       PlanOptions plan;
@@ -139,39 +138,37 @@ TEST(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
   }
 }
 
-TEST(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
-  const test::TempDir dir;
-  test::write_llama(dir / "in", test::small_llama(at::kBFloat16));
-  quantize_checkpoint(dir / "in", dir / "out", {});
-  auto config = io::read_json(dir / "out/config.json");
+TEST_F(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
+  test::write_llama(folder / "in", test::small_llama(at::kBFloat16));
+  quantize_checkpoint(folder / "in", folder / "out", {});
+  auto config = io::read_json(folder / "out/config.json");
   std::vector<std::string> keys;
   for (const auto& [key, value] : config.items()) keys.push_back(key);
   EXPECT_EQ(keys, (std::vector<std::string>{"zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings",
                                             "alpha", "quantization_config"}));
-  const std::string text = test::read_text(dir / "out/config.json");
+  const std::string text = test::read_text(folder / "out/config.json");
   EXPECT_NE(text.find("\"rope_theta\": 10000.0"), std::string::npos);
   EXPECT_NE(text.find("\"zeta\": 1e-06"), std::string::npos) << text;
   const auto& quantization = config["quantization_config"];
   EXPECT_EQ(quantization["quantization_status"], "compressed");
   EXPECT_EQ(quantization["ignore"], io::Json::array({"lm_head"}));
   config.erase("quantization_config");
-  EXPECT_EQ(config, io::read_json(dir / "in/config.json"));
-  const auto sidecar = io::read_json(dir / "out/fp8.json");
+  EXPECT_EQ(config, io::read_json(folder / "in/config.json"));
+  const auto sidecar = io::read_json(folder / "out/fp8.json");
   EXPECT_EQ(sidecar["convention"], "own");
   EXPECT_EQ(sidecar["skipped"].size(), 2u);
 }
 
-TEST(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
-  const test::TempDir dir;
-  test::write_llama(dir / "in", test::small_llama(at::kBFloat16));
+TEST_F(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
+  test::write_llama(folder / "in", test::small_llama(at::kBFloat16));
   for (const char* name :
        {"tokenizer.json", "tokenizer.model", "generation_config.json", "chat_template.jinja", "LICENSE.txt"})
-    test::write_text(dir / "in" / name, name);
+    test::write_text(folder / "in" / name, name);
   for (const char* name : {"optimizer.pt", "pytorch_model.bin", "training_args.bin", "other.safetensors.index.json"})
-    test::write_text(dir / "in" / name, "no");
-  test::write_tensors(dir / "in", {{"stray", torch::ones({2})}}, "consolidated.safetensors");
-  quantize_checkpoint(dir / "in", dir / "out", {});
-  const auto files = test::folder_bytes(dir / "out");
+    test::write_text(folder / "in" / name, "no");
+  test::write_tensors(folder / "in", {{"stray", torch::ones({2})}}, "consolidated.safetensors");
+  quantize_checkpoint(folder / "in", folder / "out", {});
+  const auto files = test::folder_bytes(folder / "out");
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files) names.push_back(name);
   EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "chat_template.jinja", "config.json", "fp8.json",
@@ -180,138 +177,131 @@ TEST(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
   EXPECT_EQ(files.at("tokenizer.model"), "tokenizer.model");
 }
 
-TEST(CheckpointQuantize, ScalesOfNoWeightStayBehind) {
-  const test::TempDir dir;
+TEST_F(CheckpointQuantize, ScalesOfNoWeightStayBehind) {
   auto tensors = test::small_llama(at::kBFloat16);
   for (const char* scale : {"k_scale", "v_scale"})
     tensors.emplace_back(std::string("model.layers.0.self_attn.") + scale, torch::full({1}, 0.125f));
-  test::write_llama(dir / "in", tensors);
-  const auto report = quantize_checkpoint(dir / "in", dir / "out", {});
-  const io::Checkpoint out(dir / "out");
+  test::write_llama(folder / "in", tensors);
+  const auto report = quantize_checkpoint(folder / "in", folder / "out", {});
+  const io::Checkpoint out(folder / "out");
   for (const auto& name : out.names()) EXPECT_FALSE(name.ends_with("k_scale")) << name;
   EXPECT_EQ(std::count_if(report.warnings.begin(), report.warnings.end(),
                           [](const auto& w) { return w.starts_with("2 scales of key-value caches left out"); }),
             1);
 }
 
-TEST(CheckpointQuantize, ShardsInAndShardsOut) {
-  const test::TempDir dir;
+TEST_F(CheckpointQuantize, ShardsInAndShardsOut) {
   const auto tensors = test::small_llama(at::kBFloat16);
-  test::write_llama(dir / "whole", tensors);
-  test::write_llama(dir / "in", tensors);
-  fs::remove(dir / "in/model.safetensors");
+  test::write_llama(folder / "whole", tensors);
+  test::write_llama(folder / "in", tensors);
+  fs::remove(folder / "in/model.safetensors");
   io::Json map = io::Json::object();
   test::NamedTensors first(tensors.begin(), tensors.begin() + 5), second(tensors.begin() + 5, tensors.end());
-  test::write_tensors(dir / "in", first, "model-00001-of-00002.safetensors");
-  test::write_tensors(dir / "in", second, "model-00002-of-00002.safetensors");
+  test::write_tensors(folder / "in", first, "model-00001-of-00002.safetensors");
+  test::write_tensors(folder / "in", second, "model-00002-of-00002.safetensors");
   for (const auto& [name, t] : first) map[name] = "model-00001-of-00002.safetensors";
   for (const auto& [name, t] : second) map[name] = "model-00002-of-00002.safetensors";
-  io::write_json(dir / "in/model.safetensors.index.json",
+  io::write_json(folder / "in/model.safetensors.index.json",
                  io::Json{{"metadata", {{"total_size", 1}}}, {"weight_map", map}});
   CheckpointOptions o;
-  quantize_checkpoint(dir / "whole", dir / "one", o);
+  quantize_checkpoint(folder / "whole", folder / "one", o);
   o.shard_bytes = 4000;
-  quantize_checkpoint(dir / "in", dir / "many", o);
-  EXPECT_FALSE(fs::exists(dir / "many/model.safetensors"));
-  const auto index = io::read_json(dir / "many/model.safetensors.index.json");
-  const io::Checkpoint one(dir / "one"), many(dir / "many");
+  quantize_checkpoint(folder / "in", folder / "many", o);
+  EXPECT_FALSE(fs::exists(folder / "many/model.safetensors"));
+  const auto index = io::read_json(folder / "many/model.safetensors.index.json");
+  const io::Checkpoint one(folder / "one"), many(folder / "many");
   EXPECT_EQ(index["metadata"]["total_size"], one.total_bytes());
   EXPECT_EQ(index["weight_map"].size(), one.names().size());
   for (const auto& name : one.names())
-    EXPECT_TRUE(same_bits(read_tensor(dir / "one", name), read_tensor(dir / "many", name))) << name;
+    EXPECT_TRUE(same_bits(read_tensor(folder / "one", name), read_tensor(folder / "many", name))) << name;
   std::set<std::string> files;
   for (const auto& [name, file] : index["weight_map"].items()) files.insert(file.get<std::string>());
   EXPECT_GT(files.size(), 2u);
-  for (const auto& file : files) EXPECT_TRUE(fs::exists(dir / ("many/" + file))) << file;
+  for (const auto& file : files) EXPECT_TRUE(fs::exists(folder / ("many/" + file))) << file;
 }
 
-TEST(CheckpointQuantize, ATiedHeadIsUntiedWhenIncluded) {
-  const test::TempDir dir;
+TEST_F(CheckpointQuantize, ATiedHeadIsUntiedWhenIncluded) {
   const auto tensors = test::small_llama(at::kBFloat16, /*tied=*/true);
-  test::write_llama(dir / "in", tensors, true);
+  test::write_llama(folder / "in", tensors, true);
   CheckpointOptions o;
-  quantize_checkpoint(dir / "in", dir / "tied", o);
-  EXPECT_EQ(io::read_json(dir / "tied/config.json")["tie_word_embeddings"], true);
-  EXPECT_EQ(io::read_json(dir / "tied/config.json")["quantization_config"]["ignore"], io::Json::array({"lm_head"}));
-  EXPECT_FALSE(io::Checkpoint(dir / "tied").contains("lm_head.weight"));
+  quantize_checkpoint(folder / "in", folder / "tied", o);
+  EXPECT_EQ(io::read_json(folder / "tied/config.json")["tie_word_embeddings"], true);
+  EXPECT_EQ(io::read_json(folder / "tied/config.json")["quantization_config"]["ignore"], io::Json::array({"lm_head"}));
+  EXPECT_FALSE(io::Checkpoint(folder / "tied").contains("lm_head.weight"));
   o.plan.include = {"lm_head"};
-  quantize_checkpoint(dir / "in", dir / "untied", o);
-  const auto config = io::read_json(dir / "untied/config.json");
+  quantize_checkpoint(folder / "in", folder / "untied", o);
+  const auto config = io::read_json(folder / "untied/config.json");
   EXPECT_EQ(config["tie_word_embeddings"], false);
   EXPECT_EQ(config["quantization_config"]["config_groups"]["group_0"]["targets"],
             io::Json::array({"Linear", "re:.*lm_head"}));
   const at::Tensor embedding = test::find(tensors, "model.embed_tokens.weight");
-  EXPECT_TRUE(same_bits(read_tensor(dir / "untied", "model.embed_tokens.weight"), embedding));
-  EXPECT_TRUE(same_bits(read_tensor(dir / "untied", "lm_head.weight"), test::quantize_by_amax(embedding, 50).codes));
+  EXPECT_TRUE(same_bits(read_tensor(folder / "untied", "model.embed_tokens.weight"), embedding));
+  EXPECT_TRUE(same_bits(read_tensor(folder / "untied", "lm_head.weight"), test::quantize_by_amax(embedding, 50).codes));
 }
 
-TEST(CheckpointQuantize, AHeadStoredDespiteTheTieEndsTheTieToo) {
-  const test::TempDir dir;
-  test::write_llama(dir / "in", test::small_llama(at::kBFloat16), /*tied=*/true);
+TEST_F(CheckpointQuantize, AHeadStoredDespiteTheTieEndsTheTieToo) {
+  test::write_llama(folder / "in", test::small_llama(at::kBFloat16), /*tied=*/true);
   CheckpointOptions o;
   o.plan.include = {"lm_head"};
-  quantize_checkpoint(dir / "in", dir / "out", o);
-  EXPECT_EQ(io::read_json(dir / "out/config.json")["tie_word_embeddings"],
+  quantize_checkpoint(folder / "in", folder / "out", o);
+  EXPECT_EQ(io::read_json(folder / "out/config.json")["tie_word_embeddings"],
             false);  // else readers would use the embedding
 }
 
-TEST(CheckpointQuantize, TheSameBytesOnEveryRunAndThreadCount) {
-  const test::TempDir dir;
+TEST_F(CheckpointQuantize, TheSameBytesOnEveryRunAndThreadCount) {
   const auto tensors = test::small_llama(at::kBFloat16);
-  test::write_llama(dir / "in", tensors);
+  test::write_llama(folder / "in", tensors);
   CheckpointOptions o;
   o.plan.activations = ActivationScaling::static_tensor;
   o.plan.measurements = measured(tensors);
   const int threads = kernels::num_threads();
   for (int n : {1, 2, 4}) {
     kernels::set_num_threads(n);
-    quantize_checkpoint(dir / "in", dir / ("out" + std::to_string(n)), o);
+    quantize_checkpoint(folder / "in", folder / ("out" + std::to_string(n)), o);
   }
   kernels::set_num_threads(threads);
-  quantize_checkpoint(dir / "in", dir / "again", o);
-  const auto expected = test::folder_bytes(dir / "out1");
+  quantize_checkpoint(folder / "in", folder / "again", o);
+  const auto expected = test::folder_bytes(folder / "out1");
   EXPECT_EQ(expected.size(), 3u);
-  for (const char* other : {"out2", "out4", "again"}) EXPECT_EQ(test::folder_bytes(dir / other), expected) << other;
+  for (const char* other : {"out2", "out4", "again"}) EXPECT_EQ(test::folder_bytes(folder / other), expected) << other;
 }
 
-TEST(CheckpointQuantize, DryRunReportsAndWritesNothing) {
-  const test::TempDir dir;
-  test::write_llama(dir / "in", test::small_llama(at::kBFloat16));
+TEST_F(CheckpointQuantize, DryRunReportsAndWritesNothing) {
+  test::write_llama(folder / "in", test::small_llama(at::kBFloat16));
   CheckpointOptions o;
   o.dry_run = true;
-  const auto dry = quantize_checkpoint(dir / "in", dir / "out", o);
-  EXPECT_FALSE(fs::exists(dir / "out"));
-  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
+  const auto dry = quantize_checkpoint(folder / "in", folder / "out", o);
+  EXPECT_FALSE(fs::exists(folder / "out"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1);
   o.dry_run = false;
   std::uint64_t last = 0, total = 0;
   o.progress = [&](std::uint64_t done, std::uint64_t all) {
     EXPECT_GE(done, last);
     last = done, total = all;
   };
-  const auto wet = quantize_checkpoint(dir / "in", dir / "out", o);
+  const auto wet = quantize_checkpoint(folder / "in", folder / "out", o);
   EXPECT_EQ(dry.weights_bytes, wet.weights_bytes);
   EXPECT_EQ(dry.quantized, wet.quantized);
   EXPECT_EQ(total, wet.source_bytes);
   EXPECT_EQ(last, total);
 }
 
-TEST(CheckpointQuantize, RefusesTheMeasurementOfAnotherModel) {
-  const test::TempDir dir;
+TEST_F(CheckpointQuantize, RefusesTheMeasurementOfAnotherModel) {
   const auto tensors = test::small_llama(at::kBFloat16);
-  test::write_llama(dir / "in", tensors);
+  test::write_llama(folder / "in", tensors);
   CheckpointOptions o;
   o.plan.activations = ActivationScaling::static_tensor;
   o.plan.measurements = measured(tensors);
-  const io::Checkpoint source(dir / "in");
+  const io::Checkpoint source(folder / "in");
   measure::ModelFingerprint model;
   for (const auto& m : o.plan.measurements->modules)
     model.weights.push_back(measure::fingerprint_of(m.module, source, m.module + ".weight"));
   o.plan.measurements->model = model;
   o.dry_run = true;
-  EXPECT_NO_THROW(quantize_checkpoint(dir / "in", dir / "out", o));
+  EXPECT_NO_THROW(quantize_checkpoint(folder / "in", folder / "out", o));
   o.plan.measurements->model->weights[3].samples[7] += 1.0f;  // the same amax, another weight
   const std::string module = o.plan.measurements->model->weights[3].module;
-  EXPECT_REFUSED(quantize_checkpoint(dir / "in", dir / "out", o),
+  EXPECT_REFUSED(quantize_checkpoint(folder / "in", folder / "out", o),
                  "measurements: " + module + ".weight has other values", "another model");
 }
 

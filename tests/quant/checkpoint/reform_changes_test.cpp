@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions that change scales or codes: finer and coarser grids, Gaudi2's range, modules that a form's readers would
 // misread. Expected codes are computed here, in f64 or by LibTorch's own cast.
-#include <gtest/gtest.h>
 
 #include "quant/checkpoint/fp8_source.h"
 #include "support/temp_dir.h"
@@ -13,35 +12,35 @@ namespace {
 namespace fs = std::filesystem;
 using test::make_scheme;
 using test::read_tensor;
-using test::TempDir;
 using test::to;
 
-TEST(CheckpointConvert, FinerGridsKeepEveryCode) {
+using CheckpointConvert = InFolder;
+
+TEST_F(CheckpointConvert, FinerGridsKeepEveryCode) {
   using W = WeightGranularity;
-  TempDir tmp;
   const auto block32 =
-      test::write_fp8_source(tmp / "block32", make_scheme(W::block, ActivationScaling::dynamic_group, 32), 32);
+      test::write_fp8_source(folder / "block32", make_scheme(W::block, ActivationScaling::dynamic_group, 32), 32);
   auto o = to("fp8");
   o.weights = W::block;
   o.block = Block{16, 16};
-  auto report = convert_checkpoint(tmp / "block32", tmp / "block16", o);
+  auto report = convert_checkpoint(folder / "block32", folder / "block16", o);
   for (const auto& m : report.modules) EXPECT_EQ(m.change, Change::spread) << m.name;
   for (const auto& [name, w] : block32.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "block16", name + ".weight"), w.codes.view(at::kByte)));
-    EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(tmp / "block16", name + ".weight_scale_inv"), {16, 16},
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "block16", name + ".weight"), w.codes.view(at::kByte)));
+    EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(folder / "block16", name + ".weight_scale_inv"), {16, 16},
                                                w.codes.size(0), w.codes.size(1)),
                              w.spread));
   }
   const auto tensor =
-      test::write_fp8_source(tmp / "tensor", make_scheme(W::tensor, ActivationScaling::static_tensor), 16);
+      test::write_fp8_source(folder / "tensor", make_scheme(W::tensor, ActivationScaling::static_tensor), 16);
   o = to("compressed-tensors");
   o.weights = W::channel;
-  report = convert_checkpoint(tmp / "tensor", tmp / "channel", o);
+  report = convert_checkpoint(folder / "tensor", folder / "channel", o);
   for (const auto& [name, w] : tensor.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "channel", name + ".weight_scale"),
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "channel", name + ".weight_scale"),
                              w.scale.expand({w.codes.size(0)}).unsqueeze(1)))
         << name;
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "channel", name + ".input_scale"), torch::tensor({w.input})));
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "channel", name + ".input_scale"), torch::tensor({w.input})));
   }
 }
 
@@ -53,13 +52,12 @@ at::Tensor requantized(const at::Tensor& w, const at::Tensor& amax, at::Tensor* 
   return (w * scale).clamp(-448, 448).to(at::kFloat8_e4m3fn).view(at::kByte);
 }
 
-TEST(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
-  TempDir tmp;
-  const auto source =
-      test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
+TEST_F(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
+  const auto source = test::write_fp8_source(
+      folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
   auto o = to("fp8");
   o.weights = WeightGranularity::tensor;
-  const auto report = convert_checkpoint(tmp / "in", tmp / "out", o);
+  const auto report = convert_checkpoint(folder / "in", folder / "out", o);
   const std::string at = "model.layers.0.self_attn.", mlp = "model.layers.0.mlp.";
   for (const auto& group : std::vector<std::vector<std::string>>{{at + "q_proj", at + "k_proj", at + "v_proj"},
                                                                  {at + "o_proj"},
@@ -70,8 +68,8 @@ TEST(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
     for (const auto& name : group) {
       at::Tensor scale_inv;
       const auto codes = requantized(source.weights.at(name).values(), amax, &scale_inv);
-      EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name + ".weight"), codes)) << name;
-      EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name + ".weight_scale"), scale_inv)) << name;
+      EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name + ".weight"), codes)) << name;
+      EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name + ".weight_scale"), scale_inv)) << name;
       for (const auto& m : report.modules) {
         if (m.name != name) continue;
         EXPECT_EQ(m.change, Change::requantized);
@@ -83,16 +81,15 @@ TEST(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
       }
     }
   }
-  const auto v = verify_conversion(tmp / "in", tmp / "out", o);
+  const auto v = verify_conversion(folder / "in", folder / "out", o);
   EXPECT_TRUE(v.broken.empty()) << "nothing was promised";
   EXPECT_FALSE(v.modules[0].equal);
   EXPECT_GE(v.modules[0].rms_error, v.modules[1].rms_error);
 }
 
-TEST(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
-  TempDir tmp;
+TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
   const auto source = test::write_fp8_source(
-      tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16), 32);
+      folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16), 32);
   const auto check = [&](const fs::path& out, const Block& block) {
     for (const auto& [name, w] : source.weights) {
       const auto values = w.values();
@@ -111,39 +108,38 @@ TEST(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
   };
   auto o = to("compressed-tensors");
   o.weights = WeightGranularity::channel;
-  convert_checkpoint(tmp / "in", tmp / "channel", o);
-  check(tmp / "channel", {1, 1 << 20});
+  convert_checkpoint(folder / "in", folder / "channel", o);
+  check(folder / "channel", {1, 1 << 20});
   o.weights = WeightGranularity::block;
   o.block = Block{8, 8};
-  EXPECT_EQ(convert_checkpoint(tmp / "in", tmp / "finer", o).modules[0].change, Change::spread);
+  EXPECT_EQ(convert_checkpoint(folder / "in", folder / "finer", o).modules[0].change, Change::spread);
   o.block = Block{32, 32};
-  for (const auto& m : convert_checkpoint(tmp / "in", tmp / "coarser", o).modules)
+  for (const auto& m : convert_checkpoint(folder / "in", folder / "coarser", o).modules)
     EXPECT_EQ(m.change, Change::requantized) << m.name;
-  check(tmp / "coarser", {32, 32});
+  check(folder / "coarser", {32, 32});
   o.block = Block{16, 16};
   o.power_of_two = true;  // scales that are no powers of two
-  EXPECT_EQ(convert_checkpoint(tmp / "in", tmp / "powers", o).modules[0].change, Change::requantized);
+  EXPECT_EQ(convert_checkpoint(folder / "in", folder / "powers", o).modules[0].change, Change::requantized);
 }
 
-TEST(CheckpointConvert, Gaudi2AndBack) {
-  TempDir tmp;
+TEST_F(CheckpointConvert, Gaudi2AndBack) {
   const auto source = test::write_fp8_source(
-      tmp / "ocp", make_scheme(WeightGranularity::tensor, ActivationScaling::static_tensor), 16, true);
+      folder / "ocp", make_scheme(WeightGranularity::tensor, ActivationScaling::static_tensor), 16, true);
   auto o = to("compressed-tensors");
   o.dialect = recipes::Dialect::gaudi2;
-  const auto report = convert_checkpoint(tmp / "ocp", tmp / "gaudi2", o);
+  const auto report = convert_checkpoint(folder / "ocp", folder / "gaudi2", o);
   for (const auto& [name, w] : source.weights) {  // the vendor's conversion, as its scripts write it in PyTorch
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", name + ".weight"),
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", name + ".weight"),
                              (w.codes.to(at::kFloat) * 240.0 / 448.0).to(at::kFloat8_e4m3fn).view(at::kByte)))
         << name;
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", name + ".weight_scale"), w.scale * 448.0 / 240.0)) << name;
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", name + ".weight_scale"), w.scale * 448.0 / 240.0)) << name;
     EXPECT_TRUE(
-        torch::equal(read_tensor(tmp / "gaudi2", name + ".input_scale"), torch::tensor({w.input}) * 448.0 / 240.0))
+        torch::equal(read_tensor(folder / "gaudi2", name + ".input_scale"), torch::tensor({w.input}) * 448.0 / 240.0))
         << name;
   }
-  EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", "model.layers.0.self_attn.k_scale"),
+  EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", "model.layers.0.self_attn.k_scale"),
                            torch::tensor({0.0375f}) * 448.0 / 240.0));
-  EXPECT_EQ(io::read_json(tmp / "gaudi2" / "fp8.json")["dialect"], "gaudi2");
+  EXPECT_EQ(io::read_json(folder / "gaudi2" / "fp8.json")["dialect"], "gaudi2");
   for (const auto& m : report.modules) {
     EXPECT_EQ(m.change, Change::rescaled);
     EXPECT_FALSE(m.exact);
@@ -151,53 +147,52 @@ TEST(CheckpointConvert, Gaudi2AndBack) {
     EXPECT_LT(*m.max_error, 1.0 / 16) << "half a step of the largest number's binade";
   }
   o.dialect = recipes::Dialect::ocp;  // every code of gaudi2 is one of ocp
-  EXPECT_EQ(convert_checkpoint(tmp / "gaudi2", tmp / "back", o).modules[0].change, Change::unchanged);
+  EXPECT_EQ(convert_checkpoint(folder / "gaudi2", folder / "back", o).modules[0].change, Change::unchanged);
   for (const auto& [name, w] : source.weights) {
     for (const char* end : {".weight", ".weight_scale"})
-      EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", name + end), read_tensor(tmp / "back", name + end))) << name;
+      EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", name + end), read_tensor(folder / "back", name + end)))
+          << name;
   }
-  EXPECT_EQ(io::read_json(tmp / "back" / "fp8.json")["dialect"], "ocp");
+  EXPECT_EQ(io::read_json(folder / "back" / "fp8.json")["dialect"], "ocp");
   o.rescale = Rescale::range;  // or by choice into the wider range
-  convert_checkpoint(tmp / "gaudi2", tmp / "wide", o);
+  convert_checkpoint(folder / "gaudi2", folder / "wide", o);
   const std::string q = "model.layers.0.self_attn.q_proj.weight";
-  const auto codes = read_tensor(tmp / "gaudi2", q).view(at::kFloat8_e4m3fn).to(at::kFloat);
+  const auto codes = read_tensor(folder / "gaudi2", q).view(at::kFloat8_e4m3fn).to(at::kFloat);
   EXPECT_TRUE(
-      torch::equal(read_tensor(tmp / "wide", q), (codes * 448.0 / 240.0).to(at::kFloat8_e4m3fn).view(at::kByte)));
+      torch::equal(read_tensor(folder / "wide", q), (codes * 448.0 / 240.0).to(at::kFloat8_e4m3fn).view(at::kByte)));
   o.dialect = recipes::Dialect::gaudi2;
   o.rescale = Rescale::two;
-  convert_checkpoint(tmp / "ocp", tmp / "two", o);
+  convert_checkpoint(folder / "ocp", folder / "two", o);
   for (const auto& [name, w] : source.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "two", name + ".weight"),
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "two", name + ".weight"),
                              (w.codes.to(at::kFloat) * 0.5).to(at::kFloat8_e4m3fn).view(at::kByte)));
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "two", name + ".weight_scale"), w.scale * 2));
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "two", name + ".weight_scale"), w.scale * 2));
   }
 }
 
-TEST(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
-  TempDir tmp;
+TEST_F(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
   const auto source = test::write_fp8_source(
-      tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 16);
+      folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 16);
   auto o = to("fp8");
   o.dialect = recipes::Dialect::gaudi2;
-  convert_checkpoint(tmp / "in", tmp / "out", o);
+  convert_checkpoint(folder / "in", folder / "out", o);
   for (const auto& [name, w] : source.weights) {
-    EXPECT_TRUE(
-        torch::equal(read_tensor(tmp / "out", name + ".weight_scale_inv").to(at::kFloat), torch::log2(w.scale) + 128))
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name + ".weight_scale_inv").to(at::kFloat),
+                             torch::log2(w.scale) + 128))
         << name;  // E8M0 of twice the scale
   }
   o.rescale = Rescale::range;
-  EXPECT_EQ(test::error_of<std::invalid_argument>([&] { convert_checkpoint(tmp / "in", tmp / "no", o); }),
+  EXPECT_EQ(test::error_of<std::invalid_argument>([&] { convert_checkpoint(folder / "in", folder / "no", o); }),
             "Rescale::range: its scales are no powers of two, expected no 'power_of_two'");
 }
 
-TEST(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithTheirGroup) {
-  TempDir tmp;
+TEST_F(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithTheirGroup) {
   const auto source =
-      test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 32),
+      test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 32),
                              48);  // 96 x 96, k and v 48 x 96
-  const auto report = convert_checkpoint(tmp / "in", tmp / "out", to("fp8"));
-  const io::Checkpoint out(tmp / "out");
-  const auto kept = io::read_json(tmp / "out" / "config.json")["quantization_config"]["modules_to_not_convert"];
+  const auto report = convert_checkpoint(folder / "in", folder / "out", to("fp8"));
+  const io::Checkpoint out(folder / "out");
+  const auto kept = io::read_json(folder / "out" / "config.json")["quantization_config"]["modules_to_not_convert"];
   std::size_t decoded = 0;
   for (const auto& m : report.modules) {
     const bool attention = m.name.find("q_proj") != std::string::npos || m.name.find("k_proj") != std::string::npos ||
@@ -209,14 +204,14 @@ TEST(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithThe
     EXPECT_EQ(std::find(kept.begin(), kept.end(), m.name) != kept.end(), !fits) << m.name;
     if (fits) continue;
     ++decoded;
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", m.name + ".weight"),
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "out", m.name + ".weight"),
                              source.weights.at(m.name).values().to(at::kBFloat16)))
         << m.name;
     EXPECT_FALSE(out.contains(m.name + ".weight_scale_inv"));
   }
   EXPECT_GE(decoded, 3u);
   EXPECT_LT(decoded, report.modules.size());
-  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "out", to("fp8")).broken.empty());
+  EXPECT_TRUE(verify_conversion(folder / "in", folder / "out", to("fp8")).broken.empty());
 }
 
 }  // namespace

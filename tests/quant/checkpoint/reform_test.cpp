@@ -3,10 +3,6 @@
 // codes and scales that the test itself put into the source, compared bit for bit.
 #include "fp8/quant/checkpoint/reform.h"
 
-#include <gmock/gmock.h>
-
-#include <cmath>
-
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "support/enum_names.h"
@@ -22,10 +18,7 @@ using test::Fp8Source;
 using test::make_scheme;
 using test::read_tensor;
 using test::read_text;
-using test::TempDir;
 using test::to;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr const char* kForms[] = {"compressed-tensors", "fp8", "modelopt", "inc", "inc-vllm"};
 
@@ -74,9 +67,11 @@ std::vector<Row> rows() {
       {"E8M0", scheme(W::block, A::dynamic_group, 16, true), 16, false, {same, same, coarser, coarser, coarser}}};
 }
 
+using CheckpointConvert = InFolder;
+
 TEST(CheckpointConvert, ChangesHaveNames) { test::check_names<Change>(); }
 
-TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
+TEST_F(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
   for (const auto& row : rows()) {
     TempDir tmp;
     const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit, row.kv);
@@ -123,7 +118,7 @@ TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
   }
 }
 
-TEST(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
+TEST_F(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
   for (const auto& row : rows()) {
     TempDir tmp;
     const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit, row.kv);
@@ -145,7 +140,7 @@ TEST(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
   }
 }
 
-TEST(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
+TEST_F(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     TempDir tmp;
     auto source =
@@ -163,80 +158,78 @@ TEST(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
   }
 }
 
-TEST(CheckpointConvert, ConfigKeepsItsBytes) {
-  TempDir tmp;
-  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token, 128),
+TEST_F(CheckpointConvert, ConfigKeepsItsBytes) {
+  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token, 128),
                          16);
   const std::string rest = "  \"last\": 1.50\n}\n";
   for (const char* stale : {"hf_quant_config.json", "quantization_config.json"})
-    test::write_text(tmp / "in" / stale, "{}");
-  convert_checkpoint(tmp / "in", tmp / "bf16", to(FloatType::BF16));
-  EXPECT_EQ(read_text(tmp / "bf16" / "config.json"), test::kConfigHead + rest);
+    test::write_text(folder / "in" / stale, "{}");
+  convert_checkpoint(folder / "in", folder / "bf16", to(FloatType::BF16));
+  EXPECT_EQ(read_text(folder / "bf16" / "config.json"), test::kConfigHead + rest);
   for (const char* gone : {"hf_quant_config.json", "quantization_config.json"})
-    EXPECT_FALSE(fs::exists(tmp / "bf16" / gone)) << gone;
-  const auto note = io::read_json(tmp / "bf16" / "fp8.json");
+    EXPECT_FALSE(fs::exists(folder / "bf16" / gone)) << gone;
+  const auto note = io::read_json(folder / "bf16" / "fp8.json");
   EXPECT_EQ(note["converted"], (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
   EXPECT_FALSE(note.contains("dialect"));  // of codes that it has no longer
-  convert_checkpoint(tmp / "in", tmp / "f32", to(FloatType::F32));
+  convert_checkpoint(folder / "in", folder / "f32", to(FloatType::F32));
   std::string head = test::kConfigHead;
   head.replace(head.find("bfloat16"), 8, "float32");
-  EXPECT_EQ(read_text(tmp / "f32" / "config.json"), head + rest);
-  convert_checkpoint(tmp / "in", tmp / "inc", to("inc"));
-  const auto config = io::read_json(tmp / "inc" / "config.json");
-  EXPECT_EQ(config["quantization_config"], io::read_json(tmp / "inc" / "quantization_config.json"));
+  EXPECT_EQ(read_text(folder / "f32" / "config.json"), head + rest);
+  convert_checkpoint(folder / "in", folder / "inc", to("inc"));
+  const auto config = io::read_json(folder / "inc" / "config.json");
+  EXPECT_EQ(config["quantization_config"], io::read_json(folder / "inc" / "quantization_config.json"));
   EXPECT_EQ(config.begin().key(), "model_type");
-  EXPECT_EQ(io::read_json(tmp / "inc" / "fp8.json")["converted"],
+  EXPECT_EQ(io::read_json(folder / "inc" / "fp8.json")["converted"],
             (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
 }
 
-TEST(CheckpointConvert, HighPrecisionIsCast) {
-  TempDir tmp;
+TEST_F(CheckpointConvert, HighPrecisionIsCast) {
   const auto tensors = test::small_llama(at::kBFloat16);
-  test::write_llama(tmp / "in", tensors);
-  const auto report = convert_checkpoint(tmp / "in", tmp / "f32", to(FloatType::F32));
+  test::write_llama(folder / "in", tensors);
+  const auto report = convert_checkpoint(folder / "in", folder / "f32", to(FloatType::F32));
   EXPECT_EQ(report.from, "high precision");
-  convert_checkpoint(tmp / "f32", tmp / "back", to(FloatType::BF16));
+  convert_checkpoint(folder / "f32", folder / "back", to(FloatType::BF16));
   for (const auto& [name, t] : tensors) {
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "f32", name), t.is_floating_point() ? t.to(at::kFloat) : t)) << name;
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "back", name), t)) << name;
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "f32", name), t.is_floating_point() ? t.to(at::kFloat) : t)) << name;
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "back", name), t)) << name;
   }
-  EXPECT_EQ(io::read_json(tmp / "f32" / "config.json")["torch_dtype"], "float32");
-  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", to(FloatType::F32)).broken.empty());
-  EXPECT_THAT(conversion_error(tmp / "in", tmp / "no", to("fp8")), HasSubstr("quantize_checkpoint() makes one of it"));
-  test::write_tensors(tmp / "big", {{"a.weight", torch::full({2, 2}, 1e6).to(at::kBFloat16)}});
-  test::write_text(tmp / "big" / "config.json", "{}");
-  EXPECT_THAT(conversion_error(tmp / "big", tmp / "no", to(FloatType::F16)),
+  EXPECT_EQ(io::read_json(folder / "f32" / "config.json")["torch_dtype"], "float32");
+  EXPECT_TRUE(verify_conversion(folder / "in", folder / "f32", to(FloatType::F32)).broken.empty());
+  EXPECT_THAT(conversion_error(folder / "in", folder / "no", to("fp8")),
+              HasSubstr("quantize_checkpoint() makes one of it"));
+  test::write_tensors(folder / "big", {{"a.weight", torch::full({2, 2}, 1e6).to(at::kBFloat16)}});
+  test::write_text(folder / "big" / "config.json", "{}");
+  EXPECT_THAT(conversion_error(folder / "big", folder / "no", to(FloatType::F16)),
               HasSubstr("a.weight: holds values that leave the range of f16"));
 }
 
-TEST(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
-  TempDir tmp;
+TEST_F(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
   const auto source =
-      test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+      test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
   auto o = to(FloatType::BF16);
   o.cast_all = true;
-  convert_checkpoint(tmp / "in", tmp / "out", o);
+  convert_checkpoint(folder / "in", folder / "out", o);
   for (const auto& [name, t] : source.kept)
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name), t.is_floating_point() ? t.to(at::kBFloat16) : t)) << name;
-  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty());
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name), t.is_floating_point() ? t.to(at::kBFloat16) : t))
+        << name;
+  EXPECT_TRUE(verify_conversion(folder / "in", folder / "out", o).broken.empty());
 }
 
-TEST(CheckpointConvert, RefusesByName) {
-  TempDir tmp;
+TEST_F(CheckpointConvert, RefusesByName) {
   const std::string q = "model.layers.0.self_attn.q_proj";
   const auto write = [&](const auto& change) {
     auto source =
-        test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+        test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
     change(source.weights.at(q));
     test::NamedTensors all = source.kept;
     for (auto& [name, w] : source.weights) {
       all.emplace_back(name + ".weight", w.codes);
       all.emplace_back(name + ".weight_scale", w.scale);
     }
-    test::write_tensors(tmp / "in", all);
+    test::write_tensors(folder / "in", all);
   };
   const auto expect_error = [&](const ConvertOptions& o, const std::string& part) {
-    EXPECT_THAT(conversion_error(tmp / "in", tmp / "out", o), AllOf(HasSubstr(part), HasSubstr(q)));
+    EXPECT_THAT(conversion_error(folder / "in", folder / "out", o), AllOf(HasSubstr(part), HasSubstr(q)));
   };
   write([](test::SourceWeight& w) { w.codes.view(at::kByte)[3][4].fill_(0xFF); });
   expect_error(to(FloatType::BF16), "NaN codes");
@@ -248,22 +241,21 @@ TEST(CheckpointConvert, RefusesByName) {
     w.codes.view(at::kByte)[3][0].fill_(0x7E);
   });
   expect_error(to(FloatType::F16), "leave the range of f16");
-  convert_checkpoint(tmp / "in", tmp / "fits", to(FloatType::BF16));
-  EXPECT_NE(conversion_error(tmp / "in", tmp / "in" / "inside", to(FloatType::BF16)), "");
-  EXPECT_THAT(conversion_error(tmp / "nowhere", tmp / "out", to(FloatType::BF16)),
+  convert_checkpoint(folder / "in", folder / "fits", to(FloatType::BF16));
+  EXPECT_NE(conversion_error(folder / "in", folder / "in" / "inside", to(FloatType::BF16)), "");
+  EXPECT_THAT(conversion_error(folder / "nowhere", folder / "out", to(FloatType::BF16)),
               HasSubstr("expected a model folder, found nothing"));
 }
 
-TEST(CheckpointConvert, VerifyFindsADamagedByte) {
-  TempDir tmp;
-  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+TEST_F(CheckpointConvert, VerifyFindsADamagedByte) {
+  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
   for (const auto& o : {to(FloatType::BF16), to("inc")}) {
     ConvertOptions overwrite = o;
     overwrite.stream.overwrite = true;
-    convert_checkpoint(tmp / "in", tmp / "out", overwrite);
-    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty());
-    auto bytes = read_text(tmp / "out" / "model.safetensors");
-    const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
+    convert_checkpoint(folder / "in", folder / "out", overwrite);
+    ASSERT_TRUE(verify_conversion(folder / "in", folder / "out", o).broken.empty());
+    auto bytes = read_text(folder / "out" / "model.safetensors");
+    const io::SafetensorsFile file(folder / "out" / "model.safetensors");
     const auto* t = file.find("model.layers.0.mlp.up_proj.weight");
     const auto* steps = file.find("model.steps");
     const std::size_t data = bytes.size() - [&] {
@@ -273,62 +265,60 @@ TEST(CheckpointConvert, VerifyFindsADamagedByte) {
     }();
     bytes[data + t->begin + 6] = static_cast<char>(bytes[data + t->begin + 6] ^ 1);
     bytes[data + steps->begin] = static_cast<char>(bytes[data + steps->begin] ^ 1);
-    test::write_text(tmp / "out" / "model.safetensors", bytes);
-    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
+    test::write_text(folder / "out" / "model.safetensors", bytes);
+    EXPECT_EQ(verify_conversion(folder / "in", folder / "out", o).broken,
               (std::vector<std::string>{"model.layers.0.mlp.up_proj", "model.steps"}));
   }
 }
 
-TEST(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
-  TempDir tmp;
-  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 32,
+TEST_F(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
+  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 32,
                          true);
   for (const auto& base : {to(FloatType::BF16), to("modelopt")}) {
     auto o = base;
     o.stream.shard_bytes = 6000;
     o.stream.overwrite = true;
-    convert_checkpoint(tmp / "in", tmp / "whole", o);
-    const auto expected = test::folder_bytes(tmp / "whole");
+    convert_checkpoint(folder / "in", folder / "whole", o);
+    const auto expected = test::folder_bytes(folder / "whole");
     EXPECT_GT(expected.size(), 4u) << "several files";
     o.stream.overwrite = false;
-    fs::remove_all(tmp / "ranks");
+    fs::remove_all(folder / "ranks");
     for (o.stream.rank = 0, o.stream.world_size = 3; o.stream.rank < 3; ++o.stream.rank) {
-      convert_checkpoint(tmp / "in", tmp / "ranks", o);
-      EXPECT_FALSE(fs::exists(tmp / "ranks"));
+      convert_checkpoint(folder / "in", folder / "ranks", o);
+      EXPECT_FALSE(fs::exists(folder / "ranks"));
     }
     o.stream.rank = 0;
     o.join = true;
-    convert_checkpoint(tmp / "in", tmp / "ranks", o);
-    EXPECT_EQ(test::folder_bytes(tmp / "ranks"), expected);
+    convert_checkpoint(folder / "in", folder / "ranks", o);
+    EXPECT_EQ(test::folder_bytes(folder / "ranks"), expected);
     o.join = false;
     o.stream.world_size = 1;
     o.stream.resume = true;
-    fs::remove_all(tmp / "cut");
+    fs::remove_all(folder / "cut");
     for (int allowed = 1;; allowed *= 2) {  // cut short again and again, later each time
       int asked = 0;
       o.stream.stop = [&] { return ++asked > allowed; };
-      if (conversion_error(tmp / "in", tmp / "cut", o).empty()) break;
+      if (conversion_error(folder / "in", folder / "cut", o).empty()) break;
     }
-    EXPECT_EQ(test::folder_bytes(tmp / "cut"), expected);
+    EXPECT_EQ(test::folder_bytes(folder / "cut"), expected);
   }
 }
 
-TEST(CheckpointConvert, ResumeOfAFinishedOutputSaysSo) {
-  TempDir tmp;
-  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
+TEST_F(CheckpointConvert, ResumeOfAFinishedOutputSaysSo) {
+  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
   for (const auto& base : {to(FloatType::BF16), to("modelopt")}) {
     auto o = base;
     o.stream.resume = true;
-    fs::remove_all(tmp / "out");
-    EXPECT_FALSE(convert_checkpoint(tmp / "in", tmp / "out", o).finished_before);
-    const auto before = test::folder_bytes(tmp / "out");
-    EXPECT_TRUE(convert_checkpoint(tmp / "in", tmp / "out", o).finished_before);
-    EXPECT_EQ(test::folder_bytes(tmp / "out"), before);
-    const auto weights = tmp / "in" / "model.safetensors";
+    fs::remove_all(folder / "out");
+    EXPECT_FALSE(convert_checkpoint(folder / "in", folder / "out", o).finished_before);
+    const auto before = test::folder_bytes(folder / "out");
+    EXPECT_TRUE(convert_checkpoint(folder / "in", folder / "out", o).finished_before);
+    EXPECT_EQ(test::folder_bytes(folder / "out"), before);
+    const auto weights = folder / "in" / "model.safetensors";
     fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(5));
-    EXPECT_THAT(test::error_of<io::Error>([&] { convert_checkpoint(tmp / "in", tmp / "out", o); }),
+    EXPECT_THAT(test::error_of<io::Error>([&] { convert_checkpoint(folder / "in", folder / "out", o); }),
                 HasSubstr("not what this run would write"));
-    EXPECT_EQ(test::folder_bytes(tmp / "out"), before);
+    EXPECT_EQ(test::folder_bytes(folder / "out"), before);
   }
 }
 

@@ -2,12 +2,8 @@
 // Rescaled codes against exact rational arithmetic on integers: a code is n * 2^-9, n an integer.
 #include "fp8/quant/checkpoint/requantize.h"
 
-#include <gmock/gmock.h>
-
 #include <cmath>
-#include <cstdint>
 #include <random>
-#include <string>
 
 #include "support/enum_names.h"
 #include "support/throws_with.h"

@@ -3,12 +3,6 @@
 // each expert's own matrix, order and transposition by the products that the family computes from its stack.
 #include "fp8/quant/checkpoint/stacked_experts.h"
 
-#include <gmock/gmock.h>
-
-#include <array>
-#include <set>
-#include <sstream>
-
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/names/expert_weights.h"
@@ -26,9 +20,6 @@ using test::kExperts;
 using test::kHidden;
 using test::kInner;
 using test::read_tensor;
-using test::same_bits;
-using ::testing::Contains;
-using ::testing::HasSubstr;
 
 using Strings = std::array<const char*, 3>;
 constexpr Strings kProjections = {"gate_proj", "up_proj", "down_proj"}, kNumbers = {"w1", "w3", "w2"};

@@ -2,8 +2,6 @@
 // Damage against sums in f64 over codes found by search, on a weight, an activation, a probed model and checkpoints.
 #include "fp8/quant/damage/damage.h"
 
-#include <algorithm>
-
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/damage/checkpoint_damage.h"
 #include "fp8/quant/model/convert.h"

@@ -5,13 +5,6 @@
 //   X.weight      F8_E4M3 [N, K]
 //   X.row_scale   F32 [N]          activations are dynamic per token
 //   config.json   quantization_config {"quant_method": "sample", "kept": [names of modules in high precision]}
-#include <gmock/gmock.h>
-
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reader_check.h"

@@ -4,10 +4,6 @@
 
 #include <sys/stat.h>
 
-#include <iterator>
-#include <set>
-#include <sstream>
-
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
@@ -20,10 +16,11 @@ namespace {
 namespace fs = std::filesystem;
 using Entry = io::SafetensorsWriter::Entry;
 
-TEST(CheckpointFolder, AConfigMustBeAnObjectOfAHighPrecisionModel) {
-  const test::TempDir dir;
-  test::write_text(dir / "config.json", R"({"b": 1, "quantization_config": null, "a": 2.50})");
-  const auto config = read_model_config(dir.path());
+using CheckpointFolder = InFolder;
+
+TEST_F(CheckpointFolder, AConfigMustBeAnObjectOfAHighPrecisionModel) {
+  test::write_text(folder / "config.json", R"({"b": 1, "quantization_config": null, "a": 2.50})");
+  const auto config = read_model_config(folder.path());
   EXPECT_EQ(config.dump(), R"({"b":1,"a":2.5})");
 }
 
@@ -52,13 +49,13 @@ std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
   return test::folder_bytes(dir / "out");
 }
 
-TEST(CheckpointFolder, OneFileWhenItFits) {
+TEST_F(CheckpointFolder, OneFileWhenItFits) {
   const auto files = shards(34);
   ASSERT_EQ(files.size(), 1u);
   EXPECT_EQ(files.begin()->first, "model.safetensors");
 }
 
-TEST(CheckpointFolder, ShardsAreCutBetweenTensors) {
+TEST_F(CheckpointFolder, ShardsAreCutBetweenTensors) {
   const auto files = shards(12);  // a b | c (larger than a shard) | d
   EXPECT_EQ(files.size(), 4u);
   const auto index = io::parse_json(files.at("model.safetensors.index.json"), "index");
@@ -74,9 +71,8 @@ std::vector<std::string> words(const std::string& text) {
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-TEST(CheckpointFolder, CarriesEverythingButWeights) {
-  const test::TempDir dir;
-  const fs::path in = dir / "in";
+TEST_F(CheckpointFolder, CarriesEverythingButWeights) {
+  const fs::path in = folder / "in";
   const auto write = [&](const std::string& name, const std::string& text) {
     fs::create_directories((in / name).parent_path());
     test::write_text(in / name, text);
@@ -99,7 +95,7 @@ TEST(CheckpointFolder, CarriesEverythingButWeights) {
       quant_model_description.json fp8.json recipe.yaml inc_output_hooks_maxabs.json adapter_config.json made/fp8.json
       made/tokenizer.json config.json)"))
     write(name, "{}");
-  OutputFolder out(dir / "out", false, in);
+  OutputFolder out(folder / "out", false, in);
   EXPECT_EQ(out.carry_through(in),
             (std::vector<std::string>{in.string() +
                                       ": left behind (other weights, states of training, hidden files): .cache/, "
@@ -108,7 +104,7 @@ TEST(CheckpointFolder, CarriesEverythingButWeights) {
                                       "and 1 more"}));
   out.write_json("config.json", io::Json{{"a", 1.0}});
   out.commit();
-  auto files = test::folder_bytes(dir / "out");
+  auto files = test::folder_bytes(folder / "out");
   EXPECT_EQ(files.at("config.json"), "{\n  \"a\": 1.0\n}\n");
   files.erase("config.json");
   for (const auto& [name, bytes] : files) EXPECT_EQ(bytes, test::read_text(in / name));
@@ -130,7 +126,7 @@ std::set<std::string> carried(const fs::path& source, const fs::path& to,
   return names;
 }
 
-TEST(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
+TEST_F(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
   const test::TempDir dir;
   const fs::path hub = dir / "models--org--name", in = hub / "snapshots/1";
   for (const fs::path& folder : {hub / "blobs", in / "chat_templates"}) fs::create_directories(folder);
@@ -150,7 +146,7 @@ TEST(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
                           (in / "vocab.txt").string() + ": a link that leads nowhere, not carried through"}));
 }
 
-TEST(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
+TEST_F(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
   const test::TempDir dir;
   const fs::path in = dir / "in", home = dir / "home";
   for (const fs::path& folder : {in, home}) fs::create_directories(folder);
@@ -171,7 +167,7 @@ TEST(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
                                       left("chat_templates", home.string() + ", a folder")}));
 }
 
-TEST(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {
+TEST_F(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {
   for (const char* name :
        {"tokenizer.json", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_templates/a.jinja"}) {
     const test::TempDir dir;
@@ -187,7 +183,7 @@ TEST(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {
   }
 }
 
-TEST(CheckpointFolder, AModuleThatLiesElsewhereIsRefused) {
+TEST_F(CheckpointFolder, AModuleThatLiesElsewhereIsRefused) {
   const test::TempDir dir;
   for (const fs::path& folder : {dir / "in", dir / "home"}) fs::create_directories(folder);
   fs::create_directory_symlink(dir / "home", dir / "in/1_Pooling");
@@ -196,17 +192,16 @@ TEST(CheckpointFolder, AModuleThatLiesElsewhereIsRefused) {
   EXPECT_REFUSED(carried(dir / "in", dir / "out"), "1_Pooling: is a link to");
 }
 
-TEST(CheckpointFolder, ALogMayGrowWhileTheRunLasts) {
-  const test::TempDir dir;
-  for (const char* name : {"quantize.log", "tokenizer.json"}) test::write_text(dir / name, "{}");
-  const io::Json before = carried_identity_of(dir.path());
-  test::write_text(dir / "quantize.log", "{}, longer");
-  EXPECT_NO_THROW(require_carried_unchanged(dir.path(), before));
-  test::write_text(dir / "tokenizer.json", "{}, longer");
-  EXPECT_THROW(require_carried_unchanged(dir.path(), before), io::Error);
+TEST_F(CheckpointFolder, ALogMayGrowWhileTheRunLasts) {
+  for (const char* name : {"quantize.log", "tokenizer.json"}) test::write_text(folder / name, "{}");
+  const io::Json before = carried_identity_of(folder.path());
+  test::write_text(folder / "quantize.log", "{}, longer");
+  EXPECT_NO_THROW(require_carried_unchanged(folder.path(), before));
+  test::write_text(folder / "tokenizer.json", "{}, longer");
+  EXPECT_THROW(require_carried_unchanged(folder.path(), before), io::Error);
 }
 
-TEST(CheckpointFolder, TheOutputIsAsPrivateAsItsSource) {
+TEST_F(CheckpointFolder, TheOutputIsAsPrivateAsItsSource) {
   const test::TempDir dir;
   const fs::path in = dir / "in", out = dir / "out";
   fs::create_directories(in / "chat_templates");
@@ -240,9 +235,8 @@ TEST(CheckpointFolder, TheOutputIsAsPrivateAsItsSource) {
   EXPECT_EQ(mode(dir / "free/config.json"), 0644u);
 }
 
-TEST(CheckpointFolder, ConfigKeepsItsText) {
-  const test::TempDir dir;
-  test::write_text(dir / "config.json", R"({
+TEST_F(CheckpointFolder, ConfigKeepsItsText) {
+  test::write_text(folder / "config.json", R"({
     "rms_norm_eps": 1e-05,
     "quantization_config": {"old": 1},
     "rope_theta": 10000.0

@@ -16,7 +16,6 @@ using test::codes;
 using test::f32;
 using test::HandCheckpoint;
 using test::HandTensor;
-using test::throws_with;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 

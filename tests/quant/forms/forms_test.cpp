@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every form calls its tensors, in which shapes and dtypes (as the readers of these forms have them), what it
 // refuses to hold, and that what a form writes it reads.
-#include <set>
 
 #include "fp8/runtime/io/base/file.h"
 #include "quant/forms/form_checkpoint.h"

@@ -18,8 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::read_tensor;
-using test::same_bits;
-using test::throws_with;
 
 const std::string kLayer = "model.layers.0.";
 
@@ -55,53 +53,53 @@ void quantize_both(const test::TempDir& dir, PlanOptions plan, bool measure, con
   quantize_checkpoint(dir / "in", dir / "inc", o);
 }
 
-TEST(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
-  const test::TempDir dir;
+using IncCheckpoint = InFolder;
+
+TEST_F(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
   PlanOptions plan;
   plan.activations = ActivationScaling::static_tensor;
   plan.include = {"lm_head"};
-  quantize_both(dir, plan, true);
+  quantize_both(folder, plan, true);
   for (const std::string& module : {kLayer + "self_attn.k_proj", kLayer + "mlp.down_proj", std::string("lm_head")}) {
-    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".weight"),
-                          read_tensor(dir / "plain", module + ".weight").t().contiguous()))
+    EXPECT_TRUE(same_bits(read_tensor(folder / "inc", module + ".weight"),
+                          read_tensor(folder / "plain", module + ".weight").t().contiguous()))
         << module;
-    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".scale_weight"),
-                          read_tensor(dir / "plain", module + ".weight_scale").squeeze()))
+    EXPECT_TRUE(same_bits(read_tensor(folder / "inc", module + ".scale_weight"),
+                          read_tensor(folder / "plain", module + ".weight_scale").squeeze()))
         << module;
-    const at::Tensor in = read_tensor(dir / "plain", module + ".input_scale").squeeze();
-    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".scale_input"), in)) << module;
-    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".quant_input.scale_inv"), in.reciprocal())) << module;
+    const at::Tensor in = read_tensor(folder / "plain", module + ".input_scale").squeeze();
+    EXPECT_TRUE(same_bits(read_tensor(folder / "inc", module + ".scale_input"), in)) << module;
+    EXPECT_TRUE(same_bits(read_tensor(folder / "inc", module + ".quant_input.scale_inv"), in.reciprocal())) << module;
   }
-  const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
-  EXPECT_EQ(config, io::read_json(dir / "inc/quantization_config.json"));
+  const auto config = io::read_json(folder / "inc/config.json")["quantization_config"];
+  EXPECT_EQ(config, io::read_json(folder / "inc/quantization_config.json"));
   EXPECT_EQ(&form_of_config(config, "here"), &form_named("inc"));
   EXPECT_EQ(config["mode"], "LOAD");
   EXPECT_EQ(config["scale_method"], "maxabs_arbitrary");
   EXPECT_EQ(config["world_size"], -1);
 }
 
-TEST(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
-  const test::TempDir dir;
+TEST_F(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
   const at::Tensor w = torch::randn({3001, 1531});  // three chunks of rows, ragged columns
-  test::write_llama(dir / "in", {{"up_proj.weight", w}});
+  test::write_llama(folder / "in", {{"up_proj.weight", w}});
   CheckpointOptions o;
-  quantize_checkpoint(dir / "in", dir / "plain", o);
+  quantize_checkpoint(folder / "in", folder / "plain", o);
   o.form = "inc";
-  quantize_checkpoint(dir / "in", dir / "inc", o);
-  EXPECT_TRUE(same_bits(read_tensor(dir / "inc", "up_proj.weight"),
-                        read_tensor(dir / "plain", "up_proj.weight").t().contiguous()));
-  const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
+  quantize_checkpoint(folder / "in", folder / "inc", o);
+  EXPECT_TRUE(same_bits(read_tensor(folder / "inc", "up_proj.weight"),
+                        read_tensor(folder / "plain", "up_proj.weight").t().contiguous()));
+  const auto config = io::read_json(folder / "inc/config.json")["quantization_config"];
   EXPECT_EQ(config["dynamic_quantization"], true);
-  const io::Checkpoint out(dir / "inc");
+  const io::Checkpoint out(folder / "inc");
   const auto weights = read_stored(out).weights;
   ASSERT_EQ(weights.size(), 1u);
   EXPECT_EQ(weights[0].spec.scheme.activations, ActivationScaling::dynamic_token);
   std::vector<std::uint8_t> codes = all_codes(out, weights[0]);
-  EXPECT_TRUE(
-      same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
+  EXPECT_TRUE(same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte),
+                        read_tensor(folder / "plain", "up_proj.weight")));
 }
 
-TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
+TEST_F(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
   for (const bool channel : {false, true}) {
     const test::TempDir dir;
     Scheme scheme;
@@ -165,29 +163,28 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
   }
 }
 
-TEST(IncCheckpoint, WhatIncItselfWritesIsRead) {
+TEST_F(IncCheckpoint, WhatIncItselfWritesIsRead) {
   // Names, dtypes and shapes as neural-compressor 3.9 saves them, per channel in quantize-dequantize mode, without our
   // sidecar.
-  const test::TempDir dir;
   const at::Tensor codes = torch::tensor({0x38, 0x40, 0xb8, 0x30, 0x00, 0x7e}, at::kByte)
                                .view({3, 2})
                                .view(at::kFloat8_e4m3fn);  // [in 3, out 2]
   const auto bf16 = [](at::Tensor t) { return t.to(at::kBFloat16); };
-  test::write_tensors(dir / "m", {{"a.weight", codes},
-                                  {"a.dequant_weights.scale", bf16(torch::tensor({0.5f, 0.25f}))},
-                                  {"a.dequant_weights.zero_point", torch::tensor(0.0f)},
-                                  {"a.quant_input.scale", bf16(torch::tensor(2.0f))},
-                                  {"a.quant_input.scale_inv", bf16(torch::tensor(0.5f))},
-                                  {"a.quant_input.zero_point", torch::tensor(0.0f)},
-                                  {"l.k_cache.quant_input.scale_inv", bf16(torch::tensor(0.125f))},
-                                  {"l.k_cache.dequant_output.scale", bf16(torch::tensor(8.0f))},
-                                  {"l.v_cache.quant_input.scale_inv", bf16(torch::tensor(0.25f))},
-                                  {"l.v_cache.dequant_output.scale", bf16(torch::tensor(4.0f))}});
+  test::write_tensors(folder / "m", {{"a.weight", codes},
+                                     {"a.dequant_weights.scale", bf16(torch::tensor({0.5f, 0.25f}))},
+                                     {"a.dequant_weights.zero_point", torch::tensor(0.0f)},
+                                     {"a.quant_input.scale", bf16(torch::tensor(2.0f))},
+                                     {"a.quant_input.scale_inv", bf16(torch::tensor(0.5f))},
+                                     {"a.quant_input.zero_point", torch::tensor(0.0f)},
+                                     {"l.k_cache.quant_input.scale_inv", bf16(torch::tensor(0.125f))},
+                                     {"l.k_cache.dequant_output.scale", bf16(torch::tensor(8.0f))},
+                                     {"l.v_cache.quant_input.scale_inv", bf16(torch::tensor(0.25f))},
+                                     {"l.v_cache.dequant_output.scale", bf16(torch::tensor(4.0f))}});
   const io::Json config = {{"mode", "LOAD"},     {"fp8_config", "E4M3"},
                            {"hp_dtype", "bf16"}, {"scale_method", "act_maxabs_pow2_weights_pcs_maxabs_pow2"},
                            {"use_qdq", "True"},  {"world_size", -1}};
-  io::write_json(dir / "m/config.json", io::Json{{"quantization_config", config}});
-  const io::Checkpoint checkpoint(dir / "m");
+  io::write_json(folder / "m/config.json", io::Json{{"quantization_config", config}});
+  const io::Checkpoint checkpoint(folder / "m");
   const auto stored = read_stored(checkpoint);
   ASSERT_EQ(stored.weights.size(), 1u);
   const auto& w = stored.weights[0];
@@ -206,7 +203,7 @@ TEST(IncCheckpoint, WhatIncItselfWritesIsRead) {
   EXPECT_EQ(w.tensors.size() + stored.kv_tensors.size(), checkpoint.names().size());
 }
 
-TEST(IncCheckpoint, SavedModelsComeBackBitForBit) {
+TEST_F(IncCheckpoint, SavedModelsComeBackBitForBit) {
   const at::Tensor ids = test::token_ids();
   const torch::NoGradGuard no_grad;
   for (const bool dynamic : {false, true}) {
@@ -233,7 +230,7 @@ TEST(IncCheckpoint, SavedModelsComeBackBitForBit) {
   }
 }
 
-TEST(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
+TEST_F(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
   const test::TempDir dir;
   PlanOptions plan;
   plan.activations = ActivationScaling::static_tensor;
@@ -255,14 +252,13 @@ TEST(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
   }
 }
 
-TEST(IncCheckpoint, WeightsAloneAreRefused) {
-  const test::TempDir dir;
+TEST_F(IncCheckpoint, WeightsAloneAreRefused) {
   PlanOptions plan;
   plan.activations = ActivationScaling::none;
-  EXPECT_REFUSED(quantize_both(dir, plan, false), "inc", "activations in high precision");
+  EXPECT_REFUSED(quantize_both(folder, plan, false), "inc", "activations in high precision");
 }
 
-TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
+TEST_F(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
   ConfigSpec spec;
   spec.quantized = {"l.mlp.gate_proj", "l.mlp.up_proj"};
   spec.kept_linears = {"l.mlp.gate", "lm_head"};
@@ -271,7 +267,7 @@ TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
   EXPECT_EQ(config["blocklist"]["names"], io::Json::parse(R"(["^l\\.mlp\\.gate$", "lm_head"])"));
 }
 
-TEST(IncCheckpoint, WhatDoesNotFitIsNamed) {
+TEST_F(IncCheckpoint, WhatDoesNotFitIsNamed) {
   const io::Json config = {{"fp8_config", "E4M3"}, {"scale_method", "maxabs_hw"}};
   const auto fails = [&](const std::vector<std::string>& words, const test::NamedTensors& tensors,
                          const io::Json& with) {

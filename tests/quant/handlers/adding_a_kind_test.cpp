@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kind of modules of one's own: a module, its handler and a row. From then on configs select it by its class, it is
 // measured and quantized, and descriptions say its name.
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
@@ -100,17 +95,18 @@ std::string reason_for(const std::string& name, const Plan& plan) {
   return "";
 }
 
-TEST(AddingAKind, IsMeasuredAndQuantizedFromTheMeasurement) {
+using AddingAKind = InFolder;
+
+TEST_F(AddingAKind, IsMeasuredAndQuantizedFromTheMeasurement) {
   const NodeKindRegistration sample(scaled_add());
-  const test::TempDir dir;
   ScaledModel model;
-  const auto file = measure_scaled(model, dir);
+  const auto file = measure_scaled(model, folder);
   ASSERT_EQ(file.modules.size(), 1u);
   EXPECT_EQ(file.modules[0].module, "residual");
   EXPECT_EQ(file.modules[0].inputs, (std::vector<measure::Amax>{{3.0f}, {12.0f}}));
   EXPECT_FALSE(file.modules[0].outputs.has_value()) << "configs leave outputs out";
 
-  const auto report = convert_scaled(model, dir);
+  const auto report = convert_scaled(model, folder);
   ASSERT_EQ(report.converted.size(), 1u);
   EXPECT_EQ(report.converted[0].name, "residual");
   EXPECT_EQ(report.converted[0].type, "ScaledAdd");
@@ -125,7 +121,7 @@ TEST(AddingAKind, IsMeasuredAndQuantizedFromTheMeasurement) {
   EXPECT_NE(describe(*model).find("[E4M3 scaled_add, static scales, gaudi2]"), std::string::npos);
 
   ScaledModel stored;
-  convert_scaled(stored, dir);  // by the scale file that the first one wrote
+  convert_scaled(stored, folder);  // by the scale file that the first one wrote
   EXPECT_EQ(stored->input_scales(), scales);
 
   set_scale(*model, "residual", ScaleOf::input, 1, 0.5f);
@@ -133,7 +129,7 @@ TEST(AddingAKind, IsMeasuredAndQuantizedFromTheMeasurement) {
       test::same_bits(model->residual(x.a, x.b), scaled_sum(cast_by_hand(x.a, scales[0]), cast_by_hand(x.b, 0.5f))));
 }
 
-TEST(AddingAKind, WhatIsShownAndHowScalesAreMadeIsItsOwn) {
+TEST_F(AddingAKind, WhatIsShownAndHowScalesAreMadeIsItsOwn) {
   NodeKind row = scaled_add();
   row.kind.info.inputs = 1;
   row.show = [](const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) {
@@ -143,24 +139,22 @@ TEST(AddingAKind, WhatIsShownAndHowScalesAreMadeIsItsOwn) {
     scheme.input_scale_inv = {from.input(0), 4 * from.input(0)};
   };
   const NodeKindRegistration sample(row);
-  const test::TempDir dir;
   ScaledModel model;
-  EXPECT_EQ(measure_scaled(model, dir).modules.at(0).inputs, (std::vector<measure::Amax>{{3.0f}}));
-  convert_scaled(model, dir);
+  EXPECT_EQ(measure_scaled(model, folder).modules.at(0).inputs, (std::vector<measure::Amax>{{3.0f}}));
+  convert_scaled(model, folder);
   EXPECT_EQ(model->input_scales(), (std::vector<float>{0x1p-4f, 0x1p-2f}));
 }
 
-TEST(AddingAKind, AsManyTensorsAreShownAsItsRowSays) {
+TEST_F(AddingAKind, AsManyTensorsAreShownAsItsRowSays) {
   NodeKind row = scaled_add();
   row.kind.info.inputs = 1;
   const NodeKindRegistration sample(row);
-  const test::TempDir dir;
   ScaledModel model;
-  EXPECT_REFUSED(measure_scaled(model, dir),
+  EXPECT_REFUSED(measure_scaled(model, folder),
                  "a module of kind scaled_add: expected 1 inputs and 1 outputs, found 2 and 1");
 }
 
-TEST(AddingAKind, ListsOfAConfigSelectItByItsClass) {
+TEST_F(AddingAKind, ListsOfAConfigSelectItByItsClass) {
   const NodeKindRegistration sample(scaled_add());
   const ScaledModel model;
   const auto plan_with = [&](const io::Json& keys) {
@@ -182,7 +176,7 @@ TEST(AddingAKind, ListsOfAConfigSelectItByItsClass) {
   EXPECT_EQ(reason_for("residual", own), "type ScaledAdd is quantized where a QUANT_CONFIG selects it");
 }
 
-TEST(AddingAKind, DynamicScalesAreThoseOfItsRow) {
+TEST_F(AddingAKind, DynamicScalesAreThoseOfItsRow) {
   NodeKind row = scaled_add();
   row.kind.dynamic = true;
   row.handler.inputs = {DynamicScale::row, DynamicScale::tensor};
@@ -199,7 +193,7 @@ TEST(AddingAKind, DynamicScalesAreThoseOfItsRow) {
   EXPECT_TRUE(test::same_bits(module(zero, x).cpu()[1], torch::zeros({2})));
 }
 
-TEST(AddingAKind, IsKnownWhileItsRegistrationLives) {
+TEST_F(AddingAKind, IsKnownWhileItsRegistrationLives) {
   const ScaledModel model;
   const auto classes = configs::module_types().size();
   NodeScheme scheme;
@@ -224,7 +218,7 @@ TEST(AddingAKind, IsKnownWhileItsRegistrationLives) {
   EXPECT_NE(again.kind(), scheme.kind) << "no number is given twice";
 }
 
-TEST(AddingAKind, RowsThatCannotStandAreRefused) {
+TEST_F(AddingAKind, RowsThatCannotStandAreRefused) {
   const NodeKindRegistration sample(scaled_add());
   const auto refused = [](const std::string& why, const std::string& name, const std::string& class_name) {
     NodeKind row = scaled_add();
@@ -253,7 +247,7 @@ TEST(AddingAKind, RowsThatCannotStandAreRefused) {
   EXPECT_EQ(configs::find_module_type("Mine"), nullptr);
 }
 
-TEST(AddingAKind, RegistrationIsThreadSafe) {
+TEST_F(AddingAKind, RegistrationIsThreadSafe) {
   const auto classes = configs::module_types().size();
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {

@@ -6,8 +6,6 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <sstream>
-
 #include "fp8/quant/model/convert.h"
 #include "support/f64.h"
 #include "support/fp8_reference.h"
@@ -15,10 +13,6 @@
 
 namespace fp8::quant {
 namespace {
-
-using test::f64;
-using test::hpu;
-using test::same_bits;
 
 /// |got - want| <= rounding of got's dtype + f32 accumulation, per element; magnitudes: sum of |products|.
 ::testing::AssertionResult close(const at::Tensor& got, const at::Tensor& want, const at::Tensor& magnitudes) {

@@ -6,9 +6,6 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <array>
-#include <thread>
-
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
@@ -19,9 +16,6 @@
 
 namespace fp8::quant {
 namespace {
-
-using test::hpu;
-using test::same_bits;
 
 constexpr std::int64_t kColumns = 48;
 constexpr std::int64_t kRows[] = {32, 16, 20};  // the last can't lie packed

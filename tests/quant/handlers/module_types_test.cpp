@@ -12,11 +12,6 @@
 namespace fp8::quant {
 namespace {
 
-using test::f64;
-using test::hpu;
-using test::relative_error;
-using test::same_bits;
-
 PlanOptions per_channel() {
   PlanOptions o;
   o.weights = WeightGranularity::channel;

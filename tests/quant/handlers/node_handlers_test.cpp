@@ -15,10 +15,6 @@ namespace fp8::quant {
 namespace {
 
 using configs::ModuleKind;
-using test::f64;
-using test::hpu;
-using test::relative_error;
-using test::same_bits;
 
 at::Tensor through(const at::Tensor& x, float scale_inv) {
   return test::quantize_reference(x, {scale_inv}, 448.0f).values;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // QUANT_CONFIG in memory, with its files: scales are stored, fresh ones used, stale ones made again.
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
@@ -17,9 +15,6 @@
 
 namespace fp8::quant {
 namespace {
-
-using test::hpu;
-using test::same_bits;
 
 struct ModelImpl : torch::nn::Module {
   torch::nn::Linear proj = register_module("proj", torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false)));

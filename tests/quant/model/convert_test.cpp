@@ -3,12 +3,9 @@
 // the report.
 #include "fp8/quant/model/convert.h"
 
-#include <gmock/gmock.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>
-
-#include <sstream>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
@@ -19,10 +16,6 @@
 
 namespace fp8::quant {
 namespace {
-
-using test::hpu;
-using test::same_bits;
-using ::testing::HasSubstr;
 
 const Fp8Handler& handler(const at::Tensor& weight) {
   const auto* tag = runtime::find_tag(weight);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of real conversions: scales per tensor, channel and block go along with all of a weight, activations' scales
 // stay where they are, and a part of a weight is copied only where its scale is one number.
-#include <sstream>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
@@ -14,8 +13,6 @@
 
 namespace fp8::quant {
 namespace {
-
-using test::same_bits;
 
 /// A converted [48, 32] layer; its weights are `size` times as large as usual.
 torch::nn::Linear converted(WeightGranularity granularity, double size, std::uint64_t seed,

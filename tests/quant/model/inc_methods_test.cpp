@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every scale_method of Intel Neural Compressor (INC) on a Linear, a Conv2d and a Matmul: scales by formulas in f64,
 // results within the tolerances that INC's own device tests accept, and the values its tests read off the devices.
-#include <cmath>
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
@@ -14,8 +13,6 @@
 namespace fp8::quant {
 namespace {
 
-using test::f64;
-using test::hpu;
 using Dialect = recipes::Dialect;
 
 struct Method {

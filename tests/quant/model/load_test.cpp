@@ -18,9 +18,6 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-using test::hpu;
-using test::same_bits;
-using test::throws_with;
 
 /// The folder's fp8 modules into `model`; its other parameters too.
 std::set<std::string> load(test::TinyLm& model, const fs::path& folder, at::ScalarType dtype) {

@@ -178,23 +178,24 @@ TEST(Tag, NamesWhatIsWrong) {
   EXPECT_REFUSED(call_fp8("scheme_of", {codes}), "fp8::scheme_of", "untagged");
 }
 
-TEST(SaveAndLoad, CarryAModelOver) {
+using SaveAndLoad = InFolder;
+
+TEST_F(SaveAndLoad, CarryAModelOver) {
   const Model m;
-  const TempDir dir;
   m.convert(R"({"weights": "channel", "dialect": "ocp"})");
   const at::Tensor x = at::randn({4, 16}, on_hpu()), y = m.forward(x), norm = at::randn({16}, on_hpu(at::kBFloat16));
   const Tensors tensors = {m.a, m.b, norm, norm};
   const Words names = {"layers.0.fc1.weight", "fc2.weight", "norm.weight", "tied.weight"},
               types = {"Linear", "Linear", "RMSNorm", "RMSNorm"};
-  call_fp8("save", {tensors, names, types, (dir / "out").string()});
-  const io::Checkpoint checkpoint(dir / "out");
+  call_fp8("save", {tensors, names, types, (folder / "out").string()});
+  const io::Checkpoint checkpoint(folder / "out");
   EXPECT_TRUE(checkpoint.contains("norm.weight"));
   EXPECT_FALSE(checkpoint.contains("tied.weight"));
   EXPECT_TRUE(checkpoint.contains("fc2.weight_scale"));
   {  // on another device, only for who says whose codes they are
     const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
     const Model there;
-    const std::string out = (dir / "out").string();
+    const std::string out = (folder / "out").string();
     EXPECT_REFUSED(call_fp8("load", {there.weights(), there.names, there.types, out}), "dialect ocp",
                    "FP8_HPU_DEVICE=gaudi2", "the option dialect");
     EXPECT_REFUSED(call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("oc")}),
@@ -203,26 +204,25 @@ TEST(SaveAndLoad, CarryAModelOver) {
   }
   const Model other;
   const auto taken =
-      call_fp8("load", {other.weights(), other.names, other.types, (dir / "out").string()}).toListRef().vec();
+      call_fp8("load", {other.weights(), other.names, other.types, (folder / "out").string()}).toListRef().vec();
   EXPECT_EQ(taken.size(), 4u);
   EXPECT_TRUE(same_bits(other.forward(x), y));
-  EXPECT_REFUSED(call_fp8("save", {tensors, names, types, (dir / "out").string()}), "out");
+  EXPECT_REFUSED(call_fp8("save", {tensors, names, types, (folder / "out").string()}), "out");
   call_fp8("save",
-           {tensors, names, types, (dir / "out").string(), std::string("compressed-tensors"), std::string(), true});
+           {tensors, names, types, (folder / "out").string(), std::string("compressed-tensors"), std::string(), true});
 }
 
 // A class that nobody knows, or none at all, may be a Linear to whoever reads the file.
-TEST(SaveAndLoad, WhatStaysIsInTheListOfWhatStays) {
+TEST_F(SaveAndLoad, WhatStaysIsInTheListOfWhatStays) {
   const Model m;
-  const TempDir dir;
   m.convert(R"({"weights": "channel", "dialect": "ocp"})");
   const auto matrix = [] { return at::randn({16, 16}, on_hpu(at::kBFloat16)); };
   const at::Tensor head = matrix();
   call_fp8("save", {Tensors{m.a, m.b, head, head, matrix(), matrix(), at::ones({16}, on_hpu())},
                     Words{"layers.0.fc1.weight", "fc2.weight", "lm_head.weight", "tied.weight", "own.weight",
                           "embed.weight", "norm.weight"},
-                    Words{"Linear", "Linear", "", "", "MyLinear", "Embedding", ""}, (dir / "out").string()});
-  const io::Json ignore = io::read_json(dir / "out" / "config.json")["quantization_config"]["ignore"];
+                    Words{"Linear", "Linear", "", "", "MyLinear", "Embedding", ""}, (folder / "out").string()});
+  const io::Json ignore = io::read_json(folder / "out" / "config.json")["quantization_config"]["ignore"];
   std::vector<std::string> names;
   for (const std::string entry : ignore) {
     if (!entry.starts_with("re:")) names.push_back(entry);  // the others are these, below any prefix
@@ -230,10 +230,9 @@ TEST(SaveAndLoad, WhatStaysIsInTheListOfWhatStays) {
   EXPECT_EQ(names, Words({"lm_head", "tied", "own"}));
 }
 
-TEST(SaveAndLoad, NameWhatIsWrong) {
+TEST_F(SaveAndLoad, NameWhatIsWrong) {
   const Model m;
-  const TempDir dir;
-  const std::string out = (dir / "out").string();
+  const std::string out = (folder / "out").string();
   const Words names = {"a.weight", "b.weight"};
   EXPECT_REFUSED(call_fp8("save", {m.weights(), names, m.types, out, std::string("gguf")}), "fp8::save", "format",
                  "\"gguf\"", "compressed-tensors, inc, inc-vllm, fp8, modelopt");

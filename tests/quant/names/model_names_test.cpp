@@ -2,28 +2,15 @@
 // Patterns of names, the table of families, and what engines run as one product.
 #include "fp8/quant/names/model_names.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <set>
-#include <sstream>
-#include <string>
-#include <vector>
-
 #include "fp8/quant/names/expert_weights.h"
 #include "support/enum_names.h"
+#include "support/matchers.h"
 #include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {
 
 using io::Json;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Pair;
 
 ModelNames names_of(const char* type) { return ModelNames(Json{{"model_type", type}}); }
 

@@ -2,7 +2,6 @@
 // Which modules are quantized, how, and why the others are not.
 #include "fp8/quant/plan/plan.h"
 
-#include <gmock/gmock.h>
 
 #include "fp8/runtime/io/base/file.h"
 #include "support/enum_names.h"
@@ -10,8 +9,6 @@
 
 namespace fp8::quant {
 namespace {
-
-using ::testing::HasSubstr;
 
 const std::vector<ModuleInfo> kModel = {{"model.embed_tokens", "Embedding", {48, 32}},
                                         {"model.layers.0.self_attn.q_proj", "Linear", {32, 32}},

@@ -2,8 +2,6 @@
 // Scale files: INC's form in both files, what other tools write, and which stored scales may be used.
 #include "fp8/quant/scale_file/scale_file.h"
 
-#include <gtest/gtest.h>
-
 #include <fstream>
 
 #include "fp8/quant/scale_file/scale_file.h"
@@ -18,7 +16,6 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-using test::throws_with;
 
 measure::StatsName name_in(const test::TempDir& dir, std::optional<configs::Rank> rank = std::nullopt) {
   return {(dir / "p").string(), "maxabs", "MAXABS_HW", rank};

@@ -2,8 +2,6 @@
 // Scales and codes of both conventions against their formulas, element by element.
 #include "fp8/quant/scheme/scheme.h"
 
-#include <gmock/gmock.h>
-
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/model/convert.h"
 #include "quant/checkpoint/small_checkpoint.h"
@@ -17,10 +15,6 @@ namespace {
 
 using recipes::Dialect;
 using recipes::FloatType;
-using test::hpu;
-using test::throws_with;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 Scheme own(Dialect dialect, WeightGranularity weights = WeightGranularity::tensor) {
   Scheme s;

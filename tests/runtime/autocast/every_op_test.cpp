@@ -2,10 +2,6 @@
 // Every name of the default lower and float32 lists, called in a region with arguments of each castable dtype: value
 // and gradients have the bits of the same call outside of one with its arguments cast by hand, and gradients the
 // leaves' dtypes.
-#include <gmock/gmock.h>
-
-#include <functional>
-#include <set>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/lists.h"

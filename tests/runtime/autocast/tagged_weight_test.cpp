@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Regions and tagged weights: a watched layer gives the bits of an untagged one, its handler gets what the model gave,
 // and codes are never cast.
-#include <functional>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/intercept/autocast_rules.h"

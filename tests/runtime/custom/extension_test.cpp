@@ -3,9 +3,9 @@
 #include "fp8/runtime/custom/extension.h"
 
 #include <dlfcn.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
-#include <filesystem>
-
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/trainer/parts.h"
 #include "runtime/custom/sample_ops.h"
 #include "support/hpu_test.h"
@@ -74,6 +74,200 @@ TEST(Extension, NamesFilesThatCantBeLoaded) {
     EXPECT_NE(error.find("can't be loaded"), std::string::npos) << error;
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   }
+}
+
+// Every mistake is an error that names the operator.
+
+/// The error of add() for an operator of that name and schema.
+std::string refused(const std::string& name, const std::string& schema) {
+  return error_of([&] { (void)CustomOp(name).schema(schema).shape(same_as(0)).kernel(gelu_mul).add(); });
+}
+
+TEST(CustomOpErrors, NamesAndSchemas) {
+  for (const char* name : {"gelu", "::x", "my::", "my::a b", "my::a.b.c", "1my::x", ""})
+    EXPECT_TRUE(refused(name, "(Tensor a) -> Tensor").find("allowed: space::op") != std::string::npos) << name;
+  EXPECT_TRUE(refused("hpu::mine", "(Tensor a) -> Tensor").find("[hpu::mine] namespace 'hpu' is taken") == 0);
+  const std::vector<std::pair<const char*, const char*>> schemas = {
+      {"(Tensor a -> Tensor", "schema: found '(Tensor a -> Tensor', allowed"},
+      {"", "schema: found ''"},
+      {"(Tensr a) -> Tensor", "schema: found"},
+      {"(Tensor(a!) a) -> Tensor(a!)", "written or returned"},
+      {"(int n) -> Tensor", "no tensor among the arguments"},
+      {"(Tensor a) -> int", "a result that is no Tensor"},
+      {"(Tensor a) -> Tensor[]", "a result that is no Tensor"},
+      {"(Tensor a) -> ()", "a result that is no Tensor"}};
+  for (const auto& [schema, words] : schemas) {
+    const std::string text = refused("my::bad", schema);
+    EXPECT_EQ(text.find("[my::bad] "), 0U) << schema << ": " << text;
+    EXPECT_NE(text.find(words), std::string::npos) << schema << ": " << text;
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    EXPECT_EQ(text.find("()"), text.find("-> ()") == std::string::npos ? std::string::npos : text.find("-> ()") + 3)
+        << text << " gives no reason";
+  }
+}
+
+TEST(CustomOpErrors, TakenNamesAndMissingParts) {
+  const auto first = gelu_mul_op("my::gelu_mul").add();
+  EXPECT_REFUSED((void)gelu_mul_op("my::gelu_mul").add(), "[my::gelu_mul] found an operator of that name");
+  const auto overload = gelu_mul_op("my::gelu_mul.other").add();
+  EXPECT_REFUSED((void)CustomOp("my::x").schema("(Tensor a) -> Tensor").add(), "[my::x] found no kernel");
+  EXPECT_TRUE(throws_with({"[my::x] found two kernels"}, [] {
+    (void)gelu_mul_op("my::x").kernel([](CustomArguments) { return std::vector<at::Tensor>(); }).add();
+  }));
+  EXPECT_REFUSED((void)CustomOp("my::x").schema("(Tensor a) -> Tensor").kernel(gelu_mul).add(),
+                 "[my::x] has no shape function");
+  EXPECT_REFUSED((void)gelu_mul_op("my::x").backward("my::y").add(), "[my::x] found two backwards");
+  EXPECT_REFUSED((void)CustomOp("my::x").backward(""), "[my::x] backward: found ''");
+}
+
+TEST(CustomOpErrors, MetaWithoutAShapeFunction) {
+  const auto op = CustomOp("my::formless")
+                      .schema("(Tensor a) -> Tensor")
+                      .kernel([](CustomArguments in) { return std::vector{in[0].toTensor() * 2}; })
+                      .add();
+  EXPECT_EQ(call_op("my::formless", {at::ones({2}, on_hpu())})[0].sum().item<float>(), 4);
+  EXPECT_REFUSED(call_op("my::formless", {at::ones({2}, at::kMeta)}), "[my::formless] has no shape function",
+                 ".shape()");
+}
+
+TEST(CustomOpErrors, ShapeFunctions) {
+  const std::vector<std::pair<std::vector<ResultForm>, const char*>> wrong = {
+      {{}, "the shape function says 0 results, the schema says 1"},
+      {{{{1}, at::kFloat}, {{1}, at::kFloat}}, "says 2 results"},
+      {{{{2, -1}, at::kFloat}}, "the sizes [2, -1], allowed: 0 or more"},
+      {{{{1LL << 40, 1LL << 40}, at::kFloat}}, "fewer than 2^63 bytes"},
+      {{{{1}, at::ScalarType::Undefined}}, "says no dtype"}};
+  for (const auto& [forms, words] : wrong) {
+    const auto op = CustomOp("my::wrong")
+                        .schema("(Tensor a) -> Tensor")
+                        .shape([forms = forms](CustomArguments) { return forms; })
+                        .kernel([](const HostCall&) { FAIL() << "called"; })
+                        .add();
+    EXPECT_REFUSED(call_op("my::wrong", {at::ones({2}, on_hpu())}), "[my::wrong]", words);
+    EXPECT_REFUSED(call_op("my::wrong", {at::ones({2}, at::kMeta)}), "[my::wrong]", words);
+  }
+  const auto op = gelu_mul_op("my::seventh").shape(same_as(7)).add();
+  const at::Tensor x = at::ones({2}, on_hpu());
+  EXPECT_REFUSED(call_op("my::seventh", {x, x}), "[my::seventh] shape: ", "argument 7");
+}
+
+TEST(CustomOpErrors, ResultsOfTensorKernels) {
+  const std::vector<std::pair<std::vector<at::Tensor>, const char*>> wrong = {
+      {{}, "the kernel returned 0 tensors, the schema says 1"},
+      {{at::ones({2}), at::ones({2})}, "the kernel returned 2 tensors"},
+      {{at::ones({3})}, "the kernel returned the sizes [3], the shape function says [2]"},
+      {{at::ones({2}, at::kDouble)}, "the kernel returned Double, the shape function says Float"},
+      {{at::Tensor()}, "an undefined tensor"},
+      {{at::ones({2}, on_hpu())}, "a tensor of hpu:0"},
+      {{at::ones({2}).to_sparse()}, "layout Sparse"}};
+  for (const auto& [returned, words] : wrong) {
+    const auto op = CustomOp("my::returns")
+                        .schema("(Tensor a) -> Tensor")
+                        .shape(same_as(0))
+                        .kernel([returned = returned](CustomArguments) { return returned; })
+                        .add();
+    EXPECT_REFUSED(call_op("my::returns", {at::ones({2}, on_hpu())}), "[my::returns]", words);
+  }
+}
+
+TEST(CustomOpErrors, Operands) {
+  const auto op = gelu_mul_op("my::gelu_mul").add();
+  const at::Tensor x = at::ones({2}, on_hpu());
+  const auto call = [&](const at::Tensor& b) { return error_of([&] { call_op("my::gelu_mul", {x, b}); }); };
+  EXPECT_NE(call(at::ones({2})).find("[my::gelu_mul] operands on more than one device"), std::string::npos);
+  EXPECT_NE(call(at::Tensor()).find("[my::gelu_mul] found an undefined tensor"), std::string::npos);
+  EXPECT_EQ(call(at::ones({2}, on_hpu(at::kDouble))),
+            "[my::gelu_mul] shape: found Double [2] beside Float [2], allowed: tensors of one size and dtype");
+  EXPECT_NE(call(at::ones({1}, on_hpu())).find("[my::gelu_mul] shape: found Float [1] beside Float [2]"),
+            std::string::npos);
+  EXPECT_EQ(call(at::ones({2}, on_hpu())), "");
+  at::Tensor w = at::ones({4, 4}, on_hpu());
+  convert_to_codes(w, "fc1", std::make_shared<CodesHandler>(0.5), 0.5);
+  EXPECT_REFUSED(call_op("my::gelu_mul", {w, w}), "my::gelu_mul", "fc1");
+}
+
+TEST(CustomOpErrors, AKernelThatThrowsLeaksNothing) {
+  int mode = 0;
+  const auto op = CustomOp("my::fails")
+                      .schema("(Tensor a) -> Tensor")
+                      .shape([](CustomArguments) { return std::vector{ResultForm{{1000, 1000}, at::kFloat}}; })
+                      .kernel([&](const HostCall& call) {
+                        if (mode == 0) throw std::runtime_error("no luck");
+                        if (mode == 1) throw 7;
+                        if (mode == 2) (void)call.in<float>(3);
+                        if (mode == 3) (void)call.out<std::int64_t>(0);
+                        (void)call.params<int>();
+                      })
+                      .add();
+  const at::Tensor x = at::ones({2}, on_hpu()).t();
+  const auto before = memory_stats();
+  const char* words[] = {"[my::fails] kernel: no luck", "[my::fails] kernel: threw what is no std::exception",
+                         "[my::fails] the kernel asks for argument 3", "result 0: found Float, the kernel takes Long",
+                         "[my::fails] params: found 0 bytes, the kernel takes 4"};
+  for (const char* text : words) {
+    EXPECT_REFUSED(call_op("my::fails", {x}), text);
+    ++mode;
+  }
+  const auto after = memory_stats();
+  EXPECT_EQ(after.InUse, before.InUse);
+  EXPECT_EQ(after.ActiveAllocs, before.ActiveAllocs);
+  set_memory_limit(before.InUse + 1000);
+  EXPECT_REFUSED(call_op("my::fails", {x}), "out of memory");
+  set_memory_limit(before.Limit);
+}
+
+TEST(CustomOpErrors, Gradients) {
+  std::vector<at::Tensor> gradients;
+  const auto op = gelu_mul_op("my::gelu_mul").backward([&](const BackwardCall&) { return gradients; }).add();
+  const at::Tensor a = at::ones({2}, on_hpu()).requires_grad_(), b = at::ones({2}, on_hpu());
+  const auto run = [&] { call_op("my::gelu_mul", {a, b})[0].sum().backward(); };
+  EXPECT_TRUE(throws_with({"[my::gelu_mul] backward gave 0 gradients, the arguments hold 2"}, run));
+  gradients = {at::ones({3}, on_hpu()), at::Tensor()};
+  EXPECT_TRUE(throws_with({"[my::gelu_mul] backward gave tensor 0 a gradient of the sizes [3], it has [2]"}, run));
+  gradients[0] = at::ones({2}, on_hpu());
+  run();  // an undefined gradient is none
+  EXPECT_EQ(a.grad().sum().item<float>(), 2);
+}
+
+TEST(CustomOpErrors, ForwardModeTangents) {
+  const auto op = gelu_mul_op("my::gelu_mul").add();
+  const at::Tensor a = at::ones({2}, on_hpu()), b = at::ones({2}, on_hpu());
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  {
+    const at::Tensor dual = at::_make_dual(a, at::ones({2}, on_hpu()), static_cast<std::int64_t>(level));
+    const auto run = [&] { call_op("my::gelu_mul", {dual, b}); };
+    EXPECT_TRUE(throws_with({"[my::gelu_mul] found a forward-mode tangent"}, run));
+    const at::NoGradGuard no_grad;  // says nothing of forward mode
+    EXPECT_TRUE(throws_with({"[my::gelu_mul] found a forward-mode tangent"}, run));
+  }
+  torch::autograd::ForwardADLevel::release_idx(level);
+  EXPECT_EQ(call_op("my::gelu_mul", {a, b}).size(), 1U);
+}
+
+TEST(CustomOpErrors, ACallThatUnloadsItself) {  // is not waited for: it would never end
+  std::optional<CustomOpHandle> op;
+  testing::internal::CaptureStderr();
+  op = CustomOp("my::leaves")
+           .schema("(Tensor a) -> Tensor")
+           .kernel([&](CustomArguments in) {
+             op.reset();
+             return std::vector{in[0].toTensor() * 2};
+           })
+           .add();
+  EXPECT_EQ(call_op("my::leaves", {at::ones({2}, on_hpu())})[0].sum().item<float>(), 4);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("[my::leaves] unloaded within a call"), std::string::npos);
+}
+
+TEST(CustomOpErrors, AfterTheHandleItIsGone) {
+  at::Tensor y;
+  {
+    const auto op = gelu_mul_op("my::gelu_mul").add();
+    y = call_op("my::gelu_mul", {at::ones({2}, on_hpu()).requires_grad_(), at::ones({2}, on_hpu())})[0];
+  }
+  EXPECT_REFUSED(call_op("my::gelu_mul", {at::ones({2}), at::ones({2})}), "my::gelu_mul");
+  EXPECT_REFUSED(y.sum().backward(), "[my::gelu_mul] is not registered any more");
+  const auto again = gelu_mul_op("my::gelu_mul").add();
+  EXPECT_EQ(call_op("my::gelu_mul", {at::zeros({2}), at::ones({2})})[0].sum().item<float>(), 0);
 }
 
 }  // namespace

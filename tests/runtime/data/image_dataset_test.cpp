@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folders of images and IDX files as samples; transforms by torchvision's formulas; the data module's checks.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
 #include <fstream>
-#include <map>
 
 #include "fp8/runtime/data/image_folder.h"
 #include "support/hpu_test.h"
@@ -16,9 +12,6 @@ namespace fp8::data {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 const fs::path kImages = fs::path(FP8_SOURCE_DIR) / "tests/runtime/io/fixtures/images";
 

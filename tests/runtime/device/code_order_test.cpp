@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes that products put into another order read as the same codes everywhere else.
-#include <atomic>
-#include <sstream>
-#include <thread>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/cast.h"

@@ -2,10 +2,6 @@
 // FP8_HPU_DEVICES, FP8_HPU_MEMORY and FP8_HPU_DEVICE, read once per process: here 3 devices of 64 MiB, kind gaudi2.
 #include <ATen/DeviceAccelerator.h>
 
-#include <cstdlib>
-#include <string>
-#include <thread>
-
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/base/runtime_flags.h"

@@ -6,12 +6,8 @@
 #include <dlfcn.h>
 #include <torch/torch.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
-#include <thread>
 
 namespace {
 

@@ -3,7 +3,6 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/memory_report.h"

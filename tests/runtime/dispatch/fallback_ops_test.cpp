@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops of many kinds through the fallback, on hpu and on the CPU: same dtype, sizes and bits, and the result is on hpu.
-#include <functional>
 
 #include "support/hpu_test.h"
 

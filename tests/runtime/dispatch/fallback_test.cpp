@@ -6,8 +6,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <set>
-
 #include "fp8/runtime/device/block.h"
 #include "support/hpu_test.h"
 

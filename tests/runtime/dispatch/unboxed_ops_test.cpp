@@ -2,8 +2,6 @@
 // Kernels without a stack: the CPU's bits in the common case, the fallback's rules in all others.
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <thread>
-
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "runtime/dispatch/any_bits.h"

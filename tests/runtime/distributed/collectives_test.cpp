@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every collective on hpu tensors beside the same on CPU tensors, which is Gloo's own: results bit for bit, refusals
 // word for word. What asynchronous calls hold, and what they may be left with.
-#include <functional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "fp8/runtime/distributed/gloo_group.h"
@@ -12,8 +11,6 @@
 namespace fp8::runtime::distributed {
 namespace {
 
-using test::on_hpu;
-using test::same_bits;
 using Tensors = std::vector<at::Tensor>;
 using Group = c10d::ProcessGroup;
 

@@ -3,8 +3,6 @@
 // that the engine has.
 #include "fp8/runtime/distributed/data_parallel.h"
 
-#include <functional>
-
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
@@ -12,9 +10,6 @@
 namespace fp8::runtime::distributed {
 namespace {
 
-using test::on_hpu;
-using test::same_bits;
-using test::throws_with;
 using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 constexpr std::int64_t kRows = 4;  ///< of each rank's micro-batch

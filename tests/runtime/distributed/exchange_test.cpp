@@ -4,7 +4,6 @@
 #include "fp8/runtime/distributed/exchange.h"
 
 #include <bit>
-#include <cmath>
 
 #include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/io/base/file.h"
@@ -13,9 +12,6 @@
 
 namespace fp8::runtime::distributed {
 namespace {
-
-using test::on_hpu;
-using test::same_bits;
 
 FP8_TEST_RANKS(Exchange, NumbersAndTexts, 3) {
   const auto group = test::rank_group();

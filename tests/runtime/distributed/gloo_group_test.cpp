@@ -3,12 +3,6 @@
 // others.
 #include "fp8/runtime/distributed/gloo_group.h"
 
-#include <gmock/gmock.h>
-
-#include <chrono>
-#include <cmath>
-#include <limits>
-#include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "support/hpu_test.h"
@@ -20,13 +14,8 @@ namespace {
 
 using test::all_pass;
 using test::free_port;
-using test::on_hpu;
 using test::run_ranks;
-using test::same_bits;
-using testing::AllOf;
 using testing::ContainsRegex;
-using testing::HasSubstr;
-using testing::StartsWith;
 
 constexpr char kSecret[] = "0123456789abcdef", kWho[] = "FP8_TEST_WHO";
 

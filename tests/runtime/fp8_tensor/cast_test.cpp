@@ -2,8 +2,6 @@
 // Casts and decodes of every layout, on hpu and cpu: sizes, dtypes, and the formulas by torch's own operators.
 #include "fp8/runtime/fp8_tensor/cast.h"
 
-#include <limits>
-
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {

@@ -3,13 +3,7 @@
 // default ones. every_op_test.cpp has the ops of the default lists.
 #include "fp8/runtime/intercept/autocast_rules.h"
 
-#include <gmock/gmock.h>
 #include <torch/library.h>
-
-#include <atomic>
-#include <functional>
-#include <set>
-#include <thread>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "support/hpu_test.h"
@@ -21,8 +15,6 @@ namespace autocast = runtime::autocast;
 using autocast::AutocastGuard;
 using autocast::AutocastLists;
 using autocast::ListsGuard;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat, std::uint64_t seed = 3) {
   torch::manual_seed(seed);

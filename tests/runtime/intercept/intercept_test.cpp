@@ -5,12 +5,12 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>
 
-#include <thread>
-
 #include "support/hpu_test.h"
 
 namespace fp8::test {
 namespace {
+
+using at::Tensor;
 
 at::Tensor input(at::IntArrayRef sizes) {
   torch::manual_seed(17);
@@ -218,6 +218,181 @@ TEST(TorchScript, OptimizeForInferenceOfCodesThrowsInsteadOfMisreading) {
   const at::NoGradGuard no_grad;
   // It puts a transposed copy of the weight into the graph, which no tag follows.
   EXPECT_REFUSED(torch::jit::optimize_for_inference(m), "module 'w'", "optimize_for_inference", "freeze");
+}
+
+// Recurrent modules on hpu: lstm, gru, rnn and their cells come down to one linear per step and weight, so every tagged
+// weight's handler is asked; typed, scripted and packed, in grad mode, without gradients and in InferenceMode.
+
+/// A recurrent module whose forward(x) gives one tensor.
+struct Recurrent {
+  const char* name;
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<Tensor(const Tensor& x)> run;
+  std::size_t calls;  ///< of linear, for a sequence of 3 steps
+};
+
+template <typename Module, typename Options>
+Recurrent sequence(const char* name, Options options, std::size_t calls) {
+  torch::manual_seed(1);
+  Module m(options);
+  m->to(kHpu);
+  return {name, m.ptr(), [m](const Tensor& x) mutable { return std::get<0>(m(x)); }, calls};
+}
+
+template <typename Module>
+Recurrent cell(const char* name, Module m) {
+  m->to(kHpu);
+  const auto run = [m](const Tensor& x) mutable {
+    if constexpr (std::is_same_v<Module, torch::nn::LSTMCell>)
+      return std::get<1>(m(x[0]));
+    else
+      return m(x[0]);
+  };
+  return {name, m.ptr(), run, 2};
+}
+
+std::vector<Recurrent> all() {
+  namespace nn = torch::nn;
+  torch::manual_seed(1);
+  const std::size_t steps = 3;
+  return {sequence<nn::LSTM>("LSTM", nn::LSTMOptions(4, 5), 2 * steps),
+          sequence<nn::LSTM>("LSTM, two layers, both directions, no bias",
+                             nn::LSTMOptions(4, 5).num_layers(2).bidirectional(true).bias(false), 8 * steps),
+          sequence<nn::LSTM>("LSTM with projections", nn::LSTMOptions(4, 5).proj_size(3), 3 * steps),
+          sequence<nn::GRU>("GRU", nn::GRUOptions(4, 5), 2 * steps),
+          sequence<nn::RNN>("RNN", nn::RNNOptions(4, 5), 2 * steps),
+          sequence<nn::RNN>("RNN, relu", nn::RNNOptions(4, 5).nonlinearity(torch::kReLU), 2 * steps),
+          cell("LSTMCell", nn::LSTMCell(4, 5)),
+          cell("GRUCell", nn::GRUCell(4, 5)),
+          cell("RNNCell", nn::RNNCell(4, 5))};
+}
+
+bool is_weight(const std::string& name) { return name.find("weight") != std::string::npos; }
+
+std::set<std::string> weights_of(const torch::nn::Module& m) {
+  std::set<std::string> names;
+  for (const auto& p : m.named_parameters())
+    if (is_weight(p.key())) names.insert(p.key());
+  return names;
+}
+
+Tensor input() {
+  torch::manual_seed(2);
+  return at::randn({3, 2, 4}, on_hpu());  // 3 steps, batch 2
+}
+
+void expect_watched() {
+  for (const Recurrent& r : all()) {
+    const Tensor x = input(), expected = r.run(x);
+    const auto handler = std::make_shared<RecordingHandler>();
+    for (auto& p : r.module->named_parameters())
+      if (is_weight(p.key())) runtime::tag_weight(p.value(), p.key(), handler);
+    EXPECT_TRUE(same_bits(r.run(x), expected)) << r.name;
+    EXPECT_EQ(handler->calls.size(), r.calls) << r.name;
+    std::set<std::string> met;
+    for (const auto& call : handler->calls) met.insert(call.modules);
+    EXPECT_EQ(met, weights_of(*r.module)) << r.name;
+  }
+}
+
+TEST(RecurrentWatchers, SeeEveryWeightInEveryStep) { in_every_mode(expect_watched); }
+
+TEST(RecurrentWatchers, TrainAsWithout) {
+  for (std::size_t i = 0; i < all().size(); ++i) {
+    const auto gradients = [&](bool tagged) {
+      const Recurrent r = all()[i];
+      for (auto& p : r.module->named_parameters())
+        if (tagged && is_weight(p.key())) runtime::tag_weight(p.value(), p.key(), std::make_shared<RecordingHandler>());
+      r.run(input()).square().sum().backward();
+      std::vector<Tensor> grads;
+      for (const auto& p : r.module->parameters()) grads.push_back(p.grad());
+      return grads;
+    };
+    const auto expected = gradients(false), got = gradients(true);
+    for (std::size_t p = 0; p < expected.size(); ++p) EXPECT_TRUE(same_bits(got[p], expected[p])) << all()[i].name;
+  }
+}
+
+constexpr double kScale = 0.01;
+
+void expect_codes() {
+  for (const Recurrent& r : all()) {
+    const Tensor x = input();
+    for (auto& p : r.module->named_parameters())  // the reference: the weights that the codes stand for
+      if (is_weight(p.key()))
+        p.value().set_data(hpu((p.value().detach().cpu() / kScale).to(at::kFloat8_e4m3fn).to(at::kFloat) * kScale));
+    const Tensor expected = r.run(x);
+    const auto handler = std::make_shared<CodesHandler>(kScale);
+    for (auto& p : r.module->named_parameters())
+      if (is_weight(p.key())) convert_to_codes(p.value(), p.key(), handler, kScale);
+    EXPECT_TRUE(at::allclose(r.run(x).cpu(), expected.cpu(), 1e-5, 1e-6)) << r.name;
+    EXPECT_EQ(handler->linears, static_cast<int>(r.calls)) << r.name;
+    EXPECT_EQ(handler->dequantized, 0) << r.name;
+  }
+}
+
+TEST(RecurrentCodes, RunThroughTheHandler) { in_every_mode(expect_codes); }
+
+TEST(RecurrentCodes, PackedSequences) {
+  torch::manual_seed(1);
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 5));
+  lstm->to(kHpu);
+  const auto packed = [] { return torch::nn::utils::rnn::pack_padded_sequence(input(), at::tensor({3, 2})); };
+  for (auto& p : lstm->named_parameters())
+    if (is_weight(p.key()))
+      p.value().set_data(hpu((p.value().detach().cpu() / kScale).to(at::kFloat8_e4m3fn).to(at::kFloat) * kScale));
+  const Tensor expected = std::get<0>(lstm->forward_with_packed_input(packed())).data();
+  const auto handler = std::make_shared<CodesHandler>(kScale);
+  for (auto& p : lstm->named_parameters())
+    if (is_weight(p.key())) convert_to_codes(p.value(), p.key(), handler, kScale);
+  const Tensor y = std::get<0>(lstm->forward_with_packed_input(packed())).data();
+  EXPECT_TRUE(at::allclose(y.cpu(), expected.cpu(), 1e-5, 1e-6));
+  EXPECT_EQ(handler->dequantized, 0);
+  EXPECT_GE(handler->linears, 4);
+}
+
+/// lstm, gru and both cells in one scripted module, weights as parameters.
+torch::jit::Module scripted_lstm() {
+  torch::jit::Module m("m");
+  m.register_attribute("training", c10::BoolType::get(), true);
+  torch::manual_seed(2);
+  for (const char* kind : {"lstm", "gru"}) {
+    const std::int64_t gates = std::string(kind) == "lstm" ? 20 : 15;
+    m.register_parameter(kind + std::string("_ih"), at::randn({gates, 4}), false);
+    m.register_parameter(kind + std::string("_hh"), at::randn({gates, 5}), false);
+    m.register_parameter(kind + std::string("_b"), at::randn({gates}), false);
+  }
+  m.define(R"(
+def forward(self, x):
+    h = torch.zeros([1, 2, 5], device=x.device)
+    y, a, b = torch.lstm(x, [h, h], [self.lstm_ih, self.lstm_hh, self.lstm_b, self.lstm_b],
+                         True, 1, 0.0, False, False, False)
+    z, c = torch.gru(x, h, [self.gru_ih, self.gru_hh, self.gru_b, self.gru_b], True, 1, 0.0, False, False, False)
+    d, e = torch.lstm_cell(x[0], [h[0], h[0]], self.lstm_ih, self.lstm_hh, self.lstm_b, self.lstm_b)
+    f = torch.gru_cell(x[0], h[0], self.gru_ih, self.gru_hh, self.gru_b, self.gru_b)
+    return y + z + d + f
+)");
+  m.to(kHpu);
+  m.eval();
+  return m;
+}
+
+TEST(RecurrentScripts, ScriptedAndFrozenOnesAreSeen) {
+  torch::jit::Module m = scripted_lstm();
+  const at::NoGradGuard no_grad;
+  const Tensor x = input(), expected = m.forward({x}).toTensor();
+  const auto handler = std::make_shared<RecordingHandler>();
+  for (const auto& p : m.named_parameters())
+    if (p.name.back() == 'h') runtime::tag_weight(p.value, p.name, handler);
+  const std::size_t once = 2 * (3 + 3 + 1 + 1);  // two weights; 3 steps of lstm and gru, one of each cell
+  for (std::size_t run = 1; run <= 3; ++run) {
+    EXPECT_TRUE(same_bits(m.forward({x}).toTensor(), expected));
+    EXPECT_EQ(handler->calls.size(), run * once);
+  }
+  torch::jit::Module frozen = torch::jit::freeze(m);
+  handler->calls.clear();
+  EXPECT_TRUE(same_bits(frozen.forward({x}).toTensor(), expected));
+  EXPECT_EQ(handler->calls.size(), once);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <random>
-#include <string>
 
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/thread_pool.h"

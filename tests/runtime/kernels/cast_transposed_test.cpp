@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts that write their codes transposed, too: beside the cast alone and a transpose by two loops.
-#include <array>
 
 #include "runtime/kernels/cast_test.h"
 

@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <stdexcept>
-#include <string>
 
 namespace fp8::kernels {
 namespace {

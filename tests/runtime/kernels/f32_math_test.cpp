@@ -3,10 +3,7 @@
 // std::exp in f64 over all exponents.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
 #include <random>
-#include <vector>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/simd.h"

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <random>
-#include <vector>
 
 #include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"

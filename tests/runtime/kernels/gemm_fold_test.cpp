@@ -2,15 +2,6 @@
 // gemm at levels amx and avx512bf16 with GemmArgs::power_of_two_scales: sums over all of K of the values that gemm.h
 // names. At level amx each output is the manual's chain of tdpbf16ps (amx_reference.h), to the bit; avx512bf16 is held
 // to the bound of f32 sums. All other levels, and what these do not fold, are as without.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/simd.h"

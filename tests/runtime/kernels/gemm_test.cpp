@@ -3,15 +3,6 @@
 // promises beyond that: the same bits for every layout, thread count and number of rows.
 #include "fp8/runtime/kernels/gemm.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <string>
-#include <tuple>
-#include <vector>
-
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/gemm_problem.h"

@@ -2,13 +2,7 @@
 // The packed layout against the formula in gemm.h, both ways, and transpose_bytes.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <limits>
 #include <random>
-#include <stdexcept>
-#include <vector>
 
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/simd.h"

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <cstdint>
 #include <iterator>
 
 namespace fp8::kernels {

@@ -6,8 +6,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <stdexcept>
-#include <string>
 
 #include "runtime/kernels/kernel_test.h"
 

@@ -6,14 +6,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <limits>
-#include <memory>
 #include <mutex>
 #include <numeric>
-#include <set>
 #include <stdexcept>
 #include <thread>
-#include <vector>
 
 namespace fp8::kernels {
 namespace {

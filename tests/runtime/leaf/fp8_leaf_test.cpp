@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leaves of fp8 training and of quantized layers, whose casts, products and states no dispatcher sees: names, modules,
 // bytes and flops by hand.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include <map>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
@@ -20,8 +14,6 @@ namespace {
 
 using runtime::PhaseScope;
 using test::heard_of;
-using test::on_hpu;
-using ::testing::IsSupersetOf;
 
 constexpr std::int64_t kRows = 16, kIn = 32, kOut = 48, kFlops = 2 * kRows * kIn * kOut;
 

@@ -3,18 +3,7 @@
 // they end.
 #include "fp8/runtime/leaf/leaf.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include <algorithm>
-#include <atomic>
-#include <map>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "runtime/leaf/heard.h"
 #include "support/hpu_test.h"
@@ -24,8 +13,6 @@ namespace {
 
 using test::heard_of;
 using test::HeardLeaves;
-using test::on_hpu;
-using ::testing::ElementsAre;
 
 TEST(Leaf, OutermostOnly) {
   const auto x = torch::ones({2, 3}, on_hpu());

@@ -13,9 +13,6 @@
 namespace fp8::runtime {
 namespace {
 
-using test::hpu;
-using test::same_bits;
-
 std::vector<torch::nn::Linear> linears(const std::vector<std::int64_t>& rows, bool bias, at::ScalarType dtype) {
   torch::manual_seed(5);
   std::vector<torch::nn::Linear> made;

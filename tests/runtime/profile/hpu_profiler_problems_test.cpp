@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // HPUProfiler where something is in the way: another profiler, a folder, a name; and runs that are short.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
-#include <filesystem>
 #include <fstream>
-#include <memory>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/profile/leaf_log.h"
 #include "runtime/profile/recorded.h"
 #include "support/temp_dir.h"
 
@@ -21,10 +14,6 @@ namespace fp8::runtime {
 namespace {
 
 using io::Json;
-using test::error_of;
-using test::TempDir;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using trainer::testing::ToyBatches;
 using trainer::testing::ToyTask;
 
@@ -162,6 +151,164 @@ TEST(HPUProfiler, BadOptionsAreNamed) {
   EXPECT_THAT(with([](auto& o) { o.row_limit = -2; }), HasSubstr("row_limit: found -2"));
   EXPECT_THAT(with([](auto& o) { o.most_host_events = 0; }),
               HasSubstr("most_host_events: found 0, allowed: 1 or more"));
+}
+
+// One step without end: what a recording keeps of it, what it says of the rest, and that memory stays within a bound
+// that the step's length has no part in. Traces are read back as streams: they are larger than that bound.
+
+/// Counts the events of a trace by category and kind ("hpu_op X"), and keeps the numbers beside them.
+class TraceCounter : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (depth_ == 1) numbers[key_] = value;
+    return true;
+  }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool key(string_t& value) override {
+    key_ = value;
+    return true;
+  }
+  bool string(string_t& value) override {
+    if (depth_ == 3 && key_ == "cat") category_ = value;
+    if (depth_ == 3 && key_ == "ph") kind_ = value;
+    return true;
+  }
+  bool start_object(std::size_t) override {
+    if (++depth_ == 3) category_ = kind_ = "";
+    return true;
+  }
+  bool end_object() override {
+    if (depth_-- == 3) ++events[category_ + " " + kind_];
+    return true;
+  }
+  bool start_array(std::size_t) override { return ++depth_ > 0; }
+  bool end_array() override { return depth_-- > 0; }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
+    ADD_FAILURE() << error.what();
+    return false;
+  }
+
+  std::map<std::string, std::int64_t> events;
+  std::map<std::string, std::uint64_t> numbers;
+
+ private:
+  int depth_ = 0;
+  std::string key_, category_, kind_;
+};
+
+TraceCounter counted(const std::string& path) {
+  TraceCounter counter;
+  std::ifstream file(path, std::ios::binary);
+  Json::sax_parse(file, &counter);
+  return counter;
+}
+
+/// Of this process, in MiB: "VmRSS", and "VmHWM", its peak.
+std::int64_t memory(const std::string& key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(key + ":")) return std::stoll(line.substr(key.size() + 1)) / 1024;
+  return -1;
+}
+
+/// Runs f() in a stage of one step. Returns by how many MiB the process has grown at most, its trace written.
+template <class F>
+std::int64_t recorded(HPUProfiler& profiler, F&& f) {
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak is what is in use now
+  const auto before = memory("VmRSS");
+  {
+    const ProfiledStage stage(&profiler, "predict", 1);
+    f();
+  }
+  return memory("VmHWM") - before;
+}
+
+using BoundedTrace = InFolder;
+
+// A leaf is 56 bytes in the log, and two or three activities of 32 with Kineto's pointers to them: 2^20 of them stay
+// under 300 MiB, whatever comes after them.
+TEST_F(BoundedTrace, AMillionLeavesOfOneStep) {
+  HPUProfiler profiler(in(folder.path()));
+  const auto x = torch::ones(1, test::on_hpu());
+  constexpr std::int64_t kMost = LeafLog::kMostLeaves, kMore = 100000;
+  const auto growth = recorded(profiler, [&] {
+    for (std::int64_t i = 0; i < kMost + kMore; ++i) const LeafScope leaf("my::op", x);
+  });
+  EXPECT_LT(growth, 300);
+  const auto trace = counted(profiler.traces().at(0));
+  EXPECT_EQ(trace.events.at("hpu_op X"), kMost);
+  EXPECT_EQ(trace.numbers.at("leavesLeftOut"), kMore);
+  EXPECT_EQ(profiler.leaves().total().count, kMost);
+  EXPECT_EQ(profiler.leaves().dropped(), kMore);
+}
+
+// With shapes and allocations an operation's events take about 6 kB: 1.2 GB without a limit.
+TEST_F(BoundedTrace, OperationsOfOneStep) {
+  auto options = in(folder.path());
+  options.profile_memory = options.record_shapes = true;
+  options.most_host_events = 20000;
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 2};
+  HPUProfiler profiler(options);
+  const auto x = torch::ones(1, test::on_hpu());
+  constexpr std::int64_t kMany = 200000;
+  bool ends = false;
+  const auto growth = recorded(profiler, [&] {
+    for (std::int64_t i = 0; i < kMany; ++i) (void)x.neg();
+    profiler.step();
+    ends = !leaves_heard();
+  });
+  EXPECT_LT(growth, 300);
+  EXPECT_TRUE(ends) << "a second step is recorded";
+  const auto trace = counted(profiler.traces().at(0));
+  EXPECT_EQ(trace.events.at("hpu_op X"), kMany);
+  EXPECT_LE(trace.events.at("cpu_op X"), 10000);  // half of the limit, for allocations are asked for
+  EXPECT_GE(trace.events.at("cpu_op X"), 9990);
+  EXPECT_LE(trace.events.at("cpu_instant_event i"), 4 * 10001);
+  const auto left_out = trace.numbers.at("hostEventsLeftOut");
+  EXPECT_NEAR(static_cast<double>(left_out), kMany - 10000, 10);
+  EXPECT_THAT(warnings, ElementsAre("[HPUProfiler] predict: " + std::to_string(left_out) +
+                                    " events of the host beyond the first 10000 are not in the trace, nor is what "
+                                    "follows their step"));
+}
+
+// Each of its nodes has the callbacks that forward's thread had as backward began: its first event is kept.
+TEST_F(BoundedTrace, LimitThatBackwardMeets) {
+  auto options = in(folder.path());
+  options.most_host_events = 3000;
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 1};
+  HPUProfiler profiler(options);
+  const auto x = torch::ones(1, test::on_hpu()).requires_grad_();
+  recorded(profiler, [&] {
+    auto y = x;
+    for (int i = 0; i < 2000; ++i) y = y.sin();
+    y.sum().backward();
+  });
+  const auto trace = counted(profiler.traces().at(0));
+  EXPECT_LE(trace.events.at("cpu_op X"), 3000 + 2010);
+  EXPECT_GE(trace.events.at("cpu_op X"), 2990);
+  EXPECT_GT(trace.numbers.at("hostEventsLeftOut"), 2 * 2000U);
+  EXPECT_GE(trace.events.at("hpu_op X"), 3 * 2000) << "sin; cos and mul";
+  EXPECT_EQ(warnings.size(), 1U);
+}
+
+TEST_F(BoundedTrace, WithoutALimitMetNothingIsSaid) {
+  auto options = in(folder.path());
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 1};
+  HPUProfiler profiler(options);
+  recorded(profiler, [] { (void)torch::ones(1, test::on_hpu()).neg(); });
+  EXPECT_TRUE(warnings.empty());
+  const auto trace = counted(profiler.traces().at(0));
+  EXPECT_FALSE(trace.numbers.contains("hostEventsLeftOut") || trace.numbers.contains("leavesLeftOut"));
 }
 
 }  // namespace

@@ -3,19 +3,10 @@
 // the device's lane must hold.
 #include "fp8/runtime/profile/hpu_profiler.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <filesystem>
 #include <fstream>
-#include <map>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "runtime/profile/recorded.h"
@@ -28,9 +19,6 @@ namespace fp8::runtime {
 namespace {
 
 using io::Json;
-using test::TempDir;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using trainer::testing::ToyBatches;
 using trainer::testing::ToyTask;
 

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Results and files of validate(), test() and predict(): results against numbers that the module says, exact counts of
 // batches, the file of predictions, rows of speed, a profiler's file for each loop. Several ranks: trainer_ranks_test.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <chrono>
 #include <fstream>
-#include <thread>
 
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
@@ -21,11 +17,6 @@
 
 namespace fp8::trainer {
 namespace {
-
-using ::testing::ElementsAre;
-using testing::RowLogger;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 /// Losses and accuracies by the number of the batch; predictions of two tensors.
 struct CountingTask : ToyTask {
@@ -48,8 +39,10 @@ struct CountingTask : ToyTask {
   }
 };
 
+using Loops = InFolder;
+
 /// 2, 2 and 1 samples: means are weighted by them.
-TEST(Loops, ResultsAreReturnedAndLogged) {
+TEST_F(Loops, ResultsAreReturnedAndLogged) {
   CountingTask task;
   ToyBatches data(5, 2);
   const auto rows = std::make_shared<RowLogger>();
@@ -69,7 +62,7 @@ TEST(Loops, ResultsAreReturnedAndLogged) {
 }
 
 /// A number of the module's own that is called val_loss is what counts.
-TEST(Loops, TheModulesOwnLossGoesBefore) {
+TEST_F(Loops, TheModulesOwnLossGoesBefore) {
   struct Task : ToyTask {
     at::Tensor validation_step(const Batch&, std::int64_t) override {
       log("val_loss", 3);
@@ -84,8 +77,7 @@ TEST(Loops, TheModulesOwnLossGoesBefore) {
   EXPECT_EQ(trainer.callback_metrics().at("val_loss"), 3);
 }
 
-TEST(Loops, AfterATrainingRowsHaveItsStep) {
-  const test::TempDir folder;
+TEST_F(Loops, AfterATrainingRowsHaveItsStep) {
   CountingTask task;
   ToyBatches train(6, 2), data(2, 2);
   const auto rows = std::make_shared<RowLogger>();
@@ -191,8 +183,7 @@ TEST(PredictionWriter, AFileInTheOrderOfTheBatches) {
   EXPECT_REFUSED(PredictionWriter(""), "[PredictionWriter] file: found none");
 }
 
-TEST(Loops, EndWhereTheyAreAskedTo) {
-  const test::TempDir folder;
+TEST_F(Loops, EndWhereTheyAreAskedTo) {
   CountingTask task;
   ToyBatches data(20, 2);
   const auto rows = std::make_shared<RowLogger>();
@@ -207,8 +198,7 @@ TEST(Loops, EndWhereTheyAreAskedTo) {
   EXPECT_TRUE(task.net->is_training());
 }
 
-TEST(Loops, AProfilersFileForEach) {
-  const test::TempDir folder;
+TEST_F(Loops, AProfilersFileForEach) {
   CountingTask task;
   ToyBatches train(2, 2), data(4, 2);
   const auto profiler = std::make_shared<runtime::SimpleProfiler>(
@@ -224,8 +214,7 @@ TEST(Loops, AProfilersFileForEach) {
   EXPECT_EQ(profiler->durations().at("test_step").size(), 2u);
 }
 
-TEST(Loops, AFastDevRunIsOneOfAllLoops) {
-  const test::TempDir folder;
+TEST_F(Loops, AFastDevRunIsOneOfAllLoops) {
   CountingTask task;
   ToyBatches train(20, 2), data(20, 2);
   EarlyStoppingOptions never{.monitor = "nothing"};

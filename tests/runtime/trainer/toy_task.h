@@ -163,3 +163,11 @@ struct Recorder : TrainerCallback {
 };
 
 }  // namespace fp8::trainer::testing
+
+namespace fp8::trainer {
+using testing::Recorder;
+using testing::RowLogger;
+using testing::ToyBatches;
+using testing::ToyOptimizer;
+using testing::ToyTask;
+}  // namespace fp8::trainer

@@ -3,20 +3,14 @@
 // again while it goes on: it ends with the files of a run that was not disturbed. FP8_KILLS in the environment sets how
 // many kills must have met a run at work (3).
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <random>
-#include <set>
-#include <thread>
 
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
@@ -31,8 +25,6 @@ namespace fp8::trainer {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 constexpr char kRootVariable[] = "FP8_TEST_ROOT";
 constexpr char kBegun[] = ".begun";  ///< there while a run is at work

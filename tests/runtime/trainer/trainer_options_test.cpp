@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options by Lightning's names: schedules of accumulation, overfit_batches, sanity steps, deterministic, progress bars.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "fp8/runtime/trainer/callbacks/monitors.h"
@@ -11,13 +9,6 @@
 
 namespace fp8::trainer {
 namespace {
-
-using test::error_of;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using testing::Recorder;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 using Schedule = std::map<std::int64_t, std::int64_t>;
 

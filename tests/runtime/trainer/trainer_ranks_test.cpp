@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two and three processes that train together: what one process with batches as large as theirs would do, whatever the
 // strategy; checkpoints that any number of ranks goes on from; and that they skip, stop and fail together.
-#include <gtest/gtest.h>
 
 #include <numeric>
 
@@ -13,14 +12,9 @@
 namespace fp8::trainer {
 namespace {
 
-using test::same_bits;
-using test::throws_with;
 using testing::Group;
 using testing::PlainTask;
-using testing::Recorder;
 using testing::same_everywhere;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 TEST(BatchShare, EveryBatchIsSomebodysOnce) {
   for (const int size : {1, 2, 3, 5}) {

@@ -1,18 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints: a run that was cut off and goes on ends with the bits of one that was not, and what a damaged checkpoint
 // says.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
 #include <fstream>
-#include <functional>
-#include <map>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
@@ -24,14 +15,6 @@
 
 namespace fp8::trainer {
 namespace {
-
-using test::error_of;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using testing::Recorder;
-using testing::ToyBatches;
-using testing::ToyOptimizer;
-using testing::ToyTask;
 
 struct Outcome {
   std::map<std::string, at::Tensor> tensors;
@@ -96,20 +79,22 @@ void expect_resume_is_exact(const Case& c) {
   for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, rest.tensors.at(name))) << name;
 }
 
+using Resume = InFolder;
+
 TEST(Resume, AdamWIsBitEqual) { expect_resume_is_exact({}); }
 TEST(Resume, OnHpuIsBitEqual) { expect_resume_is_exact({.device = at::kHPU}); }
-TEST(Resume, SgdWithStepScheduleIsBitEqual) {
+TEST_F(Resume, SgdWithStepScheduleIsBitEqual) {
   expect_resume_is_exact({.optimizer = ToyOptimizer::sgd, .interval = ScheduleInterval::step});
 }
 TEST(Resume, FusedAdamWIsBitEqual) { expect_resume_is_exact({.device = at::kHPU, .optimizer = ToyOptimizer::fused}); }
-TEST(Resume, MuonIsBitEqual) {
+TEST_F(Resume, MuonIsBitEqual) {
   expect_resume_is_exact({.device = at::kHPU, .optimizer = ToyOptimizer::muon, .interval = ScheduleInterval::step});
 }
 TEST(Resume, WithAccumulationIsBitEqual) { expect_resume_is_exact({.accumulate = 2}); }
 
 TEST(Resume, WithLossScalingIsBitEqual) { expect_resume_is_exact({.scaled = true}); }
 
-TEST(Resume, ByTheLastStepOfAnEpoch) {
+TEST_F(Resume, ByTheLastStepOfAnEpoch) {
   const test::TempDir whole_root, cut_root;
   const auto whole = train({}, whole_root.path(), false, 0);
   train({}, cut_root.path(), false, 5);  // 5 batches an epoch
@@ -120,7 +105,7 @@ TEST(Resume, ByTheLastStepOfAnEpoch) {
 }
 
 /// Asked at the second batch of the validation after step 4: the resumed run begins with it.
-TEST(Resume, InAValidationIsBitEqual) {
+TEST_F(Resume, InAValidationIsBitEqual) {
   const test::TempDir whole_root, cut_root;
   const auto fit = [](const std::filesystem::path& root, bool resume, std::int64_t stop_at) {
     ToyTask task(resume ? 99 : 1);
@@ -150,10 +135,9 @@ TEST(Resume, InAValidationIsBitEqual) {
   EXPECT_TRUE(torch::equal(weight, same));
 }
 
-TEST(Resume, AFinishedRunStaysAsItIs) {
-  const test::TempDir root;
-  const auto whole = train({}, root.path(), false, 0);
-  const auto again = train({}, root.path(), true, 0);
+TEST_F(Resume, AFinishedRunStaysAsItIs) {
+  const auto whole = train({}, folder.path(), false, 0);
+  const auto again = train({}, folder.path(), true, 0);
   EXPECT_TRUE(again.losses.empty());
   EXPECT_EQ(again.result.steps, 13);
   EXPECT_EQ(again.result.epochs, whole.result.epochs);
@@ -161,27 +145,25 @@ TEST(Resume, AFinishedRunStaysAsItIs) {
   for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, again.tensors.at(name))) << name;
 }
 
-TEST(Resume, WithoutCheckpointStartsAnew) {
-  const test::TempDir root;
+TEST_F(Resume, WithoutCheckpointStartsAnew) {
   ToyTask task;
   ToyBatches data(4, 2);
-  const auto result = Trainer({.max_steps = 2, .checkpoint_root = root.path(), .resume = true}).fit(task, data);
+  const auto result = Trainer({.max_steps = 2, .checkpoint_root = folder.path(), .resume = true}).fit(task, data);
   EXPECT_EQ(result.resumed_from, 0);
-  EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(2));
+  EXPECT_THAT(checkpoint_steps(folder.path()), ElementsAre(2));
 }
 
-TEST(Resume, AFinishedEpochCountsAfterAResume) {
-  const test::TempDir root;
+TEST_F(Resume, AFinishedEpochCountsAfterAResume) {
   for (const bool resume : {false, true}) {
     ToyTask task;
     ToyBatches data(4, 2);
-    const auto result = Trainer({.max_steps = 4, .checkpoint_root = root.path(), .resume = resume}).fit(task, data);
+    const auto result = Trainer({.max_steps = 4, .checkpoint_root = folder.path(), .resume = resume}).fit(task, data);
     EXPECT_EQ(result.epochs, 2) << resume;
   }
 }
 
 /// A callback adds a group of parameters, in on_fit_start or later; a resumed run's adds it before the state is loaded.
-TEST(Resume, WithAGroupThatACallbackAdds) {
+TEST_F(Resume, WithAGroupThatACallbackAdds) {
   const auto run = [](const std::filesystem::path& root, bool resume, std::int64_t stop_at) {
     struct Adding : TrainerCallback {
       std::string state_key() const override { return "Adding"; }
@@ -226,8 +208,7 @@ TEST(Resume, WithAGroupThatACallbackAdds) {
 }
 
 /// The exception propagates, and the checkpoint is of the last whole step.
-TEST(Resume, FromWhatAnExceptionLeft) {
-  const test::TempDir folder;
+TEST_F(Resume, FromWhatAnExceptionLeft) {
   ToyTask task;
   ToyBatches data(12, 2);
   data.poison = 5;
@@ -239,60 +220,57 @@ TEST(Resume, FromWhatAnExceptionLeft) {
   EXPECT_EQ(state.json.at("batch"), 4);
 }
 
-TEST(Checkpoints, TheNewestStay) {
-  const test::TempDir root;
-  train({}, root.path(), false, 0);
-  EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(12, 13));
+using Checkpoints = InFolder;
+
+TEST_F(Checkpoints, TheNewestStay) {
+  train({}, folder.path(), false, 0);
+  EXPECT_THAT(checkpoint_steps(folder.path()), ElementsAre(12, 13));
 }
 
-TEST(Checkpoints, AreNamedByStepAndIncompleteOnesDoNotCount) {
-  const test::TempDir root;
+TEST_F(Checkpoints, AreNamedByStepAndIncompleteOnesDoNotCount) {
   EXPECT_EQ(checkpoint_folder("a", 12).string(), "a/step-00000012");
   EXPECT_EQ(checkpoint_folder("a", 123456789012).string(), "a/step-123456789012");
   for (const char* name : {"step-00000003", "step-00000020", "step-x", "other"})
-    std::filesystem::create_directories(root / name);
-  std::ofstream(root / "step-00000003/trainer_state.json") << "{}";
-  std::ofstream(root / "step-x/trainer_state.json") << "{}";
-  std::ofstream(root / "step-00000003/trainer_state.safetensors") << "8";
-  std::ofstream(root / ".step-00000003.lock");  // as a killed writer leaves them
-  std::filesystem::create_directories(root / ".step-00000007.partial-4000000");
-  std::ofstream(root / ".other") << "mine";
-  EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(3));
-  EXPECT_THAT(checkpoint_steps(root / "missing"), ElementsAre());
-  remove_incomplete_checkpoints(root.path());
-  EXPECT_FALSE(std::filesystem::exists(root / "step-00000020"));
-  EXPECT_FALSE(std::filesystem::exists(root / ".step-00000003.lock"));
-  EXPECT_FALSE(std::filesystem::exists(root / ".step-00000007.partial-4000000"));
-  EXPECT_TRUE(std::filesystem::exists(root / ".other"));
+    std::filesystem::create_directories(folder / name);
+  std::ofstream(folder / "step-00000003/trainer_state.json") << "{}";
+  std::ofstream(folder / "step-x/trainer_state.json") << "{}";
+  std::ofstream(folder / "step-00000003/trainer_state.safetensors") << "8";
+  std::ofstream(folder / ".step-00000003.lock");  // as a killed writer leaves them
+  std::filesystem::create_directories(folder / ".step-00000007.partial-4000000");
+  std::ofstream(folder / ".other") << "mine";
+  EXPECT_THAT(checkpoint_steps(folder.path()), ElementsAre(3));
+  EXPECT_THAT(checkpoint_steps(folder / "missing"), ElementsAre());
+  remove_incomplete_checkpoints(folder.path());
+  EXPECT_FALSE(std::filesystem::exists(folder / "step-00000020"));
+  EXPECT_FALSE(std::filesystem::exists(folder / ".step-00000003.lock"));
+  EXPECT_FALSE(std::filesystem::exists(folder / ".step-00000007.partial-4000000"));
+  EXPECT_TRUE(std::filesystem::exists(folder / ".other"));
   for (const char* name : {"step-00000003", "step-x", "other"})
-    EXPECT_TRUE(std::filesystem::exists(root / name)) << name;
+    EXPECT_TRUE(std::filesystem::exists(folder / name)) << name;
 }
 
-TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
-  const test::TempDir root;
+TEST_F(Checkpoints, AFailedWriteLeavesTheOldOne) {
   const HPUCheckpointIO files;
-  files.save_checkpoint({{{"a", 1}}, {{"t", torch::arange(3)}}}, root / "c");
-  EXPECT_REFUSED(files.save_checkpoint({{{"a", 2}}, {}}, root / "c",
+  files.save_checkpoint({{{"a", 1}}, {{"t", torch::arange(3)}}}, folder / "c");
+  EXPECT_REFUSED(files.save_checkpoint({{{"a", 2}}, {}}, folder / "c",
                                        [](const std::filesystem::path&) { throw std::runtime_error("stopped"); }),
                  "stopped");
-  const auto state = files.load_checkpoint(root / "c");
+  const auto state = files.load_checkpoint(folder / "c");
   EXPECT_EQ(state.json["a"], 1);
   EXPECT_TRUE(torch::equal(state.tensors.at("t"), torch::arange(3)));
-  files.save_checkpoint({{{"a", 2}}, {}}, root / "c");
-  EXPECT_EQ(files.load_checkpoint(root / "c").json["a"], 2);
-  files.remove_checkpoint(root / "c");
-  EXPECT_FALSE(std::filesystem::exists(root / "c"));
+  files.save_checkpoint({{{"a", 2}}, {}}, folder / "c");
+  EXPECT_EQ(files.load_checkpoint(folder / "c").json["a"], 2);
+  files.remove_checkpoint(folder / "c");
+  EXPECT_FALSE(std::filesystem::exists(folder / "c"));
 }
 
-TEST(Checkpoints, StorageOptionsAreRefused) {
-  const test::TempDir root;
-  EXPECT_REFUSED(HPUCheckpointIO().save_checkpoint({}, root / "c", {}, io::Json{{"a", 1}}),
+TEST_F(Checkpoints, StorageOptionsAreRefused) {
+  EXPECT_REFUSED(HPUCheckpointIO().save_checkpoint({}, folder / "c", {}, io::Json{{"a", 1}}),
                  "storage_options is not supported");
-  EXPECT_FALSE(std::filesystem::exists(root / "c"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "c"));
 }
 
-TEST(Checkpoints, EveryDtypeComesBack) {
-  const test::TempDir root;
+TEST_F(Checkpoints, EveryDtypeComesBack) {
   std::map<std::string, at::Tensor> tensors;
   for (const auto dtype : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
                            at::kFloat, at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
@@ -300,14 +278,14 @@ TEST(Checkpoints, EveryDtypeComesBack) {
   tensors["empty"] = torch::zeros({0, 3});
   tensors["scalar"] = torch::tensor(3.5);
   tensors["strided"] = torch::arange(6).view({2, 3}).t();
-  write_tensors(root / "t.safetensors", tensors);
-  const auto found = read_tensors(root / "t.safetensors");
+  write_tensors(folder / "t.safetensors", tensors);
+  const auto found = read_tensors(folder / "t.safetensors");
   ASSERT_EQ(found.size(), tensors.size());
   for (const auto& [name, tensor] : tensors) {
     EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
     EXPECT_TRUE(torch::equal(found.at(name).to(at::kDouble), tensor.to(at::kDouble))) << name;
   }
-  EXPECT_REFUSED(write_tensors(root / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}}), "tensor 'c'");
+  EXPECT_REFUSED(write_tensors(folder / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}}), "tensor 'c'");
 }
 
 /// The message of a resume after `spoil` changed trainer_state.json.
@@ -324,7 +302,7 @@ std::string message_after(const std::function<void(io::Json&)>& spoil, bool step
   return error_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); });
 }
 
-TEST(Checkpoints, DamageIsNamed) {
+TEST_F(Checkpoints, DamageIsNamed) {
   EXPECT_EQ(message_after([](io::Json&) {}), "");
   EXPECT_THAT(message_after([](io::Json& json) { json["format"] = 7; }), HasSubstr("format 7, allowed: 1"));
   EXPECT_THAT(message_after([](io::Json& json) { json.erase("epoch"); }), HasSubstr("epoch"));
@@ -347,12 +325,12 @@ TEST(Checkpoints, DamageIsNamed) {
 }
 
 // restore() would take those steps one by one.
-TEST(Checkpoints, ASchedulerOfTheFutureIsNamed) {
+TEST_F(Checkpoints, ASchedulerOfTheFutureIsNamed) {
   EXPECT_THAT(message_after([](io::Json& json) { json["schedulers"] = {1000000000000000}; }, true),
               HasSubstr("a scheduler of 1000000000000000 steps, allowed: 0 to step 2"));
 }
 
-TEST(Checkpoints, AnotherOptimizerIsNamed) {
+TEST_F(Checkpoints, AnotherOptimizerIsNamed) {
   for (const auto saved : {ToyOptimizer::adamw, ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
     for (const auto found : {ToyOptimizer::adamw, ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
       if (saved == found) continue;
@@ -367,19 +345,19 @@ TEST(Checkpoints, AnotherOptimizerIsNamed) {
   }
 }
 
-TEST(Checkpoints, APartOfALargerModelIsNotThisOne) {
-  const test::TempDir root;
+TEST_F(Checkpoints, APartOfALargerModelIsNotThisOne) {
   ToyTask task;
   ToyBatches data(8, 2);
   task.net->register_parameter("more", torch::zeros({2}));
-  Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
+  Trainer({.max_steps = 2, .checkpoint_root = folder.path()}).fit(task, data);
   ToyTask smaller;
-  EXPECT_REFUSED(load_network(smaller.network(), HPUCheckpointIO().load_checkpoint(checkpoint_folder(root.path(), 2))),
-                 "tensor 'parameter.more' is not one of the model's");
+  EXPECT_REFUSED(
+      load_network(smaller.network(), HPUCheckpointIO().load_checkpoint(checkpoint_folder(folder.path(), 2))),
+      "tensor 'parameter.more' is not one of the model's");
 }
 
 // A tied weight is saved once, and loaded into every module that has it.
-TEST(Checkpoints, TiedWeightsAreLoaded) {
+TEST_F(Checkpoints, TiedWeightsAreLoaded) {
   const auto tied = [](double value) {
     auto network = std::make_shared<torch::nn::Module>();
     const auto weight = torch::full({2}, value);
@@ -398,7 +376,7 @@ TEST(Checkpoints, TiedWeightsAreLoaded) {
 }
 
 // LibTorch keeps the state of its optimizers by address: names of tensors must not.
-TEST(Checkpoints, AnOptimizersTensorsHaveOneOrderWhereverParametersLie) {
+TEST_F(Checkpoints, AnOptimizersTensorsHaveOneOrderWhereverParametersLie) {
   auto low = torch::zeros({1}, torch::requires_grad()), high = torch::zeros({1}, torch::requires_grad());
   if (high.unsafeGetTensorImpl() < low.unsafeGetTensorImpl()) std::swap(low, high);
   const auto tensors = [&](at::Tensor a, at::Tensor b) {
@@ -422,13 +400,12 @@ TEST(Checkpoints, AnOptimizersTensorsHaveOneOrderWhereverParametersLie) {
   EXPECT_GE(one.first.size(), 4u);
 }
 
-TEST(Checkpoints, AnotherModelIsNamed) {
-  const test::TempDir root;
+TEST_F(Checkpoints, AnotherModelIsNamed) {
   ToyTask task;
   ToyBatches data(8, 2);
-  Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
+  Trainer({.max_steps = 2, .checkpoint_root = folder.path()}).fit(task, data);
   task.net->out->weight.set_data(torch::zeros({1, 9}));
-  EXPECT_REFUSED(Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data),
+  EXPECT_REFUSED(Trainer({.max_steps = 3, .checkpoint_root = folder.path(), .resume = true}).fit(task, data),
                  "tensor 'parameter.out.weight' has another shape or dtype");
 }
 

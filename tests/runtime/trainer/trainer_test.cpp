@@ -3,24 +3,15 @@
 // trainer_gradients_test. What is not finite, empty or refused: trainer_errors_test. Checkpoints: trainer_resume_test.
 #include "fp8/runtime/trainer/trainer.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <numbers>
-#include <thread>
 
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 
 namespace fp8::trainer {
 namespace {
-
-using ::testing::ElementsAre;
-using testing::Recorder;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 TEST(Trainer, CallbacksInOrder) {
   ToyTask task;

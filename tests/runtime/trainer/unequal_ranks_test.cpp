@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that differ: none of them decides alone, every gradient is averaged or its parameter named, and where one
 // stands still or asks for what all do together, all end by name.
-#include <gtest/gtest.h>
 
-#include <atomic>
 #include <csignal>
-#include <functional>
 #include <future>
-#include <map>
 
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
@@ -16,12 +12,9 @@
 namespace fp8::trainer {
 namespace {
 
-using test::throws_with;
 using testing::Group;
 using testing::PlainTask;
-using testing::Recorder;
 using testing::same_everywhere;
-using testing::ToyBatches;
 
 /// Whose numbers differ from rank to rank, in which order they are better, too.
 class DisagreeingTask : public PlainTask {

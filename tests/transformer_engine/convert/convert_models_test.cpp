@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // convert_modules on models that were not written for it: what is converted of them, that they learn in fp8 as in bf16
 // and f32, with other optimizers and odd batches too. Then what else one does with a model.
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
-#include <limits>
-#include <map>
-#include <set>
-#include <sstream>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/save.h"

@@ -3,9 +3,6 @@
 // others say that they stay in high precision.
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/TensorWrapper.h>
-#include <gmock/gmock.h>
-
-#include <algorithm>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/model/module_tree.h"
@@ -23,7 +20,6 @@ namespace {
 
 using namespace test;
 using recipes::DelayedScaling;
-using ::testing::HasSubstr;
 
 TrainingOptions current_scaling() {
   TrainingOptions options;

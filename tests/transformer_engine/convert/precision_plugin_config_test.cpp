@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <stdexcept>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
@@ -19,9 +18,6 @@
 
 namespace fp8::te {
 namespace {
-
-using test::hpu;
-using test::same_bits;
 
 /// QUANT_CONFIG=value while it lives.
 struct Environment {
@@ -53,13 +49,14 @@ const quant::Scheme& scheme_of(const at::Tensor& weight) {
   return dynamic_cast<const quant::Fp8Handler&>(*runtime::find_tag(weight)->handler).scheme();
 }
 
-TEST(PrecisionPluginConfig, TheEnvironmentAppliesWithItsModeOverruled) {
-  const test::TempDir dir;
+using PrecisionPluginConfig = InFolder;
+
+TEST_F(PrecisionPluginConfig, TheEnvironmentAppliesWithItsModeOverruled) {
   HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   auto model = test::tiny_lm();
   {
-    const Environment environment(write(dir, config(dir, "QUANTIZE")));  // measured nevertheless: quant = false
+    const Environment environment(write(folder, config(folder, "QUANTIZE")));  // measured nevertheless: quant = false
     const auto report = plugin.convert_modules(*model, inference(false));
     EXPECT_EQ(report.converted.size(), 15u);  // the embedding too
     EXPECT_EQ(report.skipped.back().name, "lm_head");
@@ -67,26 +64,26 @@ TEST(PrecisionPluginConfig, TheEnvironmentAppliesWithItsModeOverruled) {
     model(test::token_ids());
     measure::finalize_calibration(*model);
   }
-  const auto measured = measure::read_measurements((dir / "stats/inc_output").string());
-  EXPECT_FALSE(measured.modules.at(0).outputs.has_value());           // measure_exclude is OUTPUT by default
-  const Environment environment(write(dir, config(dir, "MEASURE")));  // quantized nevertheless
+  const auto measured = measure::read_measurements((folder / "stats/inc_output").string());
+  EXPECT_FALSE(measured.modules.at(0).outputs.has_value());                 // measure_exclude is OUTPUT by default
+  const Environment environment(write(folder, config(folder, "MEASURE")));  // quantized nevertheless
   const auto report = plugin.convert_modules(*model, inference(true));
   EXPECT_EQ(report.converted.size(), 14u);
   EXPECT_EQ(scheme_of(model->layers[0]->q_proj->weight).convention, quant::Convention::inc);
 }
 
-TEST(PrecisionPluginConfig, APathOrJsonBringsItsMode) {
-  const test::TempDir dir;
+TEST_F(PrecisionPluginConfig, APathOrJsonBringsItsMode) {
   HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   auto a = test::tiny_lm(), b = test::tiny_lm();
-  EXPECT_TRUE(plugin.convert_modules(*a, inference(config(dir, "NONE"))).converted.empty());
+  EXPECT_TRUE(plugin.convert_modules(*a, inference(config(folder, "NONE"))).converted.empty());
   EXPECT_EQ(measure::CalibrationSession::of(*a), nullptr);
-  plugin.convert_modules(*a, inference(write(dir, config(dir, "MEASURE"))));
+  plugin.convert_modules(*a, inference(write(folder, config(folder, "MEASURE"))));
   a(test::token_ids());
   measure::finalize_calibration(*a);
-  plugin.convert_modules(*a, inference(config(dir, "QUANTIZE", "maxabs_pow2")));
-  plugin.convert_modules(*b, inference(std::filesystem::path(write(dir, config(dir, "QUANTIZE", "maxabs_pow2")))));
+  plugin.convert_modules(*a, inference(config(folder, "QUANTIZE", "maxabs_pow2")));
+  plugin.convert_modules(*b,
+                         inference(std::filesystem::path(write(folder, config(folder, "QUANTIZE", "maxabs_pow2")))));
   for (const auto& m : measure::weight_modules(*a)) {
     const bool quantized = m.type == "Linear" && m.name != "lm_head";
     EXPECT_TRUE(!quantized || m.weight.scalar_type() == at::kFloat8_e4m3fn) << m.name;
@@ -94,12 +91,11 @@ TEST(PrecisionPluginConfig, APathOrJsonBringsItsMode) {
   EXPECT_TRUE(test::same_bits(a(test::token_ids()), b(test::token_ids())));
 }
 
-TEST(PrecisionPluginConfig, AnExplicitConfigWinsWithAWarning) {
-  const test::TempDir dir;
+TEST_F(PrecisionPluginConfig, AnExplicitConfigWinsWithAWarning) {
   auto model = test::tiny_lm();
   const Environment environment("/nowhere/else.json");
   test::Warnings warnings;
-  HPUPrecisionPlugin("fp8").convert_modules(*model, inference(config(dir, "QUANTIZE", "unit_scale")));
+  HPUPrecisionPlugin("fp8").convert_modules(*model, inference(config(folder, "QUANTIZE", "unit_scale")));
   ASSERT_EQ(warnings.texts.size(), 1u);
   EXPECT_NE(warnings.texts[0].find("wins over QUANT_CONFIG=/nowhere/else.json"), std::string::npos)
       << warnings.texts[0];
@@ -112,9 +108,8 @@ std::string flag(const char* name) {
   return flag.value + ", " + flag.source_text();
 }
 
-TEST(PrecisionPluginConfig, FlagsSayWhichConfigTheLastConversionTook) {
-  const test::TempDir dir;
-  const std::string prefix = (dir / "stats/inc_output").string(), path = write(dir, config(dir, "NONE"));
+TEST_F(PrecisionPluginConfig, FlagsSayWhichConfigTheLastConversionTook) {
+  const std::string prefix = (folder / "stats/inc_output").string(), path = write(folder, config(folder, "NONE"));
   setenv("HABANA_LOGS", "/logs", 1);
   HPUPrecisionPlugin plugin("fp8");
   auto model = test::tiny_lm();
@@ -124,7 +119,7 @@ TEST(PrecisionPluginConfig, FlagsSayWhichConfigTheLastConversionTook) {
     measure::CalibrationSession::of(*model)->discard();
     EXPECT_EQ(flag("QUANT_CONFIG"), path + ", environment");
     EXPECT_EQ(flag("HABANA_LOGS"), prefix + ", config file: " + path);
-    plugin.convert_modules(*model, inference(config(dir, "NONE")));
+    plugin.convert_modules(*model, inference(config(folder, "NONE")));
     EXPECT_EQ(flag("QUANT_CONFIG"), "quant, call: convert_modules()");
     EXPECT_EQ(flag("HABANA_LOGS"), prefix + ", call: quant");
   }
@@ -135,40 +130,36 @@ TEST(PrecisionPluginConfig, FlagsSayWhichConfigTheLastConversionTook) {
   unsetenv("HABANA_LOGS");
 }
 
-TEST(PrecisionPluginConfig, FixedScalesNeedNoFiles) {
-  const test::TempDir dir;
+TEST_F(PrecisionPluginConfig, FixedScalesNeedNoFiles) {
   auto model = test::tiny_lm();
-  const auto report =
-      HPUPrecisionPlugin("fp8").convert_modules(*model, inference(config(dir, "QUANTIZE", "hw_aligned_single_scale")));
+  const auto report = HPUPrecisionPlugin("fp8").convert_modules(
+      *model, inference(config(folder, "QUANTIZE", "hw_aligned_single_scale")));
   EXPECT_EQ(report.converted.size(), 14u);
-  EXPECT_FALSE(std::filesystem::exists(dir / "stats"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "stats"));
   EXPECT_EQ(scheme_of(model->layers[0]->q_proj->weight).input_scale_inv, 128.0f);  // gaudi3's first
 }
 
-TEST(PrecisionPluginConfig, EntriesThatMatchNothingAreReported) {
-  const test::TempDir dir;
+TEST_F(PrecisionPluginConfig, EntriesThatMatchNothingAreReported) {
   auto model = test::tiny_lm();
-  auto json = config(dir, "MEASURE");
+  auto json = config(folder, "MEASURE");
   json["blocklist"]["names"].push_back("no_such_module");
   const auto report = HPUPrecisionPlugin("fp8").convert_modules(*model, inference(json));
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_NE(report.warnings[0].find("no_such_module"), std::string::npos);
 }
 
-TEST(PrecisionPluginConfig, BadConfigsAreNamed) {
-  const test::TempDir dir;
+TEST_F(PrecisionPluginConfig, BadConfigsAreNamed) {
   auto model = test::tiny_lm();
   HPUPrecisionPlugin plugin("fp8");
-  EXPECT_REFUSED(plugin.convert_modules(*model, inference((dir / "missing.json").string())), "missing.json");
-  EXPECT_REFUSED(plugin.convert_modules(*model, inference(config(dir, "MEASUR"))), "'mode'", "MEASUR", "QUANTIZE");
-  const Environment environment((dir / "missing.json").string());
+  EXPECT_REFUSED(plugin.convert_modules(*model, inference((folder / "missing.json").string())), "missing.json");
+  EXPECT_REFUSED(plugin.convert_modules(*model, inference(config(folder, "MEASUR"))), "'mode'", "MEASUR", "QUANTIZE");
+  const Environment environment((folder / "missing.json").string());
   EXPECT_REFUSED(plugin.convert_modules(*model, inference(true)), "missing.json");
   for (const auto& m : measure::weight_modules(*model)) EXPECT_EQ(m.weight.scalar_type(), at::kFloat);
 }
 
 // What is no bool, path or dictionary, in the vendor's words.
-TEST(PrecisionPluginConfig, QuantIsABoolAPathOrADictionary) {
-  const test::TempDir dir;
+TEST_F(PrecisionPluginConfig, QuantIsABoolAPathOrADictionary) {
   auto model = test::tiny_lm();
   HPUPrecisionPlugin plugin("fp8");
   const char* nothing = nullptr;
@@ -181,21 +172,20 @@ TEST(PrecisionPluginConfig, QuantIsABoolAPathOrADictionary) {
   }
   EXPECT_TRUE(std::holds_alternative<bool>(QuantSource(io::Json(true)).value()));
   EXPECT_TRUE(std::holds_alternative<std::filesystem::path>(QuantSource(io::Json("a.json")).value()));
-  EXPECT_REFUSED(plugin.convert_modules(*model, inference(config(dir, "QUANTIZE"))),
-                 "Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string());
+  EXPECT_REFUSED(plugin.convert_modules(*model, inference(config(folder, "QUANTIZE"))),
+                 "Failed to load file " + (folder / "stats/inc_output_hooks_maxabs.json").string());
 }
 
-TEST(PrecisionPluginConfig, ListsAndPlansWithAConfig) {
-  const test::TempDir dir;
+TEST_F(PrecisionPluginConfig, ListsAndPlansWithAConfig) {
   HPUPrecisionPlugin plugin("fp8");
   auto model = test::tiny_lm();
-  ConvertOptions o = inference(config(dir, "QUANTIZE", "unit_scale"));
+  ConvertOptions o = inference(config(folder, "QUANTIZE", "unit_scale"));
   o.block = {"^layer_1"};
   o.plan_only = true;
   const auto plan = plugin.convert_modules(*model, o);
   EXPECT_EQ(plan.converted.size(), 7u);
   EXPECT_EQ(runtime::find_tag(model->layers[0]->q_proj->weight), nullptr);
-  EXPECT_FALSE(std::filesystem::exists(dir / "stats"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "stats"));
   o.plan_only = false;
   EXPECT_EQ(plugin.convert_modules(*model, o).converted.size(), 7u);
   EXPECT_EQ(model->layers[0]->q_proj->weight.scalar_type(), at::kFloat8_e4m3fn);

@@ -16,12 +16,6 @@
 namespace fp8::te {
 namespace {
 
-using test::hpu;
-using test::kHpu;
-using test::on_hpu;
-using test::same_bits;
-using test::throws_with;
-
 ConvertOptions options(const test::TempDir& dir, bool quantize) {
   ConvertOptions o;
   o.inference = true;
@@ -35,7 +29,9 @@ void calibrate(test::TinyLm& model, HPUPrecisionPlugin plugin, const ConvertOpti
   for (int i = 0; i < 2; ++i) model(test::token_ids(1 + i, 6));
 }
 
-TEST(PrecisionPlugin, TakesTheKnownNames) {
+using PrecisionPlugin = InFolder;
+
+TEST_F(PrecisionPlugin, TakesTheKnownNames) {
   for (const auto& [spelling, precision] :
        {std::pair("32-true", "32-true"), std::pair("32", "32-true"), std::pair("bf16-mixed", "bf16-mixed"),
         std::pair("bf16", "bf16-mixed"), std::pair("16-mixed", "16-mixed"), std::pair("fp8", "fp8")}) {
@@ -47,7 +43,7 @@ TEST(PrecisionPlugin, TakesTheKnownNames) {
   }
 }
 
-TEST(PrecisionPlugin, TheFirstGenerationHasNeitherFp8NorF16) {
+TEST_F(PrecisionPlugin, TheFirstGenerationHasNeitherFp8NorF16) {
   const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi);
   EXPECT_FALSE(is_fp8_available().available);
   for (const auto& [precision, what] : {std::pair("fp8", "fp8"), std::pair("16-mixed", "fp16")}) {
@@ -65,7 +61,7 @@ TEST(PrecisionPlugin, TheFirstGenerationHasNeitherFp8NorF16) {
   EXPECT_EQ(HPUPrecisionPlugin("32-true", "hpu:0").device(), "hpu:0");
 }
 
-TEST(PrecisionPlugin, ForwardContextsDecideTheDtype) {
+TEST_F(PrecisionPlugin, ForwardContextsDecideTheDtype) {
   torch::nn::Linear model(16, 8);
   model->to(kHpu);
   const at::Tensor x = torch::randn({4, 16}, on_hpu());
@@ -99,9 +95,8 @@ TEST(PrecisionPlugin, ForwardContextsDecideTheDtype) {
 }
 
 // fp8_data_path, else dump_stats_path, else HABANA_LOGS, as the vendor's packages name the files.
-TEST(PrecisionPlugin, MeasurementsLieWhereTheyAreToldTo) {
-  const test::TempDir dir;
-  const auto path = [&](const char* name) { return (dir / name).string(); };
+TEST_F(PrecisionPlugin, MeasurementsLieWhereTheyAreToldTo) {
+  const auto path = [&](const char* name) { return (folder / name).string(); };
   const auto measured = [](const ConvertOptions& o) {
     auto model = test::tiny_lm();
     calibrate(model, HPUPrecisionPlugin("fp8"), o);
@@ -122,26 +117,24 @@ TEST(PrecisionPlugin, MeasurementsLieWhereTheyAreToldTo) {
   }
 }
 
-TEST(PrecisionPlugin, ConvertsForInferenceInFp8Only) {
+TEST_F(PrecisionPlugin, ConvertsForInferenceInFp8Only) {
   auto model = test::tiny_lm();
-  const test::TempDir dir;
-  EXPECT_REFUSED(HPUPrecisionPlugin("bf16").convert_modules(*model, options(dir, true)),
+  EXPECT_REFUSED(HPUPrecisionPlugin("bf16").convert_modules(*model, options(folder, true)),
                  "should only be used with precision=`fp8`", "bf16-mixed");
 }
 
-TEST(PrecisionPlugin, MeasuresAndQuantizesInOneProcess) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, MeasuresAndQuantizesInOneProcess) {
   HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   auto model = test::tiny_lm();
   const at::Tensor ids = test::token_ids(), plain = model(ids);
-  const auto measuring = plugin.convert_modules(*model, options(dir, false));
+  const auto measuring = plugin.convert_modules(*model, options(folder, false));
   EXPECT_EQ(measuring.converted.size(), 15u);
   EXPECT_EQ(measuring.converted[0].scheme, "measured (maxabs)");
   ASSERT_EQ(measuring.skipped.size(), 1u);
   EXPECT_EQ(measuring.skipped[0].reason, "type Embedding is not measured");
   EXPECT_TRUE(same_bits(model(ids), plain));
-  const auto report = plugin.convert_modules(*model, options(dir, true));  // ends the calibration itself
+  const auto report = plugin.convert_modules(*model, options(folder, true));  // ends the calibration itself
   EXPECT_EQ(report.converted.size(), 14u);
   EXPECT_EQ(report.converted[0].scheme, "E4M3 tensor weights, static tensor activations, gaudi3");
   EXPECT_EQ(measure::CalibrationSession::of(*model), nullptr);
@@ -152,68 +145,63 @@ TEST(PrecisionPlugin, MeasuresAndQuantizesInOneProcess) {
   EXPECT_LT(((model(ids) - plain).norm() / plain.norm()).item<double>(), 0.1);
 }
 
-TEST(PrecisionPlugin, OneProcessOrTwoGiveTheSameBytes) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, OneProcessOrTwoGiveTheSameBytes) {
   HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   const at::Tensor ids = test::token_ids();
   auto one = test::tiny_lm(5, at::kBFloat16), first = test::tiny_lm(5, at::kBFloat16);
-  calibrate(one, plugin, options(dir, false));
-  plugin.convert_modules(*one, options(dir, true));
-  const auto codes_before = measure::read_measurements((dir / "stats/inc_output").string()).fingerprint();
-  calibrate(first, plugin, options(dir, false));
+  calibrate(one, plugin, options(folder, false));
+  plugin.convert_modules(*one, options(folder, true));
+  const auto codes_before = measure::read_measurements((folder / "stats/inc_output").string()).fingerprint();
+  calibrate(first, plugin, options(folder, false));
   measure::finalize_calibration(*first);
-  EXPECT_EQ(measure::read_measurements((dir / "stats/inc_output").string()).fingerprint(), codes_before);
+  EXPECT_EQ(measure::read_measurements((folder / "stats/inc_output").string()).fingerprint(), codes_before);
   auto second = test::tiny_lm(5, at::kBFloat16);  // another model object, files only in between
-  plugin.convert_modules(*second, options(dir, true));
+  plugin.convert_modules(*second, options(folder, true));
   const auto a = measure::weight_modules(*one), b = measure::weight_modules(*second);
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i].weight, b[i].weight)) << a[i].name;
   EXPECT_TRUE(same_bits(one(ids), second(ids)));
 }
 
-TEST(PrecisionPlugin, MeasurementsAreWrittenWhenTheModelGoes) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, MeasurementsAreWrittenWhenTheModelGoes) {
   {
     auto model = test::tiny_lm();
-    calibrate(model, HPUPrecisionPlugin("fp8"), options(dir, false));
+    calibrate(model, HPUPrecisionPlugin("fp8"), options(folder, false));
   }
-  EXPECT_EQ(measure::read_measurements((dir / "stats/inc_output").string()).modules.size(), 15u);
+  EXPECT_EQ(measure::read_measurements((folder / "stats/inc_output").string()).modules.size(), 15u);
 }
 
 // Ranks of one launcher share a folder; each reads what it wrote itself.
-TEST(PrecisionPlugin, RanksMeasureIntoFilesOfTheirOwn) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, RanksMeasureIntoFilesOfTheirOwn) {
   for (const char* launcher : {"mpirun", "srun"}) {
     for (int rank = 0; rank < 2; ++rank) {
       const test::LauncherEnvironment environment(test::launchers(rank, 2).at(launcher));
       auto model = test::tiny_lm();
       HPUPrecisionPlugin plugin("fp8");
-      auto o = options(dir, false);
-      o.dump_stats_path = (dir / launcher / "p").string();
+      auto o = options(folder, false);
+      o.dump_stats_path = (folder / launcher / "p").string();
       calibrate(model, plugin, o);
       o.quant = true;
       EXPECT_GT(plugin.convert_modules(*model, o).converted.size(), 10u);
     }
     for (const char* name : {"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"})
-      EXPECT_TRUE(std::filesystem::exists(dir / launcher / name)) << launcher << name;
-    EXPECT_FALSE(std::filesystem::exists(dir / launcher / "p_hooks_maxabs.json")) << launcher;
+      EXPECT_TRUE(std::filesystem::exists(folder / launcher / name)) << launcher << name;
+    EXPECT_FALSE(std::filesystem::exists(folder / launcher / "p_hooks_maxabs.json")) << launcher;
   }
 }
 
-TEST(PrecisionPlugin, WithoutMeasurementsItSaysWhichFile) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, WithoutMeasurementsItSaysWhichFile) {
   auto model = test::tiny_lm();
-  EXPECT_REFUSED(HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)),
-                 "Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string(), "no such file",
+  EXPECT_REFUSED(HPUPrecisionPlugin("fp8").convert_modules(*model, options(folder, true)),
+                 "Failed to load file " + (folder / "stats/inc_output_hooks_maxabs.json").string(), "no such file",
                  ".quant = false");
   EXPECT_EQ(model->lm_head->weight.scalar_type(), at::kFloat);
 }
 
-TEST(PrecisionPlugin, ListsChooseForInferenceToo) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, ListsChooseForInferenceToo) {
   HPUPrecisionPlugin plugin("fp8");
   auto model = test::tiny_lm();
-  ConvertOptions o = options(dir, false);
+  ConvertOptions o = options(folder, false);
   o.block = {"lm_head", "nowhere"};
   const auto measuring = plugin.convert_modules(*model, o);
   EXPECT_EQ(measuring.converted.size(), 14u);
@@ -233,11 +221,10 @@ TEST(PrecisionPlugin, ListsChooseForInferenceToo) {
   EXPECT_REFUSED(plugin.convert_modules(*model, o), "convert_modules: block", "(");
 }
 
-TEST(PrecisionPlugin, AnInferencePlanChangesNothing) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, AnInferencePlanChangesNothing) {
   HPUPrecisionPlugin plugin("fp8");
   auto model = test::tiny_lm();
-  ConvertOptions o = options(dir, false);
+  ConvertOptions o = options(folder, false);
   o.plan_only = true;
   EXPECT_EQ(plugin.convert_modules(*model, o).converted.size(), 15u);
   EXPECT_EQ(measure::CalibrationSession::of(*model), nullptr);
@@ -267,14 +254,13 @@ TEST(PrecisionPlugin, AnInferencePlanChangesNothing) {
   EXPECT_EQ(plugin.convert_modules(*model, o).converted.size(), 14u);
 }
 
-TEST(PrecisionPlugin, RestoreGivesValuesBack) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, RestoreGivesValuesBack) {
   HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   auto model = test::tiny_lm(1, at::kBFloat16);
   const at::Tensor ids = test::token_ids();
-  calibrate(model, plugin, options(dir, false));
-  plugin.convert_modules(*model, options(dir, true));
+  calibrate(model, plugin, options(folder, false));
+  plugin.convert_modules(*model, options(folder, true));
   std::vector<std::pair<void*, at::Tensor>> expected;
   for (const auto& m : measure::weight_modules(*model)) {
     at::Tensor values = m.weight.detach().cpu();
@@ -298,11 +284,10 @@ TEST(PrecisionPlugin, RestoreGivesValuesBack) {
   EXPECT_EQ(plugin.convert_modules(*model, {.replace_layers = true}).converted.size(), 15u);  // and it can train
 }
 
-TEST(PrecisionPlugin, ArgumentsWithoutEffectAreNamed) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, ArgumentsWithoutEffectAreNamed) {
   HPUPrecisionPlugin plugin("fp8");
   auto model = test::tiny_lm();
-  ConvertOptions o = options(dir, false);
+  ConvertOptions o = options(folder, false);
   o.plan_only = o.replace_layers = o.minimize_memory = true;
   o.recipe = recipes::CurrentScaling{};
   o.rules = {{"lm_head", std::nullopt}};
@@ -321,45 +306,43 @@ TEST(PrecisionPlugin, ArgumentsWithoutEffectAreNamed) {
 }
 
 // Train, measure, quantize: the training handlers go, and no later region brings them back.
-TEST(PrecisionPlugin, FromTrainingToInference) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, FromTrainingToInference) {
   HPUPrecisionPlugin plugin("fp8");
   auto model = test::tiny_lm();
   plugin.convert_modules(*model, {.replace_layers = true});
-  EXPECT_REFUSED(plugin.convert_modules(*model, options(dir, true)), "Failed to load file");
+  EXPECT_REFUSED(plugin.convert_modules(*model, options(folder, true)), "Failed to load file");
   EXPECT_NE(training_handler(model->lm_head->weight), nullptr);  // nothing changed
-  const auto report = plugin.convert_modules(*model, options(dir, false));
+  const auto report = plugin.convert_modules(*model, options(folder, false));
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_NE(report.warnings[0].find("15 weights lost their handlers"), std::string::npos) << report.warnings[0];
   model(test::token_ids());
-  EXPECT_EQ(plugin.convert_modules(*model, options(dir, true)).converted.size(), 14u);
+  EXPECT_EQ(plugin.convert_modules(*model, options(folder, true)).converted.size(), 14u);
   { const auto region = plugin.forward_context(); }
   EXPECT_EQ(training_handler(model->lm_head->weight), nullptr);
   EXPECT_EQ(model->layers[0]->q_proj->weight.scalar_type(), at::kFloat8_e4m3fn);
 }
 
-TEST(PrecisionPlugin, TheDevicesKindIsTheDialect) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, TheDevicesKindIsTheDialect) {
   auto model = test::tiny_lm();
-  calibrate(model, HPUPrecisionPlugin("fp8"), options(dir, false));
+  calibrate(model, HPUPrecisionPlugin("fp8"), options(folder, false));
   test::within(runtime::DeviceKindScope(runtime::DeviceKind::gaudi), [&] {
-    EXPECT_REFUSED(HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)), "FP8 not supported on Gaudi");
+    EXPECT_REFUSED(HPUPrecisionPlugin("fp8").convert_modules(*model, options(folder, true)),
+                   "FP8 not supported on Gaudi");
   });
   const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi2);
-  const auto report = HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true));
+  const auto report = HPUPrecisionPlugin("fp8").convert_modules(*model, options(folder, true));
   EXPECT_EQ(report.converted.at(0).scheme, "E4M3 tensor weights, static tensor activations, gaudi2");
 }
 
-TEST(PrecisionPlugin, ScriptedModelsToo) {
-  const test::TempDir dir;
+TEST_F(PrecisionPlugin, ScriptedModelsToo) {
   HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   auto model = test::script_mlp();
   const at::Tensor x = hpu(torch::randn({5, 16})), plain = model.forward({x}).toTensor();
-  plugin.convert_modules(model, options(dir, false));
+  plugin.convert_modules(model, options(folder, false));
   EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));
   measure::finalize_calibration(model);
-  EXPECT_EQ(plugin.convert_modules(model, options(dir, true)).converted.size(), 2u);
+  EXPECT_EQ(plugin.convert_modules(model, options(folder, true)).converted.size(), 2u);
   EXPECT_LT(((model.forward({x}).toTensor() - plain).norm() / plain.norm()).item<double>(), 0.1);
 }
 

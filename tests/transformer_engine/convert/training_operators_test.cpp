@@ -3,8 +3,6 @@
 // files, and regions that are ended in the wrong order, on the wrong thread, or by an exception.
 #include <torch/torch.h>
 
-#include <thread>
-
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "support/hpu_test.h"

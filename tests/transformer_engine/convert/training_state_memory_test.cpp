@@ -3,10 +3,7 @@
 // small it is in memory.
 #include <torch/torch.h>
 
-#include <cmath>
 #include <cstdlib>
-#include <map>
-#include <memory>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/memory_report.h"

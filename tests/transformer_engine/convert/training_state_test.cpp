@@ -3,9 +3,6 @@
 // What it counts and keeps in memory: training_state_memory_test.
 #include <torch/torch.h>
 
-#include <functional>
-#include <sstream>
-
 #include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"

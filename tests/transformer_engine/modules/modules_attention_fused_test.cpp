@@ -3,8 +3,6 @@
 // with scales, dropout and state of its own.
 #include <torch/torch.h>
 
-#include <cmath>
-
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
@@ -34,11 +32,8 @@ namespace {
 
 using recipes::DelayedScaling;
 using recipes::RecipeFormat;
-using test::f64;
 using test::formula;
 using test::near_by;
-using test::on_hpu;
-using test::same_bits;
 
 struct Gradients {
   at::Tensor out, dq, dk, dv;

@@ -16,10 +16,7 @@ namespace fp8::te {
 namespace {
 
 using recipes::DelayedScaling;
-using test::on_hpu;
-using test::same_bits;
 using test::same_step;
-using test::throws_with;
 using test::training_step;
 
 TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {

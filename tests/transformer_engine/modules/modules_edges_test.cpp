@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The modules at their edges: NaN and infinite inputs, gradients that are zero, batches of one and of none, every
 // dtype. Arguments that change no bit: modules_edges_arguments_test.
-#include <cmath>
 
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"

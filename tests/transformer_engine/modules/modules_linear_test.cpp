@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP and GroupedLinear: with fp8 off they are torch's functions bit for
 // bit; in fp8 near f32.
-#include <cmath>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sequences of different lengths: "thd" against torch's scaled_dot_product_attention of each sequence alone, cu_seqlens
 // against masks written out, and rows padded for GroupedLinear against rows that are not.
-#include <cmath>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/modules/linear.h"

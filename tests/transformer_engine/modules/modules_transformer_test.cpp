@@ -3,10 +3,6 @@
 // with checkpointing and after a restart. Then MultiheadAttention.
 #include <torch/torch.h>
 
-#include <cmath>
-#include <optional>
-#include <string>
-
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
@@ -101,9 +97,7 @@ namespace F = torch::nn::functional;
 using recipes::DelayedScaling;
 using test::near_step;
 using test::norm;
-using test::on_hpu;
 using test::reference_attention;
-using test::same_bits;
 using test::same_step;
 using test::small_layer;
 using test::training_step;

@@ -2,9 +2,6 @@
 // A recipe of one's own: a row. From then on files and --recipe name it, models train with it, and their state says so.
 //
 //   squares   E4M3 forward, E5M2 backward; each block x block square by its own amax
-#include <cmath>
-#include <stdexcept>
-#include <thread>
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/recipes/recipe.h"

@@ -5,8 +5,6 @@
 
 #include <torch/torch.h>
 
-#include <memory>
-
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/attention.h"
@@ -20,10 +18,6 @@ namespace {
 
 using recipes::DelayedScaling;
 using recipes::RecipeFormat;
-using test::kHpu;
-using test::on_hpu;
-using test::same_bits;
-using test::throws_with;
 using torch::autograd::grad;
 using Recipes = std::vector<recipes::Recipe>;
 using Forward = std::function<at::Tensor(const at::Tensor&)>;

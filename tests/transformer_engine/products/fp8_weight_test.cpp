@@ -12,9 +12,6 @@
 namespace fp8::te {
 namespace {
 
-using test::on_hpu;
-using test::same_bits;
-
 Linear held_in_fp8(QuantizedInitOptions options = {}) {
   torch::manual_seed(5);
   const quantized_model_init init(std::move(options));

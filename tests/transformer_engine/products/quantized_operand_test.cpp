@@ -6,16 +6,8 @@
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
-#include <functional>
-#include <iterator>
-#include <mutex>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two processes that share amaxes: the same scales from different data, at every step and in every order of regions and
 // backward passes.
-#include <cmath>
 
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
@@ -14,8 +13,6 @@ namespace {
 using recipes::DelayedScaling;
 using recipes::RecipeFormat;
 using runtime::distributed::ProcessGroup;
-using test::on_hpu;
-using test::throws_with;
 using Group = std::shared_ptr<ProcessGroup>;
 
 struct Net {

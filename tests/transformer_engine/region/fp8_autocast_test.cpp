@@ -2,10 +2,6 @@
 // Regions: which is in force, what they hand down, how they end, and what of them the nodes made inside keep.
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 
-#include <memory>
-#include <stdexcept>
-#include <thread>
-
 #include "fp8/transformer_engine/modules/linear.h"
 #include "support/hpu_test.h"
 
@@ -13,8 +9,6 @@ namespace fp8::te {
 namespace {
 
 using recipes::DelayedScaling;
-using test::on_hpu;
-using test::same_bits;
 
 at::Tensor torch_linear(Linear& layer, const at::Tensor& x) {
   return torch::nn::functional::linear(x, layer->weight, layer->bias);

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recipes as a user meets them, by whole training steps: the vendor's worked numbers for every tensor and format, the
 // interval's schedule, the other vendor's table of cached weights, and recipe files whose rules name single modules.
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/runtime/autocast/autocast.h"
@@ -25,8 +18,6 @@ using recipes::Recipe;
 using recipes::RecipeFormat;
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
-using test::on_hpu;
-using test::same_bits;
 
 constexpr int kSize = 16;
 

@@ -3,11 +3,7 @@
 // changes, and several processes' shares. Runs that were cut short: stream_resume_test.
 #include "fp8/quant/checkpoint/stream/stream.h"
 
-#include <gmock/gmock.h>
-
-#include <chrono>
 #include <cmath>
-#include <fstream>
 
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/forms/folder.h"
@@ -28,9 +24,6 @@ using test::contents;
 using test::names_in;
 using test::pattern;
 using test::Work;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TEST(CheckpointStream, WritesEveryTensorOnAnyNumberOfThreads) {
   const int before = kernels::num_threads();

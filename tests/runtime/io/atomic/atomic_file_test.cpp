@@ -5,9 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <memory>
 #include <thread>
-#include <vector>
 
 #include "runtime/io/atomic/small_disk.h"
 #include "runtime/io/io_test.h"
@@ -17,7 +15,6 @@ namespace fp8::io {
 namespace {
 
 using AtomicFileTest = IoTest;
-using testing::HasSubstr;
 
 // A process id that no process has: that of a child which has ended.
 pid_t dead_pid() {

@@ -15,7 +15,6 @@ namespace fp8::io {
 namespace {
 
 using OutputDirectoryTest = IoTest;
-using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 void write(const fs::path& path, std::string_view text) { std::ofstream(path) << text; }
@@ -241,7 +240,6 @@ TEST_F(OutputDirectoryTest, TheInputIsNoOutput) {
 // OutputDirectory with Partial: files of a killed run (here: a child that ends at once), and runs that continue it.
 
 using PartialFolderTest = IoTest;
-using testing::ElementsAre;
 
 /// A run that is killed after it wrote one file.
 void killed_run(const fs::path& out, Partial partial) {

@@ -8,8 +8,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstdint>
-
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "runtime/io/io_test.h"
 #include "support/child.h"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/enum_names.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "support/enum_names.h"

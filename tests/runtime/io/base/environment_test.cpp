@@ -6,17 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <regex>
-#include <set>
-#include <sstream>
 #include <stdexcept>
-#include <string>
-#include <utility>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "support/scoped_variable.h"

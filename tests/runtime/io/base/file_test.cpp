@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/file.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <filesystem>
 #include <stdexcept>
 
 #include "fp8/runtime/io/base/fail.h"

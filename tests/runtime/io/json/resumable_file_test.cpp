@@ -15,7 +15,6 @@ namespace fp8::io {
 namespace {
 
 using JournalTest = IoTest;
-using testing::HasSubstr;
 
 std::vector<std::string> found(const std::filesystem::path& path) {
   std::vector<std::string> texts;

@@ -2,7 +2,6 @@
 #include "fp8/runtime/io/pickle/pickle.h"
 
 #include <cmath>
-#include <limits>
 
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 #include "runtime/io/io_test.h"
@@ -10,8 +9,6 @@
 
 namespace fp8::io {
 namespace {
-
-using testing::HasSubstr;
 
 // Pickles are spelled in opcodes here, as pickletools names them.
 PyValue read(const std::string& opcodes) { return read_pickle("\x80\x04" + opcodes, "f"); }

@@ -4,15 +4,12 @@
 #include "fp8/runtime/io/shares/leases.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <fstream>
 #include <random>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
@@ -23,10 +20,6 @@ namespace fp8::io {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 const Json kWork = {{"command", "quantize"}, {"files", {{"a", {1, 2}}}}};
 

@@ -2,8 +2,6 @@
 // Work in shares: what one process makes, what several make together, and what is left where some of them are killed.
 #include "fp8/runtime/io/shares/shares.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,10 +20,6 @@ namespace fp8::io {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class SharesTest : public ::testing::Test {
  protected:

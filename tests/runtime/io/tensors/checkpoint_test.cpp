@@ -8,7 +8,6 @@ namespace fp8::io {
 namespace {
 
 using CheckpointTest = IoTest;
-using testing::HasSubstr;
 
 const std::string kIndex = "model.safetensors.index.json";
 

@@ -3,7 +3,6 @@
 #include "fp8/runtime/io/tensors/torch_file.h"
 
 #include <cstring>
-#include <functional>
 #include <random>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -15,7 +14,6 @@ namespace fp8::io {
 namespace {
 
 using namespace torch_bytes;  // NOLINT: only the words of the format
-using testing::HasSubstr;
 using TorchFileTest = IoTest;
 
 std::filesystem::path fixture(const std::string& name) {

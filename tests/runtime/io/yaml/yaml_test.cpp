@@ -1,17 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/yaml/yaml.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <fstream>
-#include <limits>
-#include <map>
-#include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
@@ -19,8 +10,6 @@
 
 namespace fp8::io {
 namespace {
-
-using ::testing::HasSubstr;
 
 Json parsed(const std::string& text) { return parse_yaml(text, "run.yaml").value; }
 

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // cast_to_fp8_hybrid against the rule of one cast written in f64, and what stochastic rounding does below the smallest
 // E5M2 number in both modes of PT_HPU_STOCHASTIC_ROUNDING_MODE.
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <torch/csrc/jit/ir/irparser.h>
+#include <torch/script.h>
+
 #include "runtime/ops/op_call.h"
+#include "support/schema_test.h"
 #include "support/scoped_variable.h"
 
 namespace fp8::test {
 namespace {
 
+using at::Tensor;
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
+using Sizes = std::vector<std::int64_t>;
 
 constexpr const char* kRoundingMode = "PT_HPU_STOCHASTIC_ROUNDING_MODE";
 
@@ -135,6 +142,261 @@ TEST(StochasticMode, NamesAnotherValue) {
   EXPECT_REFUSED(call("cast_to_fp8_v2", "", {x, kNone, true, false, code(kE5M2)}),
                  "PT_HPU_STOCHASTIC_ROUNDING_MODE: found '2', allowed: 0, 1");
   call("cast_to_fp8_v2", "", {x, kNone, false, false, code(kE5M2)});  // rounding to nearest does not read the mode
+}
+
+// convert_from_int4 / uint4 against arithmetic on the unpacked numbers, fake_quant_fp4 against its formula.
+
+/// Eight numbers of four bits per int32, the first least significant.
+Tensor packed(const Tensor& numbers) {
+  const Tensor groups = numbers.to(at::kLong).bitwise_and(15).unflatten(-1, {-1, 8});
+  Tensor words = at::zeros(groups.sizes().slice(0, groups.dim() - 1), at::kLong);
+  for (std::int64_t i = 0; i < 8; ++i) words = words.bitwise_or(groups.select(-1, i) * (std::int64_t{1} << (4 * i)));
+  return at::where(words >= (std::int64_t{1} << 31), words - (std::int64_t{1} << 32), words).to(at::kInt);
+}
+
+Tensor numbers(bool is_signed, at::IntArrayRef sizes, std::uint64_t seed = 1) {
+  torch::manual_seed(seed);
+  return is_signed ? at::randint(-8, 8, sizes) : at::randint(0, 16, sizes);
+}
+
+const char* name(bool is_signed) { return is_signed ? "convert_from_int4" : "convert_from_uint4"; }
+
+Tensor run(bool is_signed, const Tensor& words, const Tensor& scale, const Tensor& zero, at::ScalarType type) {
+  return call(name(is_signed), "",
+              {hpu(words), hpu(scale), zero.defined() ? at::IValue(hpu(zero)) : kNone, code(type)})[0];
+}
+
+TEST(ConvertFromInt4, TheFirstNumberIsTheLeastSignificant) {
+  const Tensor words = at::full({1}, 0x12345678, at::kInt),
+               negative = at::full({1}, static_cast<int>(0xFEDCBA98u), at::kInt);
+  const Tensor one = at::ones({1});
+  EXPECT_TRUE(
+      same_bits(run(false, words, one, {}, at::kFloat), at::tensor({8., 7., 6., 5., 4., 3., 2., 1.}, at::kFloat)));
+  EXPECT_TRUE(same_bits(run(false, negative, one, {}, at::kFloat),
+                        at::tensor({8., 9., 10., 11., 12., 13., 14., 15.}, at::kFloat)));
+  EXPECT_TRUE(same_bits(run(true, negative, one, {}, at::kFloat),
+                        at::tensor({-8., -7., -6., -5., -4., -3., -2., -1.}, at::kFloat)));
+}
+
+TEST(ConvertFromInt4, ScalesAndZeroPoints) {
+  for (const bool is_signed : {false, true}) {
+    for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{80}, {4, 6, 32}}) {
+      const Tensor n = numbers(is_signed, sizes), zero = numbers(is_signed, sizes, 2);
+      for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        const Tensor scale = (at::randn(sizes) * 50).to(type), float_zero = (at::randn(sizes) * 5).to(type);
+        EXPECT_TRUE(same_bits(run(is_signed, packed(n), scale, {}, type), n.to(type) * scale));
+        EXPECT_TRUE(same_bits(run(is_signed, packed(n), scale, packed(zero), type), (n - zero).to(type) * scale));
+        EXPECT_TRUE(same_bits(run(is_signed, packed(n), scale, float_zero, type), (n.to(type) - float_zero) * scale));
+      }
+    }
+  }
+}
+
+TEST(ConvertFromInt4, GroupsOfRowsShareScaleAndZeroPoint) {
+  const Tensor n = numbers(false, {12, 16}), zero = numbers(false, {3, 16}, 2), scale = at::rand({3, 16}) + 0.5;
+  const Tensor expected = (n - zero.repeat_interleave(4, 0)).to(at::kFloat) * scale.repeat_interleave(4, 0);
+  EXPECT_TRUE(same_bits(run(false, packed(n), scale, packed(zero), at::kFloat), expected));
+}
+
+TEST(ConvertFromInt4, Float8OutputsRoundOnceAndSaturate) {
+  const Tensor n = numbers(true, {5, 24}), scale = at::rand({5, 24}) * 120;
+  for (const auto type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    for (const auto kind : {runtime::DeviceKind::gaudi2, runtime::DeviceKind::gaudi3}) {
+      const runtime::DeviceKindScope scope(kind);
+      const bool e5m2 = type == at::kFloat8_e5m2;
+      const double max = e5m2 ? 57344 : kind == runtime::DeviceKind::gaudi2 ? 240 : 448;
+      const Tensor product = (n.to(at::kFloat) * scale).to(at::kDouble).flatten();
+      std::vector<int> expected;
+      for (std::int64_t i = 0; i < product.numel(); ++i)
+        expected.push_back(code_of(product[i].item<double>(), e5m2, max));
+      EXPECT_EQ(codes_of(run(true, packed(n), scale, {}, type)), expected);
+    }
+  }
+}
+
+TEST(ConvertFromInt4, MetaAndBadArguments) {
+  const Tensor words = at::zeros({2, 3}, at::kInt), one = at::ones({1});
+  const Tensor meta = call("convert_from_int4", "", {words.to(at::kMeta), one, kNone, code(at::kBFloat16)})[0];
+  EXPECT_EQ(meta.sizes(), at::IntArrayRef({2, 24}));
+  EXPECT_EQ(meta.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(run(false, words.slice(0, 0, 0), one, {}, at::kFloat).sizes(), at::IntArrayRef({0, 24}));
+  EXPECT_REFUSED(run(false, one, one, {}, at::kFloat), "Only int input (weights) is supported");
+  EXPECT_REFUSED(run(false, words, one, {}, at::kInt), "out_dtype", "Int");
+  EXPECT_REFUSED(run(false, words, at::ones({5, 24}), {}, at::kFloat), "scale", "[2, 24]", "[5, 24]");
+  EXPECT_REFUSED(run(false, words, one, at::ones({7}), at::kFloat), "zero_point", "[2, 24]", "[7]");
+  EXPECT_REFUSED(run(false, words[0][0], one, {}, at::kFloat), "at least one dimension");
+}
+
+// --- fp4
+
+std::vector<double> fp4_values(bool e2m1) {
+  std::vector<double> values;
+  for (int code = 0; code < 8; ++code) {
+    if (!e2m1) values.push_back(code == 0 ? 0 : std::ldexp(1.0, code - 3));
+    if (e2m1) values.push_back(code < 2 ? code * 0.5 : std::ldexp(2 + code % 2, code / 2 - 2));
+  }
+  return values;
+}
+
+/// To nearest, ties to the even code, in f64; |v| <= max.
+double to_fp4(double v, const std::vector<double>& values) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < values.size(); ++i) {
+    const double now = std::abs(values[i] - std::abs(v)), before = std::abs(values[best] - std::abs(v));
+    if (now < before || (now == before && i % 2 == 0)) best = i;
+  }
+  return std::copysign(values[best], v);
+}
+
+TEST(FakeQuantFp4, RoundsEverySliceByItsLargestMagnitude) {
+  for (const bool e2m1 : {true, false}) {
+    const auto values = fp4_values(e2m1);
+    // Multiples of 1/8 up to the largest value: products are exact, and every tie is among them.
+    const Tensor grid = at::arange(-8 * values.back(), 8 * values.back() + 1).to(at::kFloat) / 8;
+    const Tensor x = at::stack({grid, grid * 4, grid / 1024, grid * 0});
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      for (const bool transposed : {false, true}) {
+        const Tensor input = hpu(transposed ? x.t().contiguous() : x).to(type);
+        const Tensor y =
+            call("fake_quant_fp4", "", {input, false, transposed ? -1 : 0, e2m1 ? "fp4_e2m1" : "fp4_e3m0"})[0];
+        ASSERT_EQ(y.scalar_type(), type);
+        const Tensor got = (transposed ? y.t() : y).cpu().to(at::kDouble);
+        for (int row = 0; row < 4; ++row) {
+          const double scale = row == 1 ? 4 : row == 2 ? 1.0 / 1024 : 1;
+          for (std::int64_t i = 0; row < 3 && i < grid.numel(); ++i)
+            ASSERT_EQ(got[row][i].item<double>(), to_fp4(grid[i].item<double>(), values) * scale)
+                << e2m1 << row << " " << i;
+        }
+        EXPECT_EQ(got[3].abs().max().item<double>(), 0);
+      }
+    }
+  }
+}
+
+TEST(FakeQuantFp4, StochasticRoundingIsUnbiasedAndReproducible) {
+  const Tensor x = at::cat({at::full({1, 1}, 6.0, on_hpu()), at::full({1, 8000}, 0.1, on_hpu())}, 1);  // 0.1: below 0.5
+  torch::manual_seed(3);
+  const Tensor a = call("fake_quant_fp4", "", {x, true, 0, "fp4_e2m1"})[0].cpu();
+  const Tensor b = call("fake_quant_fp4", "", {x, true, 0, "fp4_e2m1"})[0].cpu();
+  torch::manual_seed(3);
+  EXPECT_TRUE(same_bits(call("fake_quant_fp4", "", {x, true, 0, "fp4_e2m1"})[0], a));
+  EXPECT_FALSE(same_bits(a, b));
+  const Tensor small = a.slice(1, 1);
+  EXPECT_TRUE(((small == 0) | (small == 0.5)).all().item<bool>());
+  EXPECT_NEAR(small.mean().item<double>(), 0.1, 5 * 0.2 / std::sqrt(8000.0));  // five standard deviations
+}
+
+TEST(FakeQuantFp4, SlicesWithoutAScaleAreNaN) {
+  const Tensor x = at::ones({3, 4}, on_hpu());
+  x[0][1] = NAN;
+  x[1][2] = INFINITY;
+  const Tensor y = call("fake_quant_fp4", "", {x, false, 0, "fp4_e2m1"})[0].cpu();
+  EXPECT_TRUE(y.slice(0, 0, 2).isnan().all().item<bool>());
+  EXPECT_TRUE(same_bits(y[2], at::ones({4})));
+}
+
+TEST(FakeQuantFp4, MetaAndBadArguments) {
+  const Tensor x = at::ones({3, 4}, on_hpu());
+  EXPECT_EQ(call("fake_quant_fp4", "", {x.to(at::kMeta), false, 0, "fp4_e2m1"})[0].sizes(), x.sizes());
+  EXPECT_EQ(call("fake_quant_fp4", "", {x.slice(0, 0, 0), false, 0, "fp4_e2m1"})[0].numel(), 0);
+  EXPECT_REFUSED(call("fake_quant_fp4", "", {x, false, 0, "fp4"}), "Unrecognized FP4 dtype. Use naming \"fp4_eXmY\"",
+                 "fp4");
+  EXPECT_REFUSED(call("fake_quant_fp4", "", {x, false, 2, "fp4_e2m1"}), "axis in [-2, 1], got 2");
+  EXPECT_REFUSED(call("fake_quant_fp4", "", {x.to(at::kLong), false, 0, "fp4_e2m1"}), "input of dtype", "Long");
+}
+
+// The meta functions say what the real ones give: sizes, dtypes, and the same refusals; and the ops run from
+// TorchScript.
+
+TEST(Meta, AgreesWithTheRealOps) {
+  const at::Tensor x = at::randn({2, 5, 8}, on_hpu(at::kBFloat16)), q = x.to(kE4M3), w = random_codes({6, 8}, kE4M3, 1);
+  const at::Tensor image = random_codes({2, 4, 9, 7}, kE4M3, 2), kernel = random_codes({6, 2, 3, 3}, kE4M3, 3),
+                   one = at::full({1}, 0.5f, on_hpu());
+  const at::IValue none;
+  expect_meta_agrees("cast_to_fp8_v2", "", {x, one, false, true, code(kE4M3)});
+  expect_meta_agrees("cast_to_fp8_v2", "", {x, none, false, false, code(at::kFloat8_e5m2)});
+  expect_meta_agrees("cast_to_fp8_v2", "scalar", {x, 0.5, false, true, code(kE4M3)});
+  expect_meta_agrees("cast_to_fp8_v2", "scalar_list", {x, c10::List<double>({0.5}), false, false, code(kE4M3)});
+  expect_meta_agrees("cast_to_fp8", "", {x, none, false, at::empty_like(q), at::empty({1}, on_hpu())});
+  expect_meta_agrees("cast_to_fp8_hybrid", "", {x, one, none, false, true});
+  expect_meta_agrees("cast_to_fp8_hybrid", "", {x});
+  expect_meta_agrees("cast_from_fp8", "", {q, one, code(at::kFloat)});
+  expect_meta_agrees("cast_from_fp8", "scalar", {q, 0.5, code(at::kBFloat16)});
+  expect_meta_agrees("cast_from_fp8", "scalar_list", {q, c10::List<double>({0.5}), code(at::kBFloat16)});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 0, 0});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 1, 0});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 2, 1, 1, true});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 2, 1, -1});
+  expect_meta_agrees("fp8_gemm_v2", "", {q, false, w, true, none, code(at::kFloat), one, one});
+  expect_meta_agrees("fp8_gemm_v2", "", {q[0][0], false, w, true, none, code(at::kBFloat16)});
+  expect_meta_agrees("fp8_gemm_v2", "scalar", {q, false, w, true, none, code(at::kBFloat16), 1.0, 1.0});
+  expect_meta_agrees("fp8_gemm_v2", "scalar_list",
+                     {q[0], false, w, true, none, code(at::kFloat), c10::List<double>({1}), c10::List<double>({1})});
+  expect_meta_agrees("conv2d_fp8", "", {image, kernel, none, Sizes{2, 1}, Sizes{1, 0}, Sizes{1, 2}, 2});
+  expect_meta_agrees("conv2d_fp8", "scalar", {image, kernel, none, Sizes{1}, Sizes{1}, Sizes{1}, 2, code(at::kFloat)});
+}
+
+TEST(Meta, RefusesWhatTheRealOnesRefuse) {
+  const at::Tensor q = at::empty({2, 5}, at::TensorOptions(at::kMeta).dtype(kE4M3)),
+                   x = at::empty({2, 5}, at::TensorOptions(at::kMeta));
+  EXPECT_REFUSED(call("fp8_gemm_v2", "", {q, false, q, false, kNone, code(at::kFloat)}), "inner dimensions");
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {q, kNone, false, true, code(kE4M3)}), "no amax for float8");
+  EXPECT_REFUSED(call("cast_from_fp8", "scalar", {x, 1.0, code(at::kFloat)}), "[cast_from_fp8]");
+  EXPECT_REFUSED(call("conv2d_fp8", "", {q, q}), "[conv2d_fp8]");
+}
+
+TEST(TorchScript, RunsTheOps) {
+  ASSERT_EQ(code(kE4M3), 24);
+  ASSERT_EQ(code(at::kFloat), 6);
+  const auto graph = std::make_shared<torch::jit::Graph>();
+  torch::jit::parseIR(R"(
+graph(%x : Tensor, %w : Tensor, %scale : float):
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %none : NoneType = prim::Constant()
+  %e4m3 : int = prim::Constant[value=24]()
+  %f32 : int = prim::Constant[value=6]()
+  %one : float = prim::Constant[value=1.]()
+  %scale_inv : float = aten::div(%one, %scale)
+  %q : Tensor, %amax : Tensor = hpu::cast_to_fp8_v2(%x, %scale, %no, %yes, %e4m3, %none)
+  %y : Tensor = hpu::fp8_gemm_v2(%q, %no, %w, %yes, %none, %f32, %scale_inv, %one, %none, %no, %none)
+  %both : (Tensor, Tensor) = prim::TupleConstruct(%y, %amax)
+  return (%both))",
+                      graph.get());
+  torch::jit::CompilationUnit unit;
+  auto* function = unit.create_function(c10::QualifiedName("f"), graph);
+  const at::Tensor x = at::randn({3, 8}, on_hpu()), w = random_codes({5, 8}, kE4M3, 1);
+  for (int run = 0; run < 3; ++run) {
+    const auto result = (*function)({x, w, 16.0}).toTuple();
+    const at::Tensor q = call("cast_to_fp8_v2", "scalar", {x, 16.0, false, false, code(kE4M3)})[0];
+    EXPECT_TRUE(at::allclose(result->elements()[0].toTensor().cpu().to(at::kDouble),
+                             at::matmul(values_of(q), values_of(w).t()) / 16, 1e-5, 1e-5));
+    EXPECT_EQ(result->elements()[1].toTensor().item<float>(), x.abs().max().item<float>());
+  }
+}
+
+TEST(InferenceModeAndGrad, RunTheSameKernels) {
+  const at::Tensor x = at::randn({3, 8}, on_hpu()).requires_grad_(true);
+  const at::Tensor a = call("cast_to_fp8_v2", "scalar", {x.detach(), 2.0, false, false, code(kE4M3)})[0];
+  const c10::InferenceMode inference;
+  EXPECT_TRUE(same_bits(call("cast_to_fp8_v2", "scalar", {x.detach(), 2.0, false, false, code(kE4M3)})[0], a));
+}
+
+// The registered schemas equal the vendor's (bridge 1.19), argument by argument, default by default.
+
+TEST(Schemas, EqualTheVendors) { expect_schemas("casts, products and convolutions", 13); }
+
+TEST(Schemas, CalculateScaleForCastHasThePositionalArguments) {
+  const auto& arguments =
+      c10::Dispatcher::singleton().findSchemaOrThrow("hpu::calculate_scale_for_cast", "").schema().arguments();
+  std::vector<std::string> names;
+  for (const auto& argument : arguments) names.push_back(argument.name());
+  EXPECT_EQ(names, (std::vector<std::string>{"input", "maxMode", "scaleMode", "reduceAxis", "reduceKeepdim",
+                                             "fullscale", "backoff"}));
+  EXPECT_EQ(arguments[3].default_value()->toInt(), 0);
+  EXPECT_FALSE(arguments[4].default_value()->toBool());
+  EXPECT_EQ(arguments[5].default_value()->toDouble(), 1.0);
+  EXPECT_EQ(arguments[6].default_value()->toDouble(), 1.0);
 }
 
 }  // namespace

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of numbers: what DeviceStatsMonitor and MemoryLog write, where, and that test() has hooks of its own.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <map>
-#include <set>
+#include <torch/torch.h>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
@@ -17,11 +13,6 @@
 
 namespace fp8::trainer {
 namespace {
-
-using ::testing::ElementsAre;
-using testing::Recorder;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 /// The table of the documents.
 const std::set<std::string> kTen = {

@@ -2,9 +2,6 @@
 // Lightning's rules by hand-made rows of numbers; and what goes through a checkpoint.
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/names_in.h"
@@ -14,12 +11,7 @@
 namespace fp8::trainer {
 namespace {
 
-using test::error_of;
 using test::names_in;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 

@@ -3,11 +3,8 @@
 // statistics; and through a checkpoint.
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <numbers>
 
 #include "fp8/runtime/io/base/file.h"
@@ -19,12 +16,6 @@
 namespace fp8::trainer {
 namespace {
 
-using test::error_of;
-using ::testing::HasSubstr;
-using testing::Recorder;
-using testing::ToyBatches;
-using testing::ToyOptimizer;
-using testing::ToyTask;
 using Swa = StochasticWeightAveraging;
 
 /// Weights as each epoch begins.

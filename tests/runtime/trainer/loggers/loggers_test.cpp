@@ -3,16 +3,7 @@
 // records. CRC-32C by RFC 3720's examples, protocol buffers by hand.
 #include "fp8/runtime/trainer/loggers.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <fstream>
-#include <iterator>
-#include <limits>
-#include <stdexcept>
 
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/metrics.h"
@@ -22,12 +13,6 @@
 
 namespace fp8::trainer {
 namespace {
-
-using test::error_of;
-using ::testing::HasSubstr;
-using testing::RowLogger;
-using testing::ToyBatches;
-using testing::ToyTask;
 
 std::string bytes_of(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);

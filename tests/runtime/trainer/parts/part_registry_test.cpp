@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <stdexcept>
-#include <string>
-
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/trainer/accelerator.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/parts.h"
+#include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "runtime/trainer/toy_task.h"
+#include "support/hpu_test.h"
+#include "support/launchers.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
 namespace fp8::trainer {
 namespace {
 
-using ::testing::HasSubstr;
-using testing::ToyBatches;
-using testing::ToyTask;
+using runtime::DeviceKind;
 
 template <class T>
 std::string refusal_of(const Part& part) {
@@ -142,6 +138,155 @@ TEST(ModuleAdapter, IsTheModuleButForWhatItOverrides) {
   trainer.fit(slower, batches);
   EXPECT_EQ(trainer.callback_metrics().at("seen"), 3);
   EXPECT_TRUE(torch::equal(before, logging.net->out->weight));
+}
+
+// HPUAccelerator as lightning-habana's tests ask it, and names as Lightning registers them.
+
+TEST(HpuAccelerator, CountsWhatTheEnvironmentSays) {
+  EXPECT_TRUE(HPUAccelerator::is_available());
+  EXPECT_EQ(HPUAccelerator::auto_device_count(), runtime::device_count());
+  EXPECT_FALSE(HPUAccelerator::is_lazy());
+}
+
+TEST(HpuAccelerator, ParsesWhatATrainerIsGiven) {
+  EXPECT_EQ(HPUAccelerator::parse_devices({}), std::nullopt);
+  EXPECT_EQ(HPUAccelerator::parse_devices(2), 2);
+  EXPECT_EQ(HPUAccelerator::parse_devices("2"), 2);
+  EXPECT_EQ(HPUAccelerator::parse_devices("16"), 16);
+  EXPECT_EQ(HPUAccelerator::parse_devices("auto"), HPUAccelerator::auto_device_count());
+  for (const std::vector<int>& list : {std::vector<int>{1}, {0, 1}, {}})
+    EXPECT_EQ(test::error_of([&] { HPUAccelerator::parse_devices(list); }),
+              "`devices` for `HPUAccelerator` must be int, string or None.");
+  for (const int wrong : {0, -1, 17})
+    EXPECT_REFUSED(HPUAccelerator::parse_devices(wrong),
+                   "devices: found " + std::to_string(wrong) + ", allowed: 1 to 16, \"auto\"");
+  for (const char* wrong : {"", "two", "2,3", "1.5", " 2", "-1", "0", "17", "99999999999", "Auto"})
+    EXPECT_REFUSED(HPUAccelerator::parse_devices(wrong),
+                   std::string("devices: found '") + wrong + "', allowed: 1 to 16, \"auto\"");
+}
+
+TEST(HpuAccelerator, DevicesOfProcesses) {
+  EXPECT_EQ(HPUAccelerator::get_parallel_devices(3), std::vector<c10::Device>(3, c10::Device(c10::kHPU)));
+  EXPECT_REFUSED(HPUAccelerator::get_parallel_devices(0), "found 0, allowed: 1 to 16");
+  EXPECT_REFUSED(HPUAccelerator::get_parallel_devices(17), "found 17");
+}
+
+TEST(HpuAccelerator, NamesTheGenerationAndWhatItHas) {
+  for (const auto& [kind, name] :
+       {std::pair{DeviceKind::gaudi, "GAUDI"}, {DeviceKind::gaudi2, "GAUDI2"}, {DeviceKind::gaudi3, "GAUDI3"}}) {
+    const runtime::DeviceKindScope scope(kind);
+    EXPECT_EQ(HPUAccelerator::get_device_name(), name);
+    EXPECT_EQ(HPUAccelerator::is_fp8_available().available, kind != DeviceKind::gaudi);
+    EXPECT_EQ(HPUAccelerator::is_fp16_available().available, kind != DeviceKind::gaudi);
+    EXPECT_EQ(HPUAccelerator::is_fp8_available().reason,
+              kind == DeviceKind::gaudi ? "FP8 not supported on Gaudi, Gaudi2 or higher required" : "");
+  }
+}
+
+TEST(HpuAccelerator, StatisticsAreTheDevicesTen) {
+  const at::Tensor held = at::zeros({1000}, test::on_hpu());
+  const auto stats = HPUAccelerator::get_device_stats(kHpu);
+  std::set<std::string> names;
+  for (const auto& [name, value] : stats) names.insert(name);
+  EXPECT_EQ(names,
+            (std::set<std::string>{"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs",
+                                   "MaxAllocSize", "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs"}));
+  EXPECT_GE(stats.at("InUse"), 4000u);
+  EXPECT_EQ(stats.at("ActiveAllocs"), stats.at("NumAllocs") - stats.at("NumFrees"));
+  EXPECT_EQ(HPUAccelerator::get_device_stats().at("InUse"), stats.at("InUse"));
+  EXPECT_REFUSED(HPUAccelerator::get_device_stats(c10::Device(c10::kCPU)), "Device should be HPU, got cpu instead.");
+}
+
+TEST(HpuAccelerator, SetsUpNoOtherDevice) {
+  HPUAccelerator::setup_device(c10::Device(c10::kHPU));
+  HPUAccelerator::setup_device(kHpu);
+  EXPECT_EQ(runtime::current_device(), 0);
+  EXPECT_EQ(test::error_of([] { HPUAccelerator::setup_device(c10::Device(c10::kCPU)); }),
+            "Device should be HPU, got cpu instead.");
+  EXPECT_REFUSED(HPUAccelerator::setup_device(c10::Device(c10::kHPU, 1)),
+                 "Invalid device id: hpu:1, the machine emulates 1 hpu");
+}
+
+TEST(Accelerators, ByName) {
+  EXPECT_EQ(device_of(accelerator_named("accelerator", "auto")), c10::Device(c10::kHPU));
+  EXPECT_EQ(device_of(accelerator_named("accelerator", "hpu")), c10::Device(c10::kHPU));
+  EXPECT_EQ(device_of(accelerator_named("accelerator", "cpu")), c10::Device(c10::kCPU));
+  EXPECT_EQ(test::error_of([] { accelerator_named("trainer.accelerator", "hpux"); }),
+            "trainer.accelerator: found 'hpux', allowed: auto, hpu, cpu; did you mean 'hpu'?");
+}
+
+/// Lightning: one device, SingleHPUStrategy; several, HPUParallelStrategy.
+TEST(Strategies, AutoFollowsTheDevices) {
+  const StrategyKind automatic = strategy_named("strategy", "auto");
+  EXPECT_EQ(resolve_strategy(automatic, 1), StrategyKind::hpu_single);
+  EXPECT_EQ(resolve_strategy(automatic, 2), StrategyKind::hpu_parallel);
+}
+
+TEST(Strategies, ByName) {
+  for (const auto& row : enum_names<StrategyKind>) EXPECT_EQ(strategy_named("strategy", row.name), row.value);
+  EXPECT_EQ(test::error_of([] { strategy_named("trainer.strategy", "hpu_dpd"); }),
+            "trainer.strategy: found 'hpu_dpd', allowed: auto, hpu_single, hpu_parallel, hpu_ddp, fast_ddp; did you "
+            "mean 'hpu_ddp'?");
+  EXPECT_REFUSED(strategy_named("strategy", "hpu_deepspeed_stage_3_ofload"),
+                 "did you mean 'hpu_deepspeed_stage_3_offload'?");
+  for (const std::string engine : {"hpu_deepspeed", "hpu_deepspeed_stage_1", "hpu_deepspeed_stage_2_offload",
+                                   "hpu_deepspeed_stage_3_offload_nvme", "hpu_fsdp"})
+    EXPECT_REFUSED(strategy_named("strategy", engine),
+                   "strategy: found '" + engine + "', which comes with a package of Python: torchrun ",
+                   engine == "hpu_fsdp" ? "fully_shard" : "deepspeed.initialize", "allowed here: auto");
+}
+
+io::GetVariable from(const test::Variables& variables) {
+  return [&variables](const char* name) {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  };
+}
+
+TEST(Ranks, AloneNeedsNoLauncher) {
+  const test::Variables none;
+  for (const std::optional<std::int64_t> devices : {std::optional<std::int64_t>(), std::optional<std::int64_t>(1)})
+    EXPECT_EQ(test::error_of([&] { require_ranks(devices, 1, "fp8 train ...", from(none)); }), "");
+}
+
+TEST(Ranks, WithoutALauncherTheLineIsNamed) {
+  const test::Variables none;
+  EXPECT_EQ(test::error_of([&] { require_ranks(2, 1, "fp8 train --config a.yaml", from(none)); }),
+            "devices: found 2, which is more than this process, and a launcher starts them: torchrun --nproc-per-node "
+            "2 --no-python fp8 train --config a.yaml");
+  EXPECT_REFUSED(require_ranks(8, 2, "fp8 train ...", from(none)), "devices: found 8 with num_nodes 2",
+                 "torchrun --nnodes 2 --node-rank $NODE_RANK "
+                 "--master-addr $MASTER_ADDR --master-port $MASTER_PORT --nproc-per-node 8 --no-python");
+  EXPECT_REFUSED(require_ranks(std::nullopt, 2, "fp8 train ...", from(none)), "devices: found auto with num_nodes 2",
+                 "--nproc-per-node 1");
+}
+
+TEST(Ranks, NumbersOutOfRange) {
+  const test::Variables none;
+  for (const std::int64_t devices : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{17}, std::int64_t{1} << 32})
+    EXPECT_EQ(test::error_of([&] { require_ranks(devices, 1, "fp8", from(none)); }),
+              "devices: found " + std::to_string(devices) + ", allowed: 1 to 16");
+  for (const std::int64_t nodes : {std::int64_t{0}, std::int64_t{1} << 32, INT64_MAX})
+    EXPECT_EQ(test::error_of([&] { require_ranks(std::nullopt, nodes, "fp8", from(none)); }),
+              "num_nodes: found " + std::to_string(nodes) + ", allowed: 1 to 65536");
+}
+
+TEST(Ranks, ALauncherStartedAsManyOrOthers) {
+  for (const auto& [launcher, variables] : test::launchers(1, 4)) {
+    for (const auto& [devices, nodes] :
+         {std::pair{std::optional(4), 1}, {std::optional(2), 2}, {std::optional<int>(), 2}})
+      EXPECT_EQ(test::error_of([&] { require_ranks(devices, nodes, "fp8", from(variables)); }), "") << launcher;
+    EXPECT_REFUSED(require_ranks(2, 1, "fp8", from(variables)),
+                   "devices: found 2, allowed: what makes 4 processes, for this is rank 1 of 4, as ");
+    EXPECT_REFUSED(require_ranks(1, 1, "fp8", from(variables)), "found 1, allowed");
+    EXPECT_REFUSED(require_ranks(std::nullopt, 3, "fp8", from(variables)), "found auto with num_nodes 3");
+  }
+}
+
+TEST(HpuGraphs, AreRefusedByName) {
+  EXPECT_NO_THROW(require_no_hpu_graphs("use_hpu_graphs", false));
+  EXPECT_REFUSED(require_no_hpu_graphs("use_hpu_graphs_for_training", true),
+                 "use_hpu_graphs_for_training: found true, allowed: false; HPU graphs are not there yet");
 }
 
 }  // namespace
