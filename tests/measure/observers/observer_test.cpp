@@ -70,9 +70,7 @@ TEST(Observer, PerChannelFollowsTheDimension) {
 }
 
 TEST(Observer, PerChannelOfStackedExpertsIsOnePerOutputChannel) {
-  ObserverContext context;
-  context.per_expert = true;
-  context.channel_dim = 0;
+  ObserverContext context{.channel_dim = 0, .per_expert = true};
   const at::Tensor w = torch::randn({3, 4, 5});
   EXPECT_EQ(result_of("maxabs_per_channel", {w}, context), along(w.flatten(0, 1), 0));
 }
@@ -151,11 +149,8 @@ TEST(Observer, MergedIsAsIfOneHadSeenAll) {
 
 TEST(Observer, SaveWritesWhatTorchLoads) {
   const test::TempDir dir;
-  ObserverContext context;
-  context.module = "model.q_proj";
-  context.tensor = "input0";
-  context.folder = dir.path();
-  context.rank = configs::Rank{1, 2};
+  ObserverContext context{
+      .module = "model.q_proj", .tensor = "input0", .folder = dir.path(), .rank = configs::Rank{1, 2}};
   const at::Tensor whole = torch::randn({4, 6}), view = whole.t().narrow(0, 1, 2),
                    half = torch::randn({3}).to(at::kBFloat16);
   EXPECT_EQ(result_of("save", {view, half}, context), Amax{std::max(largest(view), largest(half))});
@@ -170,12 +165,11 @@ TEST(Observer, SaveWritesWhatTorchLoads) {
 
 TEST(Observer, SaveKeepsToItsLimit) {
   const test::TempDir dir;
-  ObserverContext context;
-  context.module = "m";
-  context.tensor = "weight";
-  context.folder = dir.path();
-  context.parameters = {{"save_mib", 0.5}};
-  context.bytes_saved = std::make_shared<std::atomic<std::int64_t>>(0);
+  ObserverContext context{.module = "m",
+                          .tensor = "weight",
+                          .parameters = {{"save_mib", 0.5}},
+                          .folder = dir.path(),
+                          .bytes_saved = std::make_shared<std::atomic<std::int64_t>>(0)};
   const at::Tensor t = torch::ones({50000}) * 2;  // 195 KiB
   EXPECT_EQ(result_of("save", {t, t, t, t}, context), Amax{2.0f});
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir / "tensors"), {}), 2);
@@ -184,10 +178,7 @@ TEST(Observer, SaveKeepsToItsLimit) {
 
 TEST(Observer, SavedTensorsOfAnEarlierRunAreMovedAside) {
   const test::TempDir dir;
-  ObserverContext context;
-  context.module = "m";
-  context.tensor = "input0";
-  context.folder = dir.path();
+  ObserverContext context{.module = "m", .tensor = "input0", .folder = dir.path()};
   const at::Tensor t = torch::ones({3});
   result_of("save", {t, t, t}, context);
   result_of("save", {t}, context);

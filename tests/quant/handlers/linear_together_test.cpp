@@ -326,9 +326,7 @@ TEST(InputCast, NoneWhereSomebodyLooks) {
 
 // INC's casts go through hp_dtype: an x of another dtype is cast from a tensor that isn't x.
 TEST(InputCast, OfIncsConventionIsThatOfItsDtype) {
-  Numbers numbers;
-  numbers.convention = Convention::inc;
-  numbers.hp = recipes::FloatType::BF16;
+  Numbers numbers{.convention = Convention::inc, .hp = recipes::FloatType::BF16};
   const Quantizer given(numbers, 0.5f);
   EXPECT_TRUE(given.cast_of(at::kBFloat16).has_value());
   EXPECT_FALSE(given.cast_of(at::kFloat).has_value());

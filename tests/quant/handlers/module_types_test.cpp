@@ -197,10 +197,7 @@ struct Experts {
   at::Tensor x, table, router;
   explicit Experts(at::ScalarType dtype) {
     torch::manual_seed(7);
-    runtime::MixtureOfExpertsOptions o;
-    o.num_experts = 3;
-    o.hidden_size = 8;
-    o.intermediate_size = 6;
+    runtime::MixtureOfExpertsOptions o{.num_experts = 3, .hidden_size = 8, .intermediate_size = 6};
     moe = runtime::MixtureOfExperts(o);
     for (auto& p : moe->parameters()) p.data().copy_(torch::randn(p.sizes()));
     moe->to(dtype);

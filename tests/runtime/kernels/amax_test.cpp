@@ -101,15 +101,13 @@ TEST_P(Amax, NaNWinsOverInfinity) {
 TEST_P(Amax, LongInputOnSeveralThreads) {
   constexpr std::size_t kN = 3'000'001;
   const std::vector<char> x = finite_values(kN, GetParam(), 4);
-  const int before = num_threads();
   for (int threads : {1, 3}) {
-    set_num_threads(threads);
+    const test::Threads pool(threads);
     for (SimdLevel level : levels()) {
       ScopedSimdLevel scoped(level);
       EXPECT_EQ(amax(x.data(), GetParam(), kN), plain_amax(x.data(), GetParam(), kN));
     }
   }
-  set_num_threads(before);
 }
 
 TEST_P(Amax, RowsAndColumns) {

@@ -308,10 +308,8 @@ TEST(Attention, NeitherThreadsNorOtherRowsChangeARow) {
   attention(all.args());
   const auto expected = all.bits();
   for (int threads : {1, 2, 5}) {
-    const int before = num_threads();
-    set_num_threads(threads);
+    const test::Threads pool(threads);
     attention(all.args());
-    set_num_threads(before);
     EXPECT_EQ(all.bits(), expected) << threads;
   }
   AttentionArgs one = all.args();
@@ -371,12 +369,7 @@ TEST(Attention, WrongArgumentsAreErrors) {
   const auto message = [&](auto&& change) {
     AttentionArgs args = p.args();
     change(args);
-    try {
-      attention(args);
-    } catch (const std::invalid_argument& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return error_of<std::invalid_argument>([&] { attention(args); });
   };
   EXPECT_EQ(message([](auto&) {}), "");
   EXPECT_EQ(message([](auto& a) { a.heads = 0, a.q = {}; }), "");

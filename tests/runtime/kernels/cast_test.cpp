@@ -220,22 +220,13 @@ TEST(Cast, RefusesWhatItCannotDo) {
   std::vector<std::uint8_t> codes(4);
   const CastArgs good = args_for(x.data(), FloatType::F32, 4, kTargets[0], x.data(), codes.data());
   EXPECT_NO_THROW(cast_to_fp8(good));
-  const auto refused = [&](auto change) {
-    CastArgs args = good;
-    change(args);
-    EXPECT_THROW(cast_to_fp8(args), std::invalid_argument);
-  };
-  refused([](CastArgs& a) { a.rows = -1; });
-  refused([](CastArgs& a) { a.cols = -4; });
-  refused([](CastArgs& a) { a.rows = 2, a.row_stride = 3; });
-  refused([](CastArgs& a) { a.rows = std::int64_t{1} << 40, a.row_stride = std::int64_t{1} << 40; });
-  refused([](CastArgs& a) { a.x = nullptr; });
-  refused([](CastArgs& a) { a.codes = nullptr; });
-  refused([](CastArgs& a) { a.max = 449.0f; });
-  refused([](CastArgs& a) { a.max = 241.0f; });
-  refused([](CastArgs& a) { a.max = 0.0f; });
-  refused([](CastArgs& a) { a.max = std::numeric_limits<float>::quiet_NaN(); });
-  refused([](CastArgs& a) { a.layout.cols = 2; });
+  expect_refused(
+      cast_to_fp8, good, [](auto& a) { a.rows = -1; }, [](auto& a) { a.cols = -4; },
+      [](auto& a) { a.rows = 2, a.row_stride = 3; },
+      [](auto& a) { a.rows = std::int64_t{1} << 40, a.row_stride = std::int64_t{1} << 40; },
+      [](auto& a) { a.x = nullptr; }, [](auto& a) { a.codes = nullptr; }, [](auto& a) { a.max = 449.0f; },
+      [](auto& a) { a.max = 241.0f; }, [](auto& a) { a.max = 0.0f; },
+      [](auto& a) { a.max = std::numeric_limits<float>::quiet_NaN(); }, [](auto& a) { a.layout.cols = 2; });
 }
 
 TEST(Cast, NothingToDo) {

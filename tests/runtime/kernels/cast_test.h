@@ -8,7 +8,6 @@
 #include <string>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels::test {
@@ -112,15 +111,5 @@ inline std::vector<std::uint16_t> random_halves(std::size_t n, FloatType type, u
   for (auto& v : x) v = static_cast<std::uint16_t>((random() & 0x8000) | (exponent + random() % 0x400));
   return x;
 }
-
-/// Threads of the pool while it lives.
-class Threads {
- public:
-  explicit Threads(int n) : before_(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before_); }
-
- private:
-  int before_;
-};
 
 }  // namespace fp8::kernels::test

@@ -83,7 +83,18 @@ struct Case {
   Format format;
 };
 
-class Decode : public testing::TestWithParam<Case> {};
+class Decode : public testing::TestWithParam<Case> {
+ protected:
+  /// Codes [rows, n / rows] to GetParam()'s type at y.
+  static DecodeArgs args_of(const std::uint8_t* codes, std::size_t rows, std::size_t n, void* y,
+                            const float* scale_inv) {
+    DecodeArgs args;
+    args.codes = codes, args.rows = static_cast<std::int64_t>(rows), args.cols = static_cast<std::int64_t>(n / rows);
+    args.format = GetParam().format, args.type = GetParam().type;
+    args.y = y, args.scale_inv = scale_inv;
+    return args;
+  }
+};
 
 constexpr float kScales[] = {1.0f,   0.0625f, 0.731f, 37.1f, -3.0f,   0.0f,  -0.0f,
                              1e-30f, 1e-38f,  1e-41f, 1e30f, 3.4e38f, 1.17f, 0.0023412f};
@@ -99,14 +110,7 @@ TEST_P(Decode, AllCodesOneScale) {
       for (SimdLevel level : levels()) {
         ScopedSimdLevel scoped(level);
         std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
-        DecodeArgs args;
-        args.codes = codes.data();
-        args.rows = 4;
-        args.cols = static_cast<std::int64_t>(n) / 4;
-        args.format = format;
-        args.y = y.data();
-        args.type = type;
-        args.scale_inv = scale == 1.0f ? nullptr : &scale;
+        DecodeArgs args = args_of(codes.data(), 4, n, y.data(), scale == 1.0f ? nullptr : &scale);
         decode_from_fp8(args);
         for (std::size_t i = 0; i < n; ++i) {
           expect_value(y.data(), type, i, codes[i], format, scale, name_of(level));
@@ -135,14 +139,7 @@ TEST_P(Decode, ScalePerRowAndPerColumn) {
       for (SimdLevel level : levels()) {
         ScopedSimdLevel scoped(level);
         std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
-        DecodeArgs args;
-        args.codes = codes.data();
-        args.rows = kRows;
-        args.cols = static_cast<std::int64_t>(cols);
-        args.format = format;
-        args.y = y.data();
-        args.type = type;
-        args.scale_inv = scales.data();
+        DecodeArgs args = args_of(codes.data(), kRows, n, y.data(), scales.data());
         args.layout = layout;
         decode_from_fp8(args);
         for (std::size_t i = 0; i < n; ++i) {
@@ -169,15 +166,8 @@ TEST_P(Decode, Gaudi2CodesFrom0x78AreInfinityAndNanOnEveryLevel) {
       for (SimdLevel level : levels()) {
         ScopedSimdLevel scoped(level);
         std::vector<char> y(n * size), ocp(n * size);
-        DecodeArgs args;
-        args.codes = codes.data();
-        args.rows = 1;
-        args.cols = static_cast<std::int64_t>(n);
-        args.format = format;
-        args.type = type;
-        args.scale_inv = scales.data();
+        DecodeArgs args = args_of(codes.data(), 1, n, ocp.data(), scales.data());
         if (per_element) args.layout = ScaleLayout::per_column();
-        args.y = ocp.data();
         decode_from_fp8(args);
         args.y = y.data();
         args.dialect = Dialect::gaudi2;
@@ -214,14 +204,7 @@ TEST_P(Decode, ShortRunsTouchNothingOutside) {
         test::GuardedBuffer<char> guarded(n * size);
         std::vector<char> padded((n + 6) * size, 0x5A);
         for (char* y : {guarded.data(), padded.data() + 3 * size}) {
-          DecodeArgs args;
-          args.codes = codes.data();
-          args.rows = 1;
-          args.cols = static_cast<std::int64_t>(n);
-          args.format = format;
-          args.y = y;
-          args.type = type;
-          args.scale_inv = scales.data();
+          DecodeArgs args = args_of(codes.data(), 1, n, y, scales.data());
           if (per_element) args.layout = ScaleLayout::per_column();
           decode_from_fp8(args);
           for (std::size_t i = 0; i < n; ++i) {
@@ -246,19 +229,11 @@ TEST_P(Decode, BigOutputsOnSeveralThreads) {
   const float scale = 0.731f;
   std::vector<double> want(256);
   for (int code = 0; code < 256; ++code) want[static_cast<std::size_t>(code)] = expected(code, format, scale, type);
-  const int before = num_threads();
-  set_num_threads(3);
+  const test::Threads pool(3);
   for (SimdLevel level : levels()) {
     ScopedSimdLevel scoped(level);
     std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
-    DecodeArgs args;
-    args.codes = codes.data();
-    args.rows = 1;
-    args.cols = static_cast<std::int64_t>(n);
-    args.format = format;
-    args.y = y.data();
-    args.type = type;
-    args.scale_inv = &scale;
+    DecodeArgs args = args_of(codes.data(), 1, n, y.data(), &scale);
     decode_from_fp8(args);
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < n; ++i) {
@@ -267,7 +242,6 @@ TEST_P(Decode, BigOutputsOnSeveralThreads) {
     }
     EXPECT_EQ(wrong, 0u) << name_of(level);
   }
-  set_num_threads(before);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Decode,
@@ -307,16 +281,10 @@ TEST(DecodeErrors, BadArguments) {
   good.y = y;
   good.scale_inv = scale;
   EXPECT_NO_THROW(decode_from_fp8(good));
-  const auto refused = [&](auto change) {
-    DecodeArgs args = good;
-    change(args);
-    EXPECT_THROW(decode_from_fp8(args), std::invalid_argument);
-  };
-  refused([](DecodeArgs& a) { a.rows = -1; });
-  refused([](DecodeArgs& a) { a.rows = std::int64_t{1} << 40, a.cols = std::int64_t{1} << 40; });
-  refused([](DecodeArgs& a) { a.codes = nullptr; });
-  refused([](DecodeArgs& a) { a.y = nullptr; });
-  refused([](DecodeArgs& a) { a.layout.cols = 3; });
+  test::expect_refused(
+      decode_from_fp8, good, [](auto& a) { a.rows = -1; },
+      [](auto& a) { a.rows = std::int64_t{1} << 40, a.cols = std::int64_t{1} << 40; },
+      [](auto& a) { a.codes = nullptr; }, [](auto& a) { a.y = nullptr; }, [](auto& a) { a.layout.cols = 3; });
   EXPECT_NO_THROW(decode_from_fp8(DecodeArgs{}));
 }
 

@@ -135,29 +135,21 @@ TEST(RmsNorm, IsWithinItsBoundOfTheExactResult) {
 }
 
 TEST(RmsNorm, ThreadsAndOtherRowsChangeNoBit) {
-  const int before = num_threads();
   Norm many(FloatType::BF16, 64, 1000, 0), one(FloatType::BF16, 1, 1000, 0);
   for (std::int64_t i = 0; i < 1000; ++i) one.x.set(i, many.at_x(40, i)), one.weight.set(i, many.weight.at(i));
-  set_num_threads(3);
+  const test::Threads three(3);
   rms_norm(many.args());
-  set_num_threads(1);
+  const test::Threads single(1);
   rms_norm(one.args());
-  set_num_threads(before);
   for (std::int64_t i = 0; i < 1000; ++i) ASSERT_EQ(one.y.at(i), many.y.at(40 * 1000 + i)) << i;
 }
 
 TEST(RmsNorm, RefusesWhatItCannotIndex) {
   Norm p(FloatType::BF16, 2, 8, 0);
-  const auto fails = [&](auto change) {
-    RmsNormArgs args = p.args();
-    change(args);
-    EXPECT_THROW(rms_norm(args), std::invalid_argument);
-  };
-  fails([](RmsNormArgs& args) { args.type = FloatType::F16; });
-  fails([](RmsNormArgs& args) { args.rows = -1; });
-  fails([](RmsNormArgs& args) { args.x_stride = 7; });
-  fails([](RmsNormArgs& args) { args.weight = nullptr; });
-  fails([](RmsNormArgs& args) { args.y = nullptr; });
+  test::expect_refused(
+      rms_norm, p.args(), [](auto& args) { args.type = FloatType::F16; }, [](auto& args) { args.rows = -1; },
+      [](auto& args) { args.x_stride = 7; }, [](auto& args) { args.weight = nullptr; },
+      [](auto& args) { args.y = nullptr; });
 }
 
 LayerNormArgs layer_args(Norm& p) {
@@ -216,16 +208,10 @@ TEST(LayerNorm, IsCloseToTheExactResultFarFromZero) {
 
 TEST(LayerNorm, RefusesWhatItCannotIndex) {
   Norm p(FloatType::BF16, 2, 8, 0);
-  const auto fails = [&](auto change) {
-    LayerNormArgs args = layer_args(p);
-    change(args);
-    EXPECT_THROW(layer_norm(args), std::invalid_argument);
-  };
-  fails([](LayerNormArgs& args) { args.type = FloatType::F16; });
-  fails([](LayerNormArgs& args) { args.rows = -1; });
-  fails([](LayerNormArgs& args) { args.x_stride = 7; });
-  fails([](LayerNormArgs& args) { args.x = nullptr; });
-  fails([](LayerNormArgs& args) { args.y = nullptr; });
+  test::expect_refused(
+      layer_norm, layer_args(p), [](auto& args) { args.type = FloatType::F16; }, [](auto& args) { args.rows = -1; },
+      [](auto& args) { args.x_stride = 7; }, [](auto& args) { args.x = nullptr; },
+      [](auto& args) { args.y = nullptr; });
 }
 
 /// gate and up as halves of one row, with `gap` elements after them.
@@ -300,15 +286,9 @@ TEST(SiluMul, SpecialValues) {
 
 TEST(SiluMul, RefusesWhatItCannotIndex) {
   Gated p(FloatType::BF16, 2, 8, 0);
-  const auto fails = [&](auto change) {
-    SiluMulArgs args = p.args();
-    change(args);
-    EXPECT_THROW(silu_mul(args), std::invalid_argument);
-  };
-  fails([](SiluMulArgs& args) { args.type = FloatType::F16; });
-  fails([](SiluMulArgs& args) { args.n = -1; });
-  fails([](SiluMulArgs& args) { args.up_stride = 7; });
-  fails([](SiluMulArgs& args) { args.up = nullptr; });
+  test::expect_refused(
+      silu_mul, p.args(), [](auto& args) { args.type = FloatType::F16; }, [](auto& args) { args.n = -1; },
+      [](auto& args) { args.up_stride = 7; }, [](auto& args) { args.up = nullptr; });
 }
 
 struct Turn {
@@ -402,18 +382,11 @@ TEST(Rotary, AnglesOfEachOfTheBatch) {
 
 TEST(Rotary, RefusesWhatItCannotIndex) {
   Turn p(FloatType::BF16, 1, 2, 2, 8, 0);
-  const auto fails = [&](auto change) {
-    RotaryArgs args = p.args();
-    change(args);
-    EXPECT_THROW(rotary(args), std::invalid_argument);
-  };
-  fails([](RotaryArgs& args) { args.type = FloatType::F16; });
-  fails([](RotaryArgs& args) { args.width = 7; });
-  fails([](RotaryArgs& args) { args.batch = -1; });
-  fails([](RotaryArgs& args) { args.x_head = -8; });
-  fails([](RotaryArgs& args) { args.angle_batch = -1; });
-  fails([](RotaryArgs& args) { args.heads = std::int64_t{1} << 59; });
-  fails([](RotaryArgs& args) { args.sin = nullptr; });
+  test::expect_refused(
+      rotary, p.args(), [](auto& args) { args.type = FloatType::F16; }, [](auto& args) { args.width = 7; },
+      [](auto& args) { args.batch = -1; }, [](auto& args) { args.x_head = -8; },
+      [](auto& args) { args.angle_batch = -1; }, [](auto& args) { args.heads = std::int64_t{1} << 59; },
+      [](auto& args) { args.sin = nullptr; });
 }
 
 }  // namespace

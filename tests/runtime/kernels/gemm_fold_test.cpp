@@ -243,11 +243,10 @@ TEST_F(GemmFold, WhatIsNotFoldedIsAsWithout) {
 TEST_F(GemmFold, DependsOnNeitherRowsNorThreadsNorNeighbours) {
   for (const SimdLevel at : kFolding) {
     const ScopedSimdLevel level(at);
-    const int before = num_threads();
     Grouped g(600, 40, 96, 32, Storage::E4M3, Format::E4M3);
-    set_num_threads(2);
+    const test::Threads two(2);
     const std::vector<std::uint8_t> all = g.run(Layout::row_major);
-    set_num_threads(1);
+    const test::Threads single(1);
     EXPECT_EQ(g.run(Layout::packed), all);
     for (const std::int64_t row : {0, 17, 511, 512, 599}) {
       std::vector<std::uint8_t> one(static_cast<std::size_t>(g.p.n * 4));
@@ -257,7 +256,6 @@ TEST_F(GemmFold, DependsOnNeitherRowsNorThreadsNorNeighbours) {
       gemm(args);
       EXPECT_TRUE(std::equal(one.begin(), one.end(), all.begin() + row * g.p.n * 4)) << row;
     }
-    set_num_threads(before);
   }
 }
 

@@ -133,7 +133,6 @@ TEST_P(GemmLevel, NanReachesItsOutputsOnly) {
 
 TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
   const ScopedSimdLevel level(GetParam());
-  const int before = num_threads();
   for (const std::int64_t m : {1, 4, 16, 130})
     for (const std::int64_t n : {16, 50, 777})
       for (const Layout layout : {Layout::packed, Layout::row_major}) {
@@ -141,14 +140,13 @@ TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
         p.m = m, p.n = n, p.k = 517;
         p.a_type = Storage::BF16, p.y_type = FloatType::BF16, p.a_rows = p.w_channels = true;
         p.fill(static_cast<unsigned>(m + n));
-        set_num_threads(1);
+        const Threads single(1);
         const auto one = p.run(layout);
         for (const int threads : {2, 3, 7}) {
-          set_num_threads(threads);
+          const Threads pool(threads);
           EXPECT_EQ(p.run(layout), one) << m << "x" << n << " with " << threads << " threads";
         }
       }
-  set_num_threads(before);
 }
 
 // A row's result does not depend on the rows that were computed with it (header: the order depends on k alone).

@@ -117,25 +117,22 @@ TEST(Gemv, IsWithinItsBoundOfTheExactSum) {
 }
 
 TEST(Gemv, ThreadsAndOtherRowsChangeNoBit) {
-  const int before = num_threads();
   Problem one(1, 3000, 256, true, 0), two(2, 3000, 256, true, 0);
   std::memcpy(two.w.data(), one.w.data(), 3000 * 256 * sizeof(std::uint16_t));
   std::memcpy(two.bias.data(), one.bias.data(), 3000 * sizeof(std::uint16_t));
   std::memcpy(two.a.data() + 256, one.a.data(), 256 * sizeof(std::uint16_t));
-  set_num_threads(1);
+  const test::Threads single(1);
   gemv(one.args());
-  set_num_threads(3);
+  const test::Threads three(3);
   gemv(two.args());
-  set_num_threads(before);
   for (std::int64_t j = 0; j < 3000; ++j) ASSERT_EQ(one.at_y(0, j), two.at_y(1, j)) << j;
 }
 
 TEST(Gemv, ProductsOfOneInputFollowTheFormulaEach) {
-  const int before = num_threads();
   for (SimdLevel level : test::levels()) {
     const ScopedSimdLevel scoped(level);
     for (const int threads : {1, 3}) {
-      set_num_threads(threads);
+      const test::Threads pool(threads);
       Problem wide(2, 130, 65, true, 2), none(2, 0, 65, false, 2), narrow(2, 3, 65, false, 2), last(2, 64, 65, true, 2);
       Problem* all[] = {&wide, &none, &narrow, &last};
       std::vector<GemvArgs> products;
@@ -153,7 +150,6 @@ TEST(Gemv, ProductsOfOneInputFollowTheFormulaEach) {
       EXPECT_THROW(gemv_together(products), std::invalid_argument);
     }
   }
-  set_num_threads(before);
 }
 
 TEST(Gemv, NanAndInfinityGoWhereArithmeticTakesThem) {
@@ -178,17 +174,10 @@ TEST(Gemv, NanAndInfinityGoWhereArithmeticTakesThem) {
 
 TEST(Gemv, RefusesWhatItCannotIndex) {
   Problem p(1, 4, 8, false, 0);
-  const auto fails = [&](auto change) {
-    GemvArgs args = p.args();
-    change(args);
-    EXPECT_THROW(gemv(args), std::invalid_argument);
-  };
-  fails([](GemvArgs& args) { args.m = kMostGemvRows + 1; });
-  fails([](GemvArgs& args) { args.m = -1; });
-  fails([](GemvArgs& args) { args.w_stride = 7; });
-  fails([](GemvArgs& args) { args.m = 2, args.a_stride = 7, args.y_stride = 4; });
-  fails([](GemvArgs& args) { args.w = nullptr; });
-  fails([](GemvArgs& args) { args.y = nullptr; });
+  test::expect_refused(
+      gemv, p.args(), [](auto& args) { args.m = kMostGemvRows + 1; }, [](auto& args) { args.m = -1; },
+      [](auto& args) { args.w_stride = 7; }, [](auto& args) { args.m = 2, args.a_stride = 7, args.y_stride = 4; },
+      [](auto& args) { args.w = nullptr; }, [](auto& args) { args.y = nullptr; });
 }
 
 }  // namespace

@@ -17,6 +17,8 @@
 
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "support/throws_with.h"
 
 namespace fp8::kernels::test {
 
@@ -26,6 +28,28 @@ inline std::vector<SimdLevel> levels() {
     if (level.value <= best_scoped_level()) all.push_back(level.value);
   }
   return all;
+}
+
+/// Threads of the pool while it lives.
+class Threads {
+ public:
+  explicit Threads(int n) : before_(num_threads()) { set_num_threads(n); }
+  ~Threads() { set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+/// call(args) throws std::invalid_argument after each one of the changes to `good`.
+template <class Args, class... Change>
+void expect_refused(void (*call)(const Args&), const Args& good, const Change&... change) {
+  int number = 0;
+  const auto with = [&](const auto& one) {
+    Args args = good;
+    one(args);
+    EXPECT_THROW(call(args), std::invalid_argument) << "change " << number++;
+  };
+  (with(change), ...);
 }
 
 /// n elements that end where the readable memory ends: an overrun is a crash, not a wrong number.

@@ -98,11 +98,10 @@ TEST(Orthogonalize, ZerosStayZerosAndNothingIsAllowed) {
 TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
   const auto before = normal(100 * 150, 8);
   std::vector<float> first;
-  const int threads_before = num_threads();
   for (const SimdLevel level : test::levels()) {
     const ScopedSimdLevel scope(level);
     for (const int threads : {1, 2, 3}) {
-      set_num_threads(threads);
+      const test::Threads pool(threads);
       for (const std::size_t copies : {std::size_t{1}, std::size_t{9}}) {  // 9: side by side
         std::vector<std::vector<float>> data(copies, before);
         std::vector<Matrix> work;
@@ -113,7 +112,6 @@ TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
       }
     }
   }
-  set_num_threads(threads_before);
 }
 
 TEST(Orthogonalize, BadArgumentsAreErrors) {

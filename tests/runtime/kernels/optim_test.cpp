@@ -47,11 +47,7 @@ struct Stored {
   std::vector<std::uint8_t> bytes;
 };
 
-struct Threads {
-  explicit Threads(int n) : before(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before); }
-  int before;
-};
+using test::Threads;
 
 /// f() on every level with 1 and 3 threads: always the same bytes.
 template <class F>

@@ -94,14 +94,12 @@ TEST(Pack, ManyThreadsDoTheSame) {
   const std::int64_t n = 1003, k = 517;
   const auto w = random_bytes(n * k, 3);
   std::vector<std::uint8_t> one(static_cast<std::size_t>(packed_bytes(n, k))), many(one.size());
-  const int before = num_threads();
-  set_num_threads(1);
+  const test::Threads single(1);
   pack_weight(w.data(), n, k, one.data());
-  set_num_threads(5);
+  const test::Threads five(5);
   pack_weight(w.data(), n, k, many.data());
   std::vector<std::uint8_t> back(w.size());
   unpack_weight(many.data(), n, k, back.data());
-  set_num_threads(before);
   EXPECT_EQ(one, many);
   EXPECT_EQ(back, w);
 }
@@ -152,8 +150,7 @@ TEST(Pack, TransposeOfMoreThanTheCachesHold) {
 }
 
 TEST(Pack, TransposeOfLargeAndStridedMatrices) {
-  const int before = num_threads();
-  set_num_threads(3);
+  const test::Threads pool(3);
   for (const auto& [rows, cols, stride] :
        {std::array<std::int64_t, 3>{256, 512, 512}, {600, 300, 300}, {257, 321, 400}, {70, 64, 1000}}) {
     const auto in = random_bytes(rows * stride, static_cast<unsigned>(rows + cols));
@@ -165,7 +162,6 @@ TEST(Pack, TransposeOfLargeAndStridedMatrices) {
             << rows << "x" << cols;
     EXPECT_EQ(out.back(), 0xEE);
   }
-  set_num_threads(before);
   std::vector<std::uint8_t> one(1);
   EXPECT_THROW(transpose_bytes(nullptr, 2, 2, one.data()), std::invalid_argument);
   EXPECT_THROW(transpose_bytes(one.data(), -1, 2, one.data()), std::invalid_argument);

@@ -180,9 +180,7 @@ StreamResult make(Work& w, bool join) {
 }
 
 io::SharesOptions shares_of(std::int64_t count, std::optional<double> wait = std::nullopt) {
-  io::SharesOptions o;
-  o.count = count;
-  o.wait = wait;
+  io::SharesOptions o{.count = count, .wait = wait};
   return o;
 }
 
