@@ -29,7 +29,7 @@ struct Golden {
   float scale_inv[10], scale[10];
 };
 
-#include "inc_scale_table.inc"
+#include "recipes/inc_scale_table.inc"
 
 const ScaleMethod kPow2{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, 0.25f};
 const ScaleMethod kHw{Granularity::PTS, ScaleValue::MAXABS, Rounding::HW_ALIGNED, 0.25f};

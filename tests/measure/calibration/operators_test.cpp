@@ -4,7 +4,6 @@
 #include <fstream>
 
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "measure/amax_by_aten.h"
 #include "support/hpu_test.h"
 #include "support/launchers.h"

@@ -8,7 +8,6 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "measure/amax_by_aten.h"
-#include "support/hpu_test.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::measure {

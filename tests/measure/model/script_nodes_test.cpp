@@ -9,7 +9,6 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/io/base/file.h"
-#include "support/hpu_test.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

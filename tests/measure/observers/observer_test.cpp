@@ -9,7 +9,6 @@
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/file.h"
 #include "measure/amax_by_aten.h"
-#include "support/hpu_test.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

@@ -5,13 +5,10 @@
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reading.h"
-#include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "quant/forms/form_checkpoint.h"
-#include "support/temp_dir.h"
-#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

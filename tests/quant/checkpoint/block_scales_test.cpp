@@ -4,7 +4,6 @@
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"

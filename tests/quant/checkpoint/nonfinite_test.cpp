@@ -3,12 +3,10 @@
 #include "fp8/quant/forms/nonfinite.h"
 
 #include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "quant/forms/form_checkpoint.h"
-#include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {

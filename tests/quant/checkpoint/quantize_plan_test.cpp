@@ -9,9 +9,6 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "quant/checkpoint/stacked_checkpoint.h"
 #include "quant/checkpoint/stacked_folder.h"
-#include "support/fp8_reference.h"
-#include "support/hpu_test.h"
-#include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {

@@ -5,7 +5,6 @@
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/fp8_reference.h"

@@ -9,8 +9,6 @@
 #include "quant/checkpoint/small_checkpoint.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/enum_names.h"
-#include "support/temp_dir.h"
-#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

@@ -3,13 +3,10 @@
 // each expert's own matrix, order and transposition by the products that the family computes from its stack.
 #include "fp8/quant/checkpoint/stacked_experts.h"
 
-#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "quant/checkpoint/stacked_checkpoint.h"
 #include "quant/checkpoint/stacked_folder.h"
-#include "support/fp8_reference.h"
-#include "support/hpu_test.h"
 
 namespace fp8::quant {
 namespace {

@@ -10,7 +10,6 @@
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
@@ -19,7 +18,6 @@
 #include "quant/forms/form_checkpoint.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
-#include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {

@@ -8,7 +8,6 @@
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/tag_operators.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::quant {

@@ -4,7 +4,6 @@
 #include "fp8/quant/model/operators.h"
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"

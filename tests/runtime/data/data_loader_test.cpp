@@ -12,7 +12,6 @@
 #include "runtime/data/numbered.h"
 #include "support/child.h"
 #include "support/hpu_test.h"
-#include "support/throws_with.h"
 
 namespace fp8::data {
 namespace {

@@ -9,15 +9,12 @@
 #include <cstdlib>
 
 #include "fp8/runtime/data/batch_workers.h"
-#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/torch_data.h"
-#include "fp8/runtime/trainer/trainer.h"
 #include "runtime/data/numbered.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/child.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
-#include "support/throws_with.h"
 
 namespace fp8::data {
 namespace {

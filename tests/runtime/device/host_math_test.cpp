@@ -4,7 +4,6 @@
 // cosine of two threads.
 #include <dlfcn.h>
 
-#include "fp8/runtime/device/device.h"
 #include "support/hpu_test.h"
 
 namespace {

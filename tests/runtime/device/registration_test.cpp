@@ -13,7 +13,6 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -3,7 +3,6 @@
 // word for word. What asynchronous calls hold, and what they may be left with.
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

@@ -10,7 +10,6 @@
 
 #include "fp8/runtime/distributed/backend_group.h"
 #include "fp8/runtime/distributed/exchange.h"
-#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "support/hpu_test.h"

@@ -187,7 +187,7 @@ TEST(Embedding, OfAWatchedWeightRunsAsIfNobodyWatched) {
 // Convolutions with a tagged weight: conv1d/2d/3d, padding modes, _convolution as traces have it, and the transposed
 // ones.
 
-struct Form {
+struct ConvolutionForm {
   const char* name;
   Ints weight;
   std::function<at::Tensor(T)> run;
@@ -196,58 +196,58 @@ struct Form {
   bool transposed = false;
 };
 
-at::Tensor input(at::IntArrayRef sizes) {
+at::Tensor images(at::IntArrayRef sizes) {
   torch::manual_seed(29);
   return at::randn(sizes, on_hpu());
 }
 
-const std::vector<Form>& forms() {
-  static const std::vector<Form> all = [] {
-    std::vector<Form> f;
+const std::vector<ConvolutionForm>& convolutions() {
+  static const std::vector<ConvolutionForm> all = [] {
+    std::vector<ConvolutionForm> f;
     const auto add = [&](const char* name, const Ints& weight, const Ints& stride, const Ints& padding,
                          const Ints& dilation, const std::function<at::Tensor(T)>& run, std::int64_t groups = 1,
                          bool transposed = false) {
       f.push_back({name, weight, run, stride, padding, dilation, groups, transposed});
     };
-    add("conv1d", {4, 3, 3}, {2}, {1}, {1}, [](T w) { return at::conv1d(input({2, 3, 9}), w, input({4}), 2, 1); });
-    add("conv1d of kernel 1", {4, 3, 1}, {1}, {0}, {1}, [](T w) { return at::conv1d(input({2, 3, 9}), w); });
-    add("conv1d without batch", {4, 3, 3}, {1}, {0}, {1}, [](T w) { return at::conv1d(input({3, 9}), w); });
+    add("conv1d", {4, 3, 3}, {2}, {1}, {1}, [](T w) { return at::conv1d(images({2, 3, 9}), w, images({4}), 2, 1); });
+    add("conv1d of kernel 1", {4, 3, 1}, {1}, {0}, {1}, [](T w) { return at::conv1d(images({2, 3, 9}), w); });
+    add("conv1d without batch", {4, 3, 3}, {1}, {0}, {1}, [](T w) { return at::conv1d(images({3, 9}), w); });
     add("conv2d", {4, 3, 3, 3}, {2, 1}, {1, 0}, {1, 2},
-        [](T w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, {2, 1}, {1, 0}, {1, 2}); });
+        [](T w) { return at::conv2d(images({2, 3, 8, 7}), w, {}, {2, 1}, {1, 0}, {1, 2}); });
     add("conv2d, one value for both", {4, 3, 3, 3}, {2, 2}, {1, 1}, {1, 1},
-        [](T w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, 2, 1); });
+        [](T w) { return at::conv2d(images({2, 3, 8, 7}), w, {}, 2, 1); });
     add(
         "conv2d in groups", {6, 1, 3, 3}, {1, 1}, {1, 1}, {1, 1},
-        [](T w) { return at::conv2d(input({2, 3, 8, 7}), w, input({6}), 1, 1, 1, 3); }, 3);
+        [](T w) { return at::conv2d(images({2, 3, 8, 7}), w, images({6}), 1, 1, 1, 3); }, 3);
     add("conv3d", {2, 3, 2, 2, 2}, {1, 1, 1}, {0, 0, 0}, {1, 1, 1},
-        [](T w) { return at::conv3d(input({1, 3, 4, 5, 6}), w, input({2})); });
+        [](T w) { return at::conv3d(images({1, 3, 4, 5, 6}), w, images({2})); });
     add("conv2d valid", {4, 3, 3, 3}, {1, 1}, {0, 0}, {1, 1},
-        [](T w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, 1, "valid"); });
+        [](T w) { return at::conv2d(images({2, 3, 8, 7}), w, {}, 1, "valid"); });
     add("conv2d same", {4, 3, 3, 5}, {1, 1}, {2, 4}, {2, 2},
-        [](T w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, 1, "same", 2); });
+        [](T w) { return at::conv2d(images({2, 3, 8, 7}), w, {}, 1, "same", 2); });
     add("conv1d same, even kernel", {4, 3, 4}, {1}, {1}, {1},
-        [](T w) { return at::conv1d(input({2, 3, 9}), w, {}, 1, "same"); });
+        [](T w) { return at::conv1d(images({2, 3, 9}), w, {}, 1, "same"); });
     add("_convolution", {4, 3, 3, 3}, {1, 1}, {1, 1}, {1, 1}, [](T w) {
-      return at::_convolution(input({2, 3, 8, 7}), w, input({4}), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, false,
+      return at::_convolution(images({2, 3, 8, 7}), w, images({4}), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, false,
                               false, true, true);
     });
     add("_convolution, old form", {4, 3, 3, 3}, {1, 1}, {1, 1}, {1, 1}, [](T w) {
-      return at::_convolution(input({2, 3, 8, 7}), w, input({4}), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, false,
+      return at::_convolution(images({2, 3, 8, 7}), w, images({4}), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, false,
                               false, true);
     });
     add("convolution", {4, 3, 3, 3}, {1, 1}, {0, 0}, {1, 1},
-        [](T w) { return at::convolution(input({2, 3, 8, 7}), w, {}, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1); });
+        [](T w) { return at::convolution(images({2, 3, 8, 7}), w, {}, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1); });
     add(
         "conv_transpose1d", {3, 4, 3}, {2}, {1}, {1},
-        [](T w) { return at::conv_transpose1d(input({2, 3, 5}), w, input({4}), 2, 1, 1); }, 1, true);
+        [](T w) { return at::conv_transpose1d(images({2, 3, 5}), w, images({4}), 2, 1, 1); }, 1, true);
     add(
         "conv_transpose3d", {3, 2, 2, 2, 2}, {1, 1, 1}, {0, 0, 0}, {1, 1, 1},
-        [](T w) { return at::conv_transpose3d(input({1, 3, 3, 4, 5}), w); }, 1, true);
+        [](T w) { return at::conv_transpose3d(images({1, 3, 3, 4, 5}), w); }, 1, true);
     add(
         "conv_transpose2d", {3, 4, 3, 3}, {2, 2}, {0, 0}, {1, 1},
-        [](T w) { return at::conv_transpose2d(input({2, 3, 5, 5}), w, input({4}), 2); }, 1, true);
+        [](T w) { return at::conv_transpose2d(images({2, 3, 5, 5}), w, images({4}), 2); }, 1, true);
     add("F::conv2d", {4, 3, 3, 3}, {1, 1}, {1, 1}, {1, 1}, [](T w) {
-      return torch::nn::functional::conv2d(input({2, 3, 8, 7}), w,
+      return torch::nn::functional::conv2d(images({2, 3, 8, 7}), w,
                                            torch::nn::functional::Conv2dFuncOptions().padding(torch::kSame));
     });
     return f;
@@ -255,12 +255,12 @@ const std::vector<Form>& forms() {
   return all;
 }
 
-at::Tensor weight(const Form& f) {
+at::Tensor weight(const ConvolutionForm& f) {
   torch::manual_seed(7);
   return at::randn(f.weight, on_hpu());
 }
 
-void expect_watched_once(const Form& f) {
+void expect_watched_once(const ConvolutionForm& f) {
   const at::Tensor expected = f.run(weight(f)), w = weight(f);
   const auto handler = std::make_shared<RecordingHandler>();
   runtime::tag_weight(w, "conv", handler);
@@ -278,12 +278,12 @@ void expect_watched_once(const Form& f) {
 
 TEST(ConvolutionWatchers, SeeEachFormOnceAndChangeNoBit) {
   in_every_mode([] {
-    for (const Form& f : forms()) expect_watched_once(f);
+    for (const ConvolutionForm& f : convolutions()) expect_watched_once(f);
   });
 }
 
 TEST(ConvolutionCodes, GiveTheConvolutionOfTheDecodedWeight) {
-  for (const Form& f : forms()) {
+  for (const ConvolutionForm& f : convolutions()) {
     at::Tensor w = weight(f);
     const auto handler = std::make_shared<CodesHandler>(0.02);
     const at::Tensor expected = f.run(hpu((w.cpu() / 0.02).to(at::kFloat8_e4m3fn).to(at::kFloat) * 0.02));
@@ -300,9 +300,9 @@ TEST(ConvolutionCodes, APartOfTheWeightThrows) {
   at::Tensor w = at::ones({4, 3, 3, 3}, on_hpu()), one = at::ones({4, 3, 1}, on_hpu());
   convert_to_codes(w, "conv", std::make_shared<CodesHandler>(1.0), 1.0);
   convert_to_codes(one, "conv", std::make_shared<CodesHandler>(1.0), 1.0);
-  EXPECT_REFUSED(at::conv2d(input({2, 3, 8, 7}), w.narrow(0, 0, 2)), "aten::conv2d", "module 'conv'",
+  EXPECT_REFUSED(at::conv2d(images({2, 3, 8, 7}), w.narrow(0, 0, 2)), "aten::conv2d", "module 'conv'",
                  "expected all of it");
-  EXPECT_REFUSED(at::conv1d(input({2, 3, 9}), one.narrow(0, 0, 2)), "aten::conv1d", "module 'conv'",
+  EXPECT_REFUSED(at::conv1d(images({2, 3, 9}), one.narrow(0, 0, 2)), "aten::conv1d", "module 'conv'",
                  "expected all of it");
 }
 
@@ -313,7 +313,7 @@ TEST(ConvolutionModules, TrainUnderAWatcherAsWithout) {
     conv->to(kHpu);
     const auto handler = std::make_shared<RecordingHandler>();
     if (tagged) runtime::tag_weight(conv->weight, "conv", handler);
-    conv(input({2, 3, 8, 7})).square().sum().backward();
+    conv(images({2, 3, 8, 7})).square().sum().backward();
     EXPECT_EQ(handler->calls.size(), tagged ? 1u : 0u);
     return conv->weight.grad();
   };

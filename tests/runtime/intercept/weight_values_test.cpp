@@ -2,7 +2,6 @@
 // A converted weight to its readers: values in print-outs, the dtype of its values to code that asks, and refusals that
 // name the way out to code that asked weight.dtype() instead. Operands of converted modules lie on the module's device.
 
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"
 #include "support/scoped_variable.h"

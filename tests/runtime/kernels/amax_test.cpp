@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // amax over everything, rows and columns, on every level, against plain loops over exact values.
-#include <gtest/gtest.h>
 
 #include <random>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {

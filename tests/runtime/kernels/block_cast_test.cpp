@@ -4,7 +4,6 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/block_cast_reference.h"
 #include "runtime/kernels/cast_test.h"
-#include "support/throws_with.h"
 
 namespace fp8::kernels {
 namespace {

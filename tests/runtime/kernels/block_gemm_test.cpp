@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemm with scales per block of W and per group of A's columns, against sums in f64: every level, odd sizes, ragged
 // groups and blocks, weights that begin within a block, scales surrounded by NaN.
-#include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/simd.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/gemm_problem.h"
 #include "runtime/kernels/kernel_test.h"
 

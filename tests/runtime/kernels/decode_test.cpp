@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // All 256 codes of both formats to every type, on every level, against the formats' definitions in double precision.
-#include <gtest/gtest.h>
 
 #include <random>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {

@@ -3,12 +3,9 @@
 // from exact results; odd sizes, rows apart with NaN between them, memory that ends where the operands do.
 #include "fp8/runtime/kernels/attention/decoder_math.h"
 
-#include <gtest/gtest.h>
-
 #include <random>
 
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {

@@ -8,7 +8,6 @@
 #include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"
 #include "fp8/runtime/kernels/simd.h"
-#include "fp8/runtime/kernels/software_tiles.h"
 #include "runtime/kernels/amx_reference.h"
 #include "runtime/kernels/amx_trap.h"
 #include "runtime/kernels/gemm_problem.h"

@@ -4,8 +4,6 @@
 // to the bound of f32 sums. All other levels, and what these do not fold, are as without.
 
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/simd.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/amx_reference.h"
 #include "runtime/kernels/gemm_problem.h"
 #include "runtime/kernels/kernel_test.h"

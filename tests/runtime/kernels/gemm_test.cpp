@@ -3,8 +3,6 @@
 // promises beyond that: the same bits for every layout, thread count and number of rows.
 #include "fp8/runtime/kernels/gemm.h"
 
-#include "fp8/runtime/kernels/simd.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/gemm_problem.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Newton-Schulz against the published iteration, written out in f64.
-#include <gtest/gtest.h>
 
 #include <Eigen/Dense>
 #include <random>
 
 #include "fp8/runtime/kernels/optim.h"
-#include "fp8/runtime/kernels/thread_pool.h"
-#include "kernel_test.h"
+#include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
 namespace {

@@ -2,13 +2,10 @@
 // The arithmetic of optimizers against f64 formulas, and its bits on every level and for 1 and 3 threads.
 #include "fp8/runtime/kernels/optim.h"
 
-#include <gtest/gtest.h>
-
 #include <random>
 
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/thread_pool.h"
-#include "kernel_test.h"
+#include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
 namespace {

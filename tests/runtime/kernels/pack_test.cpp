@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The packed layout against the formula in gemm.h, both ways, and transpose_bytes.
-#include <gtest/gtest.h>
 
 #include <random>
 
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/simd.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {

@@ -4,7 +4,6 @@
 // them, rows of zeros, infinities and NaN, memory that ends where the operands do.
 
 #include "fp8/runtime/kernels/attention/decoder_math.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/cast_test.h"
 

@@ -2,11 +2,13 @@
 // Levels: names, forcing, and the environment variable (in a child process, because the choice is made once).
 #include "fp8/runtime/kernels/simd.h"
 
-#include <gtest/gtest.h>
-
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
+#include "fp8/runtime/kernels/device_kind.h"
+#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/scratch.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
@@ -67,6 +69,71 @@ TEST_F(SimdDeathTest, UnknownWordNamesTheChoices) {
   EXPECT_EXIT(report_level("sse9"), testing::ExitedWithCode(7),
               "error=FP8_SIMD: found \"sse9\", this machine allows scalar");
   EXPECT_EXIT(report_level("AVX2"), testing::ExitedWithCode(7), "error=FP8_SIMD: found \"AVX2\"");
+}
+
+class KindOfEnvironment : public ::testing::Test {
+ protected:
+  void TearDown() override { unsetenv("FP8_HPU_DEVICE"); }
+};
+
+TEST_F(KindOfEnvironment, IsGaudi3UnlessNamed) {
+  unsetenv("FP8_HPU_DEVICE");
+  EXPECT_EQ(kind_from_environment(), DeviceKind::gaudi3);
+  for (const auto& [word, kind] : {std::pair{"", DeviceKind::gaudi3},
+                                   {"gaudi", DeviceKind::gaudi},
+                                   {"gaudi2", DeviceKind::gaudi2},
+                                   {"gaudi3", DeviceKind::gaudi3}}) {
+    setenv("FP8_HPU_DEVICE", word, 1);
+    EXPECT_EQ(kind_from_environment(), kind) << word;
+  }
+}
+
+TEST_F(KindOfEnvironment, OthersAreRefused) {
+  setenv("FP8_HPU_DEVICE", "gaudi4", 1);
+  EXPECT_EQ(error_of<std::invalid_argument>(kind_from_environment),
+            "FP8_HPU_DEVICE: found 'gaudi4', allowed: gaudi, gaudi2, gaudi3");
+}
+
+TEST(DialectOf, TheSecondGenerationHasItsOwn) {
+  EXPECT_EQ(fp8_max(Format::E4M3, dialect_of(DeviceKind::gaudi2)), 240.0f);
+  EXPECT_EQ(fp8_max(Format::E4M3, dialect_of(DeviceKind::gaudi3)), 448.0f);
+}
+
+// Against the numbers that the reference code of splitmix64 (Vigna, prng.di.unimi.it/splitmix64.c) gives.
+
+TEST(RandomBits, AreThoseOfSplitmix64) {
+  constexpr std::uint64_t kOf1234567[] = {6457827717110365317u, 3203168211198807973u, 9817491932198370423u,
+                                          4593380528125082431u, 16408922859458223821u};
+  for (std::uint64_t i = 0; i < std::size(kOf1234567); ++i) EXPECT_EQ(splitmix64(1234567, i), kOf1234567[i]) << i;
+  EXPECT_EQ(splitmix64(0, 0), 0xe220a8397b1dcdafu);
+  EXPECT_EQ(splitmix64(0, 1), 0x6e789e6aa1b965f4u);
+}
+
+TEST(RandomBits, TheLastNumbersWrapAround) {
+  EXPECT_EQ(splitmix64(7, ~std::uint64_t{0}), mix(7));
+  EXPECT_EQ(mix(0), 0u);
+}
+
+TEST(RandomBits, OneBitChangesAboutHalfOfThem) {
+  for (int bit = 0; bit < 64; ++bit) {
+    const int changed = std::popcount(mix(0x0123456789abcdefu) ^ mix(0x0123456789abcdefu ^ (std::uint64_t{1} << bit)));
+    EXPECT_GT(changed, 10) << bit;
+    EXPECT_LT(changed, 54) << bit;
+  }
+}
+
+TEST(Scratch, KeepsItsMemoryUntilItGrowsOrShrinks) {
+  Scratch scratch;
+  std::uint8_t* first = scratch.get(100);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 64, 0u);
+  std::memset(first, 1, 100);
+  EXPECT_EQ(scratch.get(50), first);
+  scratch.shrink(100);
+  EXPECT_EQ(scratch.get(100), first);
+  std::memset(scratch.get(5000), 2, 5000);
+  scratch.shrink(4999);
+  std::memset(scratch.get(10), 3, 10);  // memory of its own again
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(scratch.get(10)) % 64, 0u);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include "fp8/runtime/optim/fused_sgd.h"
 #include "runtime/leaf/heard.h"
 #include "runtime/ops/op_call.h"
-#include "support/hpu_test.h"
 
 namespace fp8::runtime {
 namespace {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/optim/fused_adam.h"
 
-#include "fp8/runtime/intercept/weight_tag.h"
-#include "optim_test.h"
+#include "runtime/optim/optim_test.h"
 #include "support/enum_names.h"
 
 namespace fp8::runtime::optim {

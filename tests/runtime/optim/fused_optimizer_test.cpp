@@ -5,7 +5,7 @@
 #include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/runtime/optim/fused_sgd.h"
 #include "fp8/runtime/optim/muon.h"
-#include "optim_test.h"
+#include "runtime/optim/optim_test.h"
 
 namespace fp8::runtime::optim {
 namespace {

@@ -2,7 +2,7 @@
 #include "fp8/runtime/optim/muon.h"
 
 #include "fp8/runtime/optim/fused_clip_ema.h"
-#include "optim_test.h"
+#include "runtime/optim/optim_test.h"
 #include "support/enum_names.h"
 
 namespace fp8::runtime::optim {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::optimizer_* and hpu::fused_clip_norm: the vendor's schemas, and its math in f64.
-#include "optim_test.h"
+#include "runtime/optim/optim_test.h"
 #include "support/schema_test.h"
 
 namespace fp8::runtime {

@@ -8,10 +8,8 @@
 
 #include <fstream>
 
-#include "fp8/runtime/io/json/json.h"
+
 #include "runtime/profile/recorded.h"
-#include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
 #include "support/scoped_variable.h"
 #include "support/temp_dir.h"
 

@@ -11,7 +11,6 @@
 #include "support/child.h"
 #include "support/scoped_variable.h"
 #include "support/temp_dir.h"
-#include "support/throws_with.h"
 
 namespace fp8::runtime {
 namespace {

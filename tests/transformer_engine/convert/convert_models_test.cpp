@@ -7,10 +7,8 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/temp_dir.h"
-#include "transformer_engine/training_models.h"
 #include "transformer_engine/user_models.h"
 
 namespace fp8::te {

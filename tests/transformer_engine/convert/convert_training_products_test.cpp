@@ -9,10 +9,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/convert/precision_plugin.h"
-#include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
-#include "support/models_for_tests.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {

@@ -4,8 +4,6 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/transformer_engine/modules/extra_state.h"
 #include "support/f64.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/training_models.h"

@@ -12,7 +12,6 @@
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/enum_names.h"
-#include "support/hpu_test.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

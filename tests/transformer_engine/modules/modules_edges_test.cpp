@@ -5,14 +5,12 @@
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
-#include "module_checks.h"
+#include "transformer_engine/modules/module_checks.h"
 
 namespace fp8::te {
 namespace {
 
 using recipes::DelayedScaling;
-using test::on_hpu;
-using test::same_bits;
 using test::same_step;
 using test::training_step;
 

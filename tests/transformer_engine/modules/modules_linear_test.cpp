@@ -7,7 +7,7 @@
 #include "fp8/transformer_engine/modules/layer_norm.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
-#include "module_checks.h"
+#include "transformer_engine/modules/module_checks.h"
 
 namespace fp8::te {
 namespace {
@@ -16,8 +16,6 @@ namespace F = torch::nn::functional;
 using recipes::DelayedScaling;
 using test::copy_parameters;
 using test::near_step;
-using test::on_hpu;
-using test::same_bits;
 using test::same_step;
 using test::training_step;
 

@@ -5,15 +5,12 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
-#include "module_checks.h"
+#include "transformer_engine/modules/module_checks.h"
 
 namespace fp8::te {
 namespace {
 
 using recipes::DelayedScaling;
-using test::on_hpu;
-using test::same_bits;
-using test::throws_with;
 using test::training_step;
 using Sizes = std::vector<std::int64_t>;
 

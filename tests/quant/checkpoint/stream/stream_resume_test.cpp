@@ -3,9 +3,7 @@
 // work, and an output that is finished already.
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/stream/stream_work.h"
-#include "tools/commands/run_fp8.h"
 
 namespace fp8::quant {
 namespace {

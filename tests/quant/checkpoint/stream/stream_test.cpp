@@ -7,13 +7,8 @@
 
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/stream/stream_work.h"
-#include "support/temp_dir.h"
-#include "support/throws_with.h"
-#include "tools/commands/run_fp8.h"
 
 namespace fp8::quant {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "fp8/runtime/io/base/fail.h"
 #include "runtime/io/io_test.h"
-#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {

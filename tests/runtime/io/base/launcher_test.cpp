@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <thread>
 
-#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "support/launchers.h"

@@ -5,7 +5,6 @@
 
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 #include "runtime/io/io_test.h"
-#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
-#include "sdpa_reference.h"
+#include "runtime/ops/attention/sdpa_reference.h"
 #include "support/schema_test.h"
 
 namespace fp8::test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // rms_norm and its backward against the formula in f64 and its gradients by autograd.
-#include "sdpa_reference.h"
+#include "runtime/ops/attention/sdpa_reference.h"
 
 namespace fp8::test {
 namespace {

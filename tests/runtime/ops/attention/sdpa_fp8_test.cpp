@@ -2,7 +2,7 @@
 // fp8 attention: the formula in f64 on the values of the codes, P and dS cast in between by searching the nearest
 // value. Where f32 and f64 disagree about a tie, the code may be one step off; the data here has no such ties but for P
 // itself, whose codes are checked one by one.
-#include "sdpa_reference.h"
+#include "runtime/ops/attention/sdpa_reference.h"
 
 namespace fp8::test {
 namespace {

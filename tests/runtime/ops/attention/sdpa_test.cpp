@@ -2,7 +2,7 @@
 // Attention in high precision, forward and backward, with and without recomputation, against the formula in f64 and its
 // gradients by autograd.
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "sdpa_reference.h"
+#include "runtime/ops/attention/sdpa_reference.h"
 
 namespace fp8::test {
 namespace {

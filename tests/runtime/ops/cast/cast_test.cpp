@@ -5,7 +5,6 @@
 #include "fp8/runtime/ops/cast/cast.h"
 
 #include "runtime/ops/attention/sdpa_reference.h"
-#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -3,7 +3,7 @@
 // so the ten forms are compared with the formula bit by bit, roundings to fp8 and bf16 included.
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/moe/moe_ops.h"
-#include "moe_problem.h"
+#include "runtime/ops/moe/moe_problem.h"
 
 namespace fp8::test {
 namespace {

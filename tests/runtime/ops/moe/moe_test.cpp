@@ -4,8 +4,7 @@
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include "fp8/runtime/ops/moe/moe_ops.h"
-#include "moe_problem.h"
-#include "runtime/ops/op_call.h"
+#include "runtime/ops/moe/moe_problem.h"
 #include "support/schema_test.h"
 
 namespace fp8::test {

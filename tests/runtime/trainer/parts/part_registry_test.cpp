@@ -10,7 +10,6 @@
 #include "support/hpu_test.h"
 #include "support/launchers.h"
 #include "support/temp_dir.h"
-#include "support/throws_with.h"
 
 namespace fp8::trainer {
 namespace {
