@@ -99,6 +99,16 @@ inline bool is_rank() { return std::getenv(kRanksFile) != nullptr; }
 #define FP8_RANK_ONLY() \
   if (!::fp8::test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"
 
+namespace fp8::test {
+
+/// The fixture of such cases.
+class OnlyRanks : public ::testing::Test {
+ protected:
+  void SetUp() override { FP8_RANK_ONLY(); }
+};
+
+}  // namespace fp8::test
+
 #define FP8_TEST_RANKS(suite, name, ...)                                                               \
   void suite##_##name();                                                                               \
   TEST(suite, name) {                                                                                  \

@@ -31,7 +31,11 @@ struct Refusal {
   at::Tensor tensor(const std::string& name) const { return test::find(tensors, name); }
 };
 
-TEST(CheckpointRefusals, NaNInAQuantizedTensor) {
+struct CheckpointRefusals : ::testing::Test {
+  Refusal r;
+};
+
+TEST_F(CheckpointRefusals, NaNInAQuantizedTensor) {
   for (const bool channel : {true, false}) {
     for (const float bad : {NAN, INFINITY}) {
       Refusal r;
@@ -42,15 +46,13 @@ TEST(CheckpointRefusals, NaNInAQuantizedTensor) {
   }
 }
 
-TEST(CheckpointRefusals, NaNInAKeptTensor) {
-  Refusal r;
+TEST_F(CheckpointRefusals, NaNInAKeptTensor) {
   r.tensor("lm_head.weight")[49][35].fill_(NAN);
   r.expect({(r.dir / "in").string(), "lm_head.weight", "found NaN"});
 }
 
-TEST(CheckpointRefusals, QuantizedAlready) {
+TEST_F(CheckpointRefusals, QuantizedAlready) {
   const char* const said = R"({"text_config": {"quantization_config": {"quant_method": "fp8"}}})";
-  Refusal r;
   r.tensors.emplace_back("lm_head.weight_scale", torch::ones({1}));
   test::write_llama(r.dir / "in", r.tensors);
   test::write_text(r.dir / "in/config.json", said);
@@ -71,35 +73,30 @@ TEST(CheckpointRefusals, QuantizedAlready) {
   }
 }
 
-TEST(CheckpointRefusals, Fp8CodesWithoutAConfigThatSaysSo) {
-  Refusal r;
+TEST_F(CheckpointRefusals, Fp8CodesWithoutAConfigThatSaysSo) {
   for (auto& [name, t] : r.tensors) {
     if (name == "model.layers.0.mlp.up_proj.weight") t = t.to(at::kFloat8_e4m3fn);
   }
   r.expect({"model.layers.0.mlp.up_proj.weight", "1 weights in codes", "F8_E4M3", "without scales"});
 }
 
-TEST(CheckpointRefusals, NothingLeftToQuantize) {
-  Refusal r;
+TEST_F(CheckpointRefusals, NothingLeftToQuantize) {
   r.options.plan.exclude = {"."};
   r.expect({(r.dir / "in").string(), "no module is left", "'exclude'"});
 }
 
-TEST(CheckpointRefusals, OnlyConvolutionsLeft) {
-  Refusal r;
+TEST_F(CheckpointRefusals, OnlyConvolutionsLeft) {
   r.tensors = {{"conv.weight", torch::ones({4, 3, 2, 2})}};
   r.expect({"no Linear module is left"});
 }
 
-TEST(CheckpointRefusals, E5M2HasNoPlaceInTheFormat) {
-  Refusal r;
+TEST_F(CheckpointRefusals, E5M2HasNoPlaceInTheFormat) {
   r.options.plan.config =
       configs::parse_quant_config(io::Json{{"scale_method", "unit_scale"}, {"fp8_config", "E5M2"}}, "q");
   r.expect({"compressed-tensors holds E4M3, found E5M2"});
 }
 
-TEST(CheckpointRefusals, MeasurementsThatDoNotFit) {
-  Refusal r;
+TEST_F(CheckpointRefusals, MeasurementsThatDoNotFit) {
   r.options.plan.activations = ActivationScaling::static_tensor;
   r.options.plan.measurements = measure::MeasurementFile{};
   r.expect({"no measurement of module 'model.layers.0."});
@@ -114,8 +111,7 @@ TEST(CheckpointRefusals, MeasurementsThatDoNotFit) {
   }
 }
 
-TEST(CheckpointRefusals, Folders) {
-  Refusal r;
+TEST_F(CheckpointRefusals, Folders) {
   EXPECT_REFUSED(quantize_checkpoint(r.dir / "nowhere", r.dir / "out", r.options), "nowhere",
                  "expected a model folder, found nothing");
   test::write_text(r.dir / "file", "");
@@ -130,8 +126,7 @@ TEST(CheckpointRefusals, Folders) {
   r.expect_as_it_is({"model.safetensors"});
 }
 
-TEST(CheckpointRefusals, OutputsThatExistOrAreTheInput) {
-  Refusal r;
+TEST_F(CheckpointRefusals, OutputsThatExistOrAreTheInput) {
   test::write_llama(r.dir / "in", r.tensors);
   r.options.overwrite = true;
   const auto before = test::folder_bytes(r.dir / "in");
@@ -152,7 +147,7 @@ TEST(CheckpointRefusals, OutputsThatExistOrAreTheInput) {
   EXPECT_EQ(test::folder_bytes(r.dir / "out"), first);
 }
 
-TEST(CheckpointRefusals, AStopLeavesNothing) {
+TEST_F(CheckpointRefusals, AStopLeavesNothing) {
   for (int at = 0; at < 12; ++at) {
     Refusal r;
     int asked = 0;

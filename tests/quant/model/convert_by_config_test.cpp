@@ -65,8 +65,11 @@ bool mentions(const ConversionReport& report, const std::string& text) {
   return false;
 }
 
-TEST(ConfigConvert, ScalesAreStoredInIncsForm) {
+struct ConfigConvert : ::testing::Test {
   const Files files;
+};
+
+TEST_F(ConfigConvert, ScalesAreStoredInIncsForm) {
   Model model;
   const auto report = convert_for(model, files.config("\"maxabs_pow2\""));
   EXPECT_EQ(report.converted.size(), 2u);
@@ -83,7 +86,7 @@ TEST(ConfigConvert, ScalesAreStoredInIncsForm) {
   EXPECT_EQ(stored.find("product")->outputs[0].values, std::vector<float>{0x1p-8f});
 }
 
-TEST(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
+TEST_F(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
   for (const std::string observer : {"maxabs", "maxabs_per_channel", "histogram", "percentile", "mse", "kl"}) {
     SCOPED_TRACE(observer);
     const test::TempDir dir;
@@ -103,7 +106,7 @@ TEST(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
   }
 }
 
-TEST(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
+TEST_F(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
   for (const std::string observer : {"shape", "save"}) {
     const Files files;  // of maxabs, under the same prefix
     Model model;
@@ -116,7 +119,7 @@ TEST(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
   }
 }
 
-TEST(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
+TEST_F(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
   const auto config = [](const std::string& keys) { return parsed(R"({"dump_stats_path": "")" + keys + "}"); };
   Model model, fixed, dynamic;
   EXPECT_REFUSED(convert_for(model, config("")), "key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements");
@@ -126,8 +129,7 @@ TEST(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
             2u);
 }
 
-TEST(ConfigConvert, ChannelScalesAreStoredAsLists) {
-  const Files files;
+TEST_F(ConfigConvert, ChannelScalesAreStoredAsLists) {
   Model model;
   convert_for(model, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""));
   const ScaleFile stored = read_scales(files.name("ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2"));
@@ -136,8 +138,7 @@ TEST(ConfigConvert, ChannelScalesAreStoredAsLists) {
   EXPECT_EQ(stored.find("proj")->outputs[0].values.size(), 4u);
 }
 
-TEST(ConfigConvert, AStaleScaleFileNeverWins) {
-  const Files files;
+TEST_F(ConfigConvert, AStaleScaleFileNeverWins) {
   const auto config = files.config("\"maxabs_pow2\"");
   Model first;
   convert_for(first, config);
@@ -156,8 +157,7 @@ TEST(ConfigConvert, AStaleScaleFileNeverWins) {
   EXPECT_FALSE(convert_with_config(*target, config, recipes::Dialect::gaudi3).warnings.empty()) << "another device";
 }
 
-TEST(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
-  const Files files;
+TEST_F(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
   ScaleFile foreign;
   foreign.modules = {
       {"proj", {StoredScale::of(0.5f)}, {StoredScale::of(0.125f)}, StoredScale::of(0.25f)},
@@ -178,8 +178,7 @@ TEST(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
   EXPECT_EQ(input_scale(recalculated), 0x1p-4f);
 }
 
-TEST(ConfigConvert, ModeLoadTakesScalesWithoutMeasurements) {
-  const Files files;
+TEST_F(ConfigConvert, ModeLoadTakesScalesWithoutMeasurements) {
   Model model;
   const auto config = files.config("\"maxabs_pow2\"");
   convert_for(model, config);
@@ -194,8 +193,7 @@ TEST(ConfigConvert, ModeLoadTakesScalesWithoutMeasurements) {
   EXPECT_EQ(missing->proj->weight.scalar_type(), at::kFloat);
 }
 
-TEST(ConfigConvert, ScaleFormatsGiveEqualResults) {
-  const Files files;
+TEST_F(ConfigConvert, ScaleFormatsGiveEqualResults) {
   const at::Tensor x = torch::randn({3, 8});
   const torch::NoGradGuard no_grad;
   std::vector<at::Tensor> results;
@@ -208,7 +206,7 @@ TEST(ConfigConvert, ScaleFormatsGiveEqualResults) {
   EXPECT_TRUE(same_bits(results[0], results[1]));
 }
 
-TEST(ConfigConvert, FixedAndDynamicMethodsTouchNoFile) {
+TEST_F(ConfigConvert, FixedAndDynamicMethodsTouchNoFile) {
   const test::TempDir dir;
   const std::string prefix = (dir.path() / "none" / "stats").string();
   for (const char* keys :
@@ -226,8 +224,7 @@ struct Variable {
   ~Variable() { unsetenv(name); }
 };
 
-TEST(ConfigConvert, ScalesCanBePatchedAtRunTime) {
-  const Files files;
+TEST_F(ConfigConvert, ScalesCanBePatchedAtRunTime) {
   const Variable patching("RUNTIME_SCALE_PATCHING", "1");
   Model channels;
   EXPECT_REFUSED(convert_for(channels, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\"")),
@@ -248,8 +245,7 @@ TEST(ConfigConvert, ScalesCanBePatchedAtRunTime) {
   EXPECT_REFUSED(set_scale(*model, "product", ScaleOf::weight, 0, 1.0f), "product");
 }
 
-TEST(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
-  const Files files;
+TEST_F(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
   const std::string path = (files.dir.path() / "methods.json").string();
   const Variable dump("SCALE_METHOD_CONFIG_DUMP_PATH", path);
   Model model;
@@ -260,7 +256,7 @@ TEST(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
     EXPECT_NE(text.str().find(word), std::string::npos) << word;
 }
 
-TEST(ConfigConvert, MissingMeasurementsAreNamed) {
+TEST_F(ConfigConvert, MissingMeasurementsAreNamed) {
   const test::TempDir dir;
   Model model;
   const std::string prefix = (dir.path() / "stats").string();

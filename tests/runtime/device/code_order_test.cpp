@@ -40,8 +40,11 @@ struct Weight {
   }
 };
 
-TEST(CodeOrder, ProductsPackAWeightThatTheyReadAgain) {
+struct CodeOrder : ::testing::Test {
   const Weight w;
+};
+
+TEST_F(CodeOrder, ProductsPackAWeightThatTheyReadAgain) {
   const at::Tensor once = w.product(false);
   for (int i = 0; i < 10; ++i) w.product(false);
   EXPECT_FALSE(is_packed(w.codes));
@@ -54,7 +57,7 @@ TEST(CodeOrder, ProductsPackAWeightThatTheyReadAgain) {
   EXPECT_TRUE(is_packed(w.codes));
 }
 
-TEST(CodeOrder, EveryProductGivesTheSameBits) {
+TEST_F(CodeOrder, EveryProductGivesTheSameBits) {
   const Weight w, rows;
   Fp8Tensor per_row = w.operand(), blocks = rows.operand();
   per_row.grid = at::rand({kN, 1}).to(kHpu);
@@ -77,8 +80,7 @@ TEST(CodeOrder, EveryProductGivesTheSameBits) {
   for (std::size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(same_bits(packed[i], first[i])) << i;
 }
 
-TEST(CodeOrder, RowsOfAPackedWeightAreServedFromIt) {
-  const Weight w;
+TEST_F(CodeOrder, RowsOfAPackedWeightAreServedFromIt) {
   const auto part = [&](std::int64_t first, std::int64_t rows) {
     Fp8Tensor p = w.operand(false);
     p.codes = w.codes.narrow(0, first, rows);
@@ -92,8 +94,7 @@ TEST(CodeOrder, RowsOfAPackedWeightAreServedFromIt) {
   EXPECT_FALSE(is_packed(w.codes)) << "these rows do not lie together";
 }
 
-TEST(CodeOrder, WhatReadsOrWritesMeetsRows) {
-  const Weight w;
+TEST_F(CodeOrder, WhatReadsOrWritesMeetsRows) {
   const at::Tensor bytes = w.host.view(at::kByte);
   const auto on_host = [](const at::Tensor& t) { return t.view(at::kByte).cpu(); };
   const std::vector<std::pair<const char*, std::function<at::Tensor()>>> readers = {
@@ -133,8 +134,7 @@ TEST(CodeOrder, WhatReadsOrWritesMeetsRows) {
   EXPECT_TRUE(same_bits(w.product(), changed));
 }
 
-TEST(CodeOrder, AnAddressOfPackedCodesIsRefused) {
-  const Weight w;
+TEST_F(CodeOrder, AnAddressOfPackedCodesIsRefused) {
   w.multiply_often();
   EXPECT_REFUSED(w.codes.const_data_ptr(), "lie packed for products", "cpu_alias");
   EXPECT_REFUSED(w.codes.mutable_data_ptr(), "lie packed for products");
@@ -143,8 +143,7 @@ TEST(CodeOrder, AnAddressOfPackedCodesIsRefused) {
   EXPECT_NE(w.codes.const_data_ptr(), nullptr);
 }
 
-TEST(CodeOrder, WhoeverHoldsAnAliasKeepsTheRows) {
-  const Weight w;
+TEST_F(CodeOrder, WhoeverHoldsAnAliasKeepsTheRows) {
   {
     const at::Tensor alias = runtime::cpu_alias(w.codes);
     for (int i = 0; i < 50; ++i) w.product();
@@ -154,8 +153,7 @@ TEST(CodeOrder, WhoeverHoldsAnAliasKeepsTheRows) {
   w.multiply_often();
 }
 
-TEST(CodeOrder, EachReturnDoublesThePatience) {
-  const Weight w;
+TEST_F(CodeOrder, EachReturnDoublesThePatience) {
   for (const int expected : {2, 4, 8, 16}) {
     int products = 0;
     for (; !is_packed(w.codes) && products < 1000; ++products) w.product();
@@ -164,7 +162,7 @@ TEST(CodeOrder, EachReturnDoublesThePatience) {
   }
 }
 
-TEST(CodeOrder, OnlyWholeMatricesOfGroupsArePacked) {
+TEST_F(CodeOrder, OnlyWholeMatricesOfGroupsArePacked) {
   const auto stays = [](const at::Tensor& codes) {
     Fp8Tensor w{codes}, x{at::randn({2, codes.size(1)}).to(at::kFloat8_e4m3fn).to(kHpu)};
     w.reused = true;
@@ -179,8 +177,7 @@ TEST(CodeOrder, OnlyWholeMatricesOfGroupsArePacked) {
   EXPECT_FALSE(stays(codes_of(16, 8).to(kHpu)));
 }
 
-TEST(CodeOrder, ThreadsThatMultiplyAndReadMeetTheSameCodes) {
-  const Weight w;
+TEST_F(CodeOrder, ThreadsThatMultiplyAndReadMeetTheSameCodes) {
   const at::Tensor expected = w.product(false).cpu(), bytes = w.host.view(at::kByte);
   std::atomic<int> wrong = 0;
   const auto run = [&](auto&& work) {

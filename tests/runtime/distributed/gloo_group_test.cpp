@@ -94,8 +94,9 @@ FP8_TEST_RANKS(GlooGroup, SumsOfBf16AreRoundedOnce, 3) {
   EXPECT_TRUE(same_bits(t, torch::full({100}, 258.0, on_hpu(at::kBFloat16))));  // 256 + 1 + 1
 }
 
-TEST(GlooRanks, DISABLED_DifferentCalls) {
-  FP8_RANK_ONLY();
+using GlooRanks = test::OnlyRanks;
+
+TEST_F(GlooRanks, DISABLED_DifferentCalls) {
   const auto group = test::rank_group();
   const at::Tensor t = torch::zeros({group->rank() == 0 ? 3 : 4});
   EXPECT_REFUSED(group->all_reduce(t, ReduceOp::sum), "rank " + std::to_string(group->rank()) + " of 2",
@@ -103,8 +104,7 @@ TEST(GlooRanks, DISABLED_DifferentCalls) {
   EXPECT_REFUSED(group->barrier(), "the group failed before", "different calls");
 }
 
-TEST(GlooRanks, DISABLED_DifferentKindsOfCalls) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_DifferentKindsOfCalls) {
   const auto group = test::rank_group();
   EXPECT_REFUSED(group->rank() == 0 ? group->barrier() : group->broadcast(torch::zeros({1 << 20}), 0),
                  "different calls", "barrier", "broadcast");
@@ -136,16 +136,14 @@ FP8_TEST_RANKS(GlooGroup, RanksThatWaitForEachOtherEndWhenTheyAreTold, 2) {
   }
 }
 
-TEST(GlooRanks, DISABLED_OneDies) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_OneDies) {
   const auto group = test::rank_group();
   group->barrier();
   if (group->rank() == 1) _exit(3);
   EXPECT_REFUSED(group->all_reduce(torch::zeros({5}), ReduceOp::sum), "rank 0 of 2", "all_reduce sum of 5 elements");
 }
 
-TEST(GlooRanks, DISABLED_OneIsLate) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_OneIsLate) {
   const auto group = test::rank_group();
   group->barrier();
   if (group->rank() == 1) {
@@ -157,8 +155,7 @@ TEST(GlooRanks, DISABLED_OneIsLate) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
 }
 
-TEST(GlooRanks, DISABLED_OneDoesNotCome) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_OneDoesNotCome) {
   GroupOptions options = test::rank_options();
   if (options.rank == 1) return;
   const std::string place = options.file;
@@ -166,8 +163,7 @@ TEST(GlooRanks, DISABLED_OneDoesNotCome) {
 }
 
 /// Both listen on the loopback alone, Gloo too; rank 0's door closes behind them.
-TEST(GlooRanks, DISABLED_MeetsByAddress) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_MeetsByAddress) {
   GroupOptions options = by_address();
   EXPECT_EQ(options.secret, kSecret);
   const auto group = make_gloo_group(options);
@@ -181,8 +177,7 @@ TEST(GlooRanks, DISABLED_MeetsByAddress) {
   group->barrier();
 }
 
-TEST(GlooRanks, DISABLED_SecretsDiffer) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_SecretsDiffer) {
   GroupOptions options = by_address();
   const std::string who = std::getenv(kWho);
   const bool first = options.rank == 0;
@@ -212,8 +207,7 @@ c10::intrusive_ptr<c10d::TCPStore> stranger(const GroupOptions& options) {
 }
 
 /// Another program connects instead of rank 1.
-TEST(GlooRanks, DISABLED_FloodBefore) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_FloodBefore) {
   GroupOptions options = by_address();
   if (options.rank == 1) {
     const NoBrokenPipes for_the_stranger;
@@ -225,8 +219,7 @@ TEST(GlooRanks, DISABLED_FloodBefore) {
 }
 
 /// Another program connects before all ranks do; the ranks continue without it.
-TEST(GlooRanks, DISABLED_FloodAfter) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_FloodAfter) {
   GroupOptions options = by_address();
   const NoBrokenPipes for_the_stranger;
   const auto early = options.rank == 1 ? stranger(options) : nullptr;
@@ -236,8 +229,7 @@ TEST(GlooRanks, DISABLED_FloodAfter) {
 }
 
 /// Rank 0 stands for a launcher whose store is gone, and continues as a rank.
-TEST(GlooRanks, DISABLED_LauncherGoes) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_LauncherGoes) {
   GroupOptions options = by_address();
   options.launcher_serves = true;
   c10::intrusive_ptr<c10d::TCPStore> store;
@@ -259,8 +251,7 @@ TEST(GlooRanks, DISABLED_LauncherGoes) {
   EXPECT_REFUSED(go_on(), "rank " + std::to_string(options.rank) + " of 2", "the launcher serves it");
 }
 
-TEST(GlooRanks, DISABLED_AddressInUse) {
-  FP8_RANK_ONLY();
+TEST_F(GlooRanks, DISABLED_AddressInUse) {
   GroupOptions options = by_address();
   if (options.rank == 1) return;
   EXPECT_REFUSED(make_gloo_group(options), "rank 0 of 2 at 127.0.0.1:" + std::to_string(options.port), "in use");

@@ -20,16 +20,18 @@ torch::nn::Linear tagged_layer(const std::shared_ptr<runtime::OpHandler>& handle
   return layer;
 }
 
-TEST(WeightTag, RefusesWhatItCanNotTag) {
-  const auto handler = std::make_shared<RecordingHandler>();
+struct WeightTag : ::testing::Test {
+  const std::shared_ptr<RecordingHandler> handler = std::make_shared<RecordingHandler>();
+};
+
+TEST_F(WeightTag, RefusesWhatItCanNotTag) {
   EXPECT_REFUSED(tag_weight(at::ones({2, 2}), "up_proj", handler), "[tag_weight] up_proj", "hpu memory", "cpu");
   EXPECT_REFUSED(tag_weight(at::ones({2, 3}, on_hpu()).t(), "up_proj", handler), "[tag_weight] up_proj", "contiguous");
   float blob[4] = {};
   EXPECT_REFUSED(tag_weight(torch::from_blob(blob, {2, 2}, on_hpu()), "up_proj", handler), "hpu memory");
 }
 
-TEST(WeightTag, SurvivesViewsDetachAndInferenceMode) {
-  const auto handler = std::make_shared<RecordingHandler>();
+TEST_F(WeightTag, SurvivesViewsDetachAndInferenceMode) {
   auto layer = tagged_layer(handler);
   const at::Tensor w = layer->weight;
   const auto* tag = find_tag(w);
@@ -43,8 +45,7 @@ TEST(WeightTag, SurvivesViewsDetachAndInferenceMode) {
   EXPECT_EQ(find_tag(w.detach().t()), tag);
 }
 
-TEST(WeightTag, SurvivesOptimizerStepsAndLoading) {
-  const auto handler = std::make_shared<RecordingHandler>();
+TEST_F(WeightTag, SurvivesOptimizerStepsAndLoading) {
   auto layer = tagged_layer(handler);
   torch::optim::AdamW optimizer(layer->parameters(), torch::optim::AdamWOptions(0.1));
   layer(at::ones({2, 6}, on_hpu())).sum().backward();
@@ -61,8 +62,7 @@ TEST(WeightTag, SurvivesOptimizerStepsAndLoading) {
   EXPECT_NE(find_tag(layer->weight), nullptr);
 }
 
-TEST(WeightTag, IsLostByToAndPutBackByTaggingAgain) {
-  const auto handler = std::make_shared<RecordingHandler>();
+TEST_F(WeightTag, IsLostByToAndPutBackByTaggingAgain) {
   auto layer = tagged_layer(handler);
   layer->to(at::kBFloat16);
   EXPECT_EQ(find_tag(layer->weight), nullptr);
@@ -71,14 +71,13 @@ TEST(WeightTag, IsLostByToAndPutBackByTaggingAgain) {
   EXPECT_EQ(handler->calls.size(), 1u);
 }
 
-TEST(WeightTag, ClonesAndCopiesOfWatchedWeightsAreOtherWeights) {
+TEST_F(WeightTag, ClonesAndCopiesOfWatchedWeightsAreOtherWeights) {
   auto layer = tagged_layer(std::make_shared<RecordingHandler>());
   EXPECT_EQ(find_tag(layer->weight.clone()), nullptr);
   EXPECT_EQ(find_tag(at::empty_like(layer->weight).copy_(layer->weight)), nullptr);
 }
 
-TEST(WeightTag, TiedWeightsShareOneTagWithBothNames) {
-  const auto handler = std::make_shared<RecordingHandler>();
+TEST_F(WeightTag, TiedWeightsShareOneTagWithBothNames) {
   auto layer = tagged_layer(handler, "embed");
   tag_weight(layer->weight, "head", handler);
   tag_weight(layer->weight, "head", handler);
@@ -89,7 +88,7 @@ TEST(WeightTag, TiedWeightsShareOneTagWithBothNames) {
   EXPECT_EQ(find_tag(layer->weight)->handler, other);
 }
 
-TEST(WeightTag, SeveralWeightsInOneStorageHaveOneEach) {
+TEST_F(WeightTag, SeveralWeightsInOneStorageHaveOneEach) {
   const at::Tensor flat = at::randn({4 * 6 * 3 + 4}, on_hpu());
   std::vector<at::Tensor> weights;
   std::vector<std::shared_ptr<RecordingHandler>> handlers;
@@ -114,7 +113,7 @@ TEST(WeightTag, SeveralWeightsInOneStorageHaveOneEach) {
   EXPECT_EQ(find_tag(weights[2])->handler, handlers[2]);
 }
 
-TEST(WeightTag, AWeightAndThePartThatIsAWeightOfItsOwn) {
+TEST_F(WeightTag, AWeightAndThePartThatIsAWeightOfItsOwn) {
   const at::Tensor fused = at::randn({12, 6}, on_hpu()), part = fused.narrow(0, 4, 4);
   tag_weight(fused, "qkv", std::make_shared<RecordingHandler>());
   tag_weight(part, "k", std::make_shared<RecordingHandler>());
@@ -124,7 +123,7 @@ TEST(WeightTag, AWeightAndThePartThatIsAWeightOfItsOwn) {
   EXPECT_EQ(find_tag(fused.narrow(0, 0, 4))->module_names(), "qkv");
 }
 
-TEST(WeightTag, CodesOfSeveralWeightsInOneStorageAreAllGuarded) {
+TEST_F(WeightTag, CodesOfSeveralWeightsInOneStorageAreAllGuarded) {
   const at::Tensor flat = at::ones({60}, on_hpu()).to(at::kFloat8_e4m3fn);
   const at::Tensor a = flat.narrow(0, 0, 24).view({4, 6}), b = flat.narrow(0, 24, 24).view({4, 6});
   const auto one = std::make_shared<CodesHandler>(0.5), other = std::make_shared<CodesHandler>(4.0);
@@ -142,8 +141,7 @@ TEST(WeightTag, CodesOfSeveralWeightsInOneStorageAreAllGuarded) {
   EXPECT_EQ(rest.to(at::kFloat).sum().item<float>(), 12.0f);  // it has no tag
 }
 
-TEST(WeightTag, UntaggedIsUnseen) {
-  const auto handler = std::make_shared<RecordingHandler>();
+TEST_F(WeightTag, UntaggedIsUnseen) {
   auto layer = tagged_layer(handler);
   runtime::untag_weight(layer->weight);
   EXPECT_EQ(find_tag(layer->weight), nullptr);
@@ -151,8 +149,7 @@ TEST(WeightTag, UntaggedIsUnseen) {
   EXPECT_TRUE(handler->calls.empty());
 }
 
-TEST(WeightTag, LivesNoLongerThanTheWeight) {
-  const auto handler = std::make_shared<RecordingHandler>();
+TEST_F(WeightTag, LivesNoLongerThanTheWeight) {
   { auto layer = tagged_layer(handler); }
   EXPECT_EQ(handler.use_count(), 1);
 }

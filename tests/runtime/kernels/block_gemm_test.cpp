@@ -72,10 +72,11 @@ void check(const Problem& p, const Blocks& b, const std::vector<std::uint8_t>& y
   }
 }
 
-class BlockGemm : public testing::TestWithParam<SimdLevel> {};
+class BlockGemm : public testing::TestWithParam<SimdLevel> {
+  const ScopedSimdLevel level_{GetParam()};
+};
 
 TEST_P(BlockGemm, OddSizesMatchF64) {
-  const ScopedSimdLevel level(GetParam());
   constexpr std::int64_t kGroups[] = {4, 8, 32, 64, 128, 4096}, kBlockRows[] = {1, 3, 16, 32, 128, 4096};
   unsigned turn = 0;
   for (const std::int64_t m : {0, 1, 2, 4, 5, 9, 17, 33}) {
@@ -108,7 +109,6 @@ TEST_P(BlockGemm, OddSizesMatchF64) {
 
 // Groups that end within, with and behind the pieces of k that the kernels take at once.
 TEST_P(BlockGemm, BitsDependOnNeitherThreadsNorRows) {
-  const ScopedSimdLevel level(GetParam());
   Problem p;
   p.m = 70, p.n = 200, p.k = 520;
   p.a_type = Storage::E4M3;

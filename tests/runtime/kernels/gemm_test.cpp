@@ -20,11 +20,12 @@ using test::value_of;
 constexpr std::int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33};
 constexpr std::int64_t kOdd[] = {1, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 130};
 
-class GemmLevel : public testing::TestWithParam<SimdLevel> {};
+class GemmLevel : public testing::TestWithParam<SimdLevel> {
+  const ScopedSimdLevel level_{GetParam()};
+};
 
 // Every m with every n and k; types, scales, gaps and formats take turns so that each meets many shapes.
 TEST_P(GemmLevel, OddSizesMatchF64) {
-  const ScopedSimdLevel level(GetParam());
   unsigned turn = 0;
   for (const std::int64_t m : kRows)
     for (const std::int64_t n : kOdd)
@@ -53,7 +54,6 @@ TEST_P(GemmLevel, OddSizesMatchF64) {
 
 // Several ranges of k, several chunks of the weight, panels with a left-over block.
 TEST_P(GemmLevel, LongSumsMatchF64) {
-  const ScopedSimdLevel level(GetParam());
   for (const std::int64_t m : {1, 3, 6, 16, 47, 260})
     for (const auto a_type : {Storage::F32, Storage::BF16, Storage::E5M2}) {
       Problem p;
@@ -70,7 +70,6 @@ TEST_P(GemmLevel, LongSumsMatchF64) {
 
 // One hot activation picks one weight per channel: the output is the weight's value, for all codes of both formats.
 TEST_P(GemmLevel, All256CodesAreExact) {
-  const ScopedSimdLevel level(GetParam());
   for (const Format format : {Format::E4M3, Format::E5M2})
     for (const auto a_type : {Storage::F32, Storage::BF16, Storage::E4M3})
       for (const std::int64_t m : {1, 4, 7, 40}) {
@@ -107,7 +106,6 @@ TEST_P(GemmLevel, All256CodesAreExact) {
 
 // One NaN weight spoils its channel, one NaN activation its row, and nothing else.
 TEST_P(GemmLevel, NanReachesItsOutputsOnly) {
-  const ScopedSimdLevel level(GetParam());
   for (const Format format : {Format::E4M3, Format::E5M2})
     for (const auto a_type : {Storage::F32, Storage::BF16, Storage::F16, Storage::E4M3, Storage::E5M2})
       for (const std::int64_t m : {1, 3, 9, 35}) {
@@ -130,7 +128,6 @@ TEST_P(GemmLevel, NanReachesItsOutputsOnly) {
 }
 
 TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
-  const ScopedSimdLevel level(GetParam());
   for (const std::int64_t m : {1, 4, 16, 130})
     for (const std::int64_t n : {16, 50, 777})
       for (const Layout layout : {Layout::packed, Layout::row_major}) {
@@ -149,7 +146,6 @@ TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
 
 // A row's result does not depend on the rows that were computed with it (header: the order depends on k alone).
 TEST_P(GemmLevel, ARowAloneGivesTheSameBits) {
-  const ScopedSimdLevel level(GetParam());
   for (const auto a_type : {Storage::F32, Storage::BF16, Storage::E4M3}) {
     Problem p;
     p.m = 100, p.n = 70, p.k = 1029, p.a_type = a_type;
@@ -171,7 +167,6 @@ TEST_P(GemmLevel, ARowAloneGivesTheSameBits) {
 
 // More rows than one chunk, and a K of which few rows fill a chunk.
 TEST_P(GemmLevel, ManyRowsAndLongRows) {
-  const ScopedSimdLevel level(GetParam());
   for (const auto& [m, n, k] : {std::tuple<int, int, int>{1030, 33, 21}, {40, 5, 140001}}) {
     Problem p;
     p.m = m, p.n = n, p.k = k, p.a_type = Storage::BF16, p.a_rows = true;
@@ -183,7 +178,6 @@ TEST_P(GemmLevel, ManyRowsAndLongRows) {
 
 // Scales that are powers of two only move the exponent; without scales and bias the sum itself comes out.
 TEST_P(GemmLevel, PowerOfTwoScalesAreExact) {
-  const ScopedSimdLevel level(GetParam());
   Problem p;
   p.m = 3, p.n = 40, p.k = 333;
   p.fill(4);
@@ -200,7 +194,6 @@ TEST_P(GemmLevel, PowerOfTwoScalesAreExact) {
 // y = round(sum * (a_scale_inv * w_scale_inv) + bias + y), each step in f32: the one rounding to y's type, ties to
 // even.
 TEST_P(GemmLevel, OutputsRoundOnceToNearestEven) {
-  const ScopedSimdLevel level(GetParam());
   for (const FloatType type : {FloatType::BF16, FloatType::F16}) {
     const int bits = type == FloatType::BF16 ? 8 : 11;
     Problem p;
@@ -232,7 +225,6 @@ TEST_P(GemmLevel, OutputsRoundOnceToNearestEven) {
 }
 
 TEST_P(GemmLevel, EmptySizes) {
-  const ScopedSimdLevel level(GetParam());
   for (const auto& [m, n, k] : {std::tuple<int, int, int>{0, 4, 4}, {4, 0, 4}, {4, 20, 0}, {40, 20, 0}, {1, 1, 0}}) {
     Problem p;
     p.m = m, p.n = n, p.k = k, p.has_bias = true, p.accumulate = true;
@@ -252,7 +244,6 @@ double ieee_value(std::uint8_t code, Format format) {
 
 // An output that meets a code from 0x78 on is what arithmetic with infinity and NaN gives; all others keep their bits.
 TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepTheirBits) {
-  const ScopedSimdLevel level(GetParam());
   for (const auto a_type : {Storage::E4M3, Storage::E5M2, Storage::BF16}) {
     for (const auto w_format : {Format::E4M3, Format::E5M2}) {
       Problem p;

@@ -68,9 +68,10 @@ FP8_TEST_RANKS(TrainerOfUnequalRanks, NoRankDecidesAlone, 2) {
   fit(std::make_shared<Timer>(group->rank() == 1 ? 0.0 : 1e6));
 }
 
+using UnequalRanks = test::OnlyRanks;
+
 /// Rank 1 stands still within backward; rank 0, told to end, waits there for its gradients.
-TEST(UnequalRanks, DISABLED_EndsWithinBackward) {
-  FP8_RANK_ONLY();
+TEST_F(UnequalRanks, DISABLED_EndsWithinBackward) {
   static std::atomic<bool> told = false;
   auto options = test::rank_options();
   pid_t other = 0;
@@ -99,8 +100,7 @@ TEST(UnequalRanks, DISABLED_EndsWithinBackward) {
 }
 
 /// A callback asks for what all ranks do together, on one of them: each ends by name, whatever the others went on to.
-TEST(UnequalRanks, DISABLED_OneRankAlone) {
-  FP8_RANK_ONLY();
+TEST_F(UnequalRanks, DISABLED_OneRankAlone) {
   struct Alone : TrainerCallback {
     void on_train_batch_end(Trainer& trainer, const Batch&, std::int64_t index, double) override {
       if (where == "batch" && index == 1) trainer.save_checkpoint(folder);
@@ -165,8 +165,7 @@ class ForkedTask : public PlainTask {
   int steps = 0;
 };
 
-TEST(UnequalRanks, DISABLED_EveryGradientIsAveraged) {
-  FP8_RANK_ONLY();
+TEST_F(UnequalRanks, DISABLED_EveryGradientIsAveraged) {
   using Weights = std::vector<at::Tensor>;
   const auto fit = [](const Group& group, const StrategyOptions& strategy, std::int64_t accumulate,
                       std::function<bool(std::int64_t)> uses, bool joins = false) {
@@ -212,8 +211,7 @@ TEST(UnequalRanks, DISABLED_EveryGradientIsAveraged) {
                  "1.weight");
 }
 
-TEST(UnequalRanks, DISABLED_AGradientThatIsNotAveragedIsNamed) {
-  FP8_RANK_ONLY();
+TEST_F(UnequalRanks, DISABLED_AGradientThatIsNotAveragedIsNamed) {
   const Group group = test::rank_group();
   const bool fixed = std::getenv("FP8_TEST_STATIC") != nullptr;
   const auto recorder = std::make_shared<Recorder>();

@@ -62,8 +62,9 @@ bool equal_on_all(const at::Tensor& mine, ProcessGroup& group) {
   return differs == 0.0f;
 }
 
-TEST(AmaxRanks, DISABLED_ScalesAgree) {
-  FP8_RANK_ONLY();
+using AmaxRanks = test::OnlyRanks;
+
+TEST_F(AmaxRanks, DISABLED_ScalesAgree) {
   const Group group = test::rank_group();
   const int rank = group->rank();
   for (DelayedScaling recipe : delayed_recipes()) {
@@ -97,8 +98,7 @@ TEST(AmaxRanks, DISABLED_ScalesAgree) {
 
 // Two regions before one backward, a module that runs twice in a region, two microbatches in one region, checkpointing:
 // whatever the order, scales are made of amaxes that have met.
-TEST(AmaxRanks, DISABLED_AnyOrderOfRegions) {
-  FP8_RANK_ONLY();
+TEST_F(AmaxRanks, DISABLED_AnyOrderOfRegions) {
   const Group group = test::rank_group();
   const int rank = group->rank();
   for (const DelayedScaling& recipe : delayed_recipes()) {
@@ -144,8 +144,7 @@ TEST(AmaxRanks, DISABLED_AnyOrderOfRegions) {
 
 // Steps 1 and 2 are in one region: what 1 measured waits for the ranks until after 2, the step of new scales, and must
 // not wait for step 10.
-TEST(AmaxRanks, DISABLED_IntervalsOfAProductThatRunsTwice) {
-  FP8_RANK_ONLY();
+TEST_F(AmaxRanks, DISABLED_IntervalsOfAProductThatRunsTwice) {
   const Group group = test::rank_group();
   DelayedScaling recipe = DelayedScaling::habana();
   recipe.interval = 8;
@@ -158,8 +157,7 @@ TEST(AmaxRanks, DISABLED_IntervalsOfAProductThatRunsTwice) {
   EXPECT_EQ(net.input_scale(), std::exp2(std::floor(std::log2(57344.0 / amax))));
 }
 
-TEST(AmaxRanks, DISABLED_EvaluationOnOneRank) {
-  FP8_RANK_ONLY();
+TEST_F(AmaxRanks, DISABLED_EvaluationOnOneRank) {
   const Group group = test::rank_group();
   Net net;
   for (int step = 0; step < 2; ++step) {
@@ -179,8 +177,7 @@ TEST(AmaxRanks, DISABLED_EvaluationOnOneRank) {
   EXPECT_TRUE(equal_on_all(net.scales(), *group));
 }
 
-TEST(AmaxRanks, DISABLED_OtherProductsForward) {
-  FP8_RANK_ONLY();
+TEST_F(AmaxRanks, DISABLED_OtherProductsForward) {
   const Group group = test::rank_group();
   Net net;
   fp8_autocast region({.recipe = DelayedScaling::nvidia(), .group = group});
@@ -188,8 +185,7 @@ TEST(AmaxRanks, DISABLED_OtherProductsForward) {
   EXPECT_REFUSED(region.end(), "[fp8_autocast] rank", "different products forward", group->rank() == 0 ? "'a'" : "'b'");
 }
 
-TEST(AmaxRanks, DISABLED_OtherProductsBackward) {
-  FP8_RANK_ONLY();
+TEST_F(AmaxRanks, DISABLED_OtherProductsBackward) {
   const Group group = test::rank_group();
   Net net;
   at::Tensor loss;
@@ -227,8 +223,7 @@ void expect_the_other_is_missed(const Group& group, const std::string& why) {
 }
 
 // What one rank finds at a region's end ends it on all.
-TEST(AmaxRanks, DISABLED_OneEndsWithAnError) {
-  FP8_RANK_ONLY();
+TEST_F(AmaxRanks, DISABLED_OneEndsWithAnError) {
   const Group group = test::rank_group();
   static bool fails;
   fails = group->rank() == 1;
@@ -263,14 +258,8 @@ void lose_rank_1(bool late) {
   expect_the_other_is_missed(group, late ? "imed out" : "onnection");
 }
 
-TEST(AmaxRanks, DISABLED_OneDies) {
-  FP8_RANK_ONLY();
-  lose_rank_1(false);
-}
-TEST(AmaxRanks, DISABLED_OneIsLate) {
-  FP8_RANK_ONLY();
-  lose_rank_1(true);
-}
+TEST_F(AmaxRanks, DISABLED_OneDies) { lose_rank_1(false); }
+TEST_F(AmaxRanks, DISABLED_OneIsLate) { lose_rank_1(true); }
 
 TEST(AmaxReduction, ARankThatDiesOrIsLateIsAnErrorForwardAndBackward) {
   for (const char* pass : {"forward", "backward"}) {
