@@ -35,13 +35,7 @@ BlockCastArgs args_for(const Matrix& x, const Shape& s, Target target, std::vect
                        std::vector<float>& scale_inv) {
   codes.assign(static_cast<std::size_t>(s.rows * s.cols), 0xAA);
   scale_inv.assign(static_cast<std::size_t>(tiles(s.rows, s.block_rows) * tiles(s.cols, s.block_cols)), -1.0f);
-  BlockCastArgs args;
-  args.x = x.data();
-  args.type = x.type;
-  args.rows = s.rows;
-  args.cols = s.cols;
-  args.row_stride = x.stride();
-  args.codes = codes.data();
+  auto args = matrix_args<BlockCastArgs>(x.data(), x.type, s.rows, s.cols, x.stride(), codes.data());
   args.format = target.format;
   args.max = target.max;
   args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
@@ -94,12 +88,8 @@ TEST(BlockCast, ReadsAndWritesOnlyItsElements) {
     std::fill(x.data(), x.data() + n, 2.0f);
     for (const SimdLevel level : levels()) {
       const ScopedSimdLevel scoped(level);
-      BlockCastArgs args;
-      args.x = x.data();
-      args.rows = s.rows;
-      args.cols = args.row_stride = s.cols;
+      auto args = matrix_args<BlockCastArgs>(x.data(), FloatType::F32, s.rows, s.cols, s.cols, codes.data());
       args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
-      args.codes = codes.data();
       args.grid = scale_inv.data();
       cast_blocks(args);
       for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(codes.data()[i], 0x7E);  // 448: 2 is every block's amax
@@ -116,12 +106,8 @@ TEST(BlockCast, SpecialValuesOfTheAmax) {
       const ScopedSimdLevel scoped(level);
       std::vector<std::uint8_t> codes(20);
       std::vector<float> scale_inv(10);
-      BlockCastArgs args;
-      args.x = x.data();
-      args.rows = 1;
-      args.cols = args.row_stride = 20;
+      auto args = matrix_args<BlockCastArgs>(x.data(), FloatType::F32, 1, 20, 20, codes.data());
       args.layout.cols = 2;
-      args.codes = codes.data();
       args.grid = scale_inv.data();
       args.power_of_two = power_of_two;
       cast_blocks(args);
@@ -174,13 +160,7 @@ TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
             const double amax = amax_of(x, s, band, c / s.block_cols);
             scales[static_cast<std::size_t>(c)] = static_cast<float>(scale_rule(amax, x.type, 448.0f, 0, false));
           }
-          CastArgs plain;
-          plain.x = x.data();
-          plain.type = x.type;
-          plain.rows = s.rows;
-          plain.cols = s.cols;
-          plain.row_stride = x.stride();
-          plain.codes = all.data();
+          CastArgs plain = matrix_args(x.data(), x.type, s.rows, s.cols, x.stride(), all.data());
           plain.scales = scales.data();
           plain.layout = ScaleLayout::per_column();
           plain.stochastic = 99;
@@ -268,12 +248,9 @@ TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
   for (const bool power_of_two : {false, true}) {
     std::vector<std::uint8_t> codes(x.size());
     std::vector<float> found(x.size() / 2);
-    BlockCastArgs args;
-    args.x = x.data();
-    args.rows = 1;
-    args.cols = args.row_stride = static_cast<std::int64_t>(x.size());
+    const auto n = static_cast<std::int64_t>(x.size());
+    auto args = matrix_args<BlockCastArgs>(x.data(), FloatType::F32, 1, n, n, codes.data());
     args.layout.cols = 2;
-    args.codes = codes.data();
     args.grid = found.data();
     args.rule = ScaleRule::amax_over_max;
     args.power_of_two = power_of_two;
@@ -294,17 +271,13 @@ TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
 TEST(BlockCast, NamesWhatItCannotTake) {
   std::vector<float> x(16), scale_inv(16);
   std::vector<std::uint8_t> codes(16), e8m0(16);
-  BlockCastArgs good;
-  good.x = x.data();
-  good.rows = good.cols = good.row_stride = 4;
-  good.codes = codes.data();
+  auto good = matrix_args<BlockCastArgs>(x.data(), FloatType::F32, 4, 4, 4, codes.data());
   good.grid = scale_inv.data();
   cast_blocks(good);
   const auto refused = [&](auto&& change, const char* word) {
     BlockCastArgs args = good;
     change(args);
-    const std::string text = fp8::test::error_of<std::invalid_argument>([&] { cast_blocks(args); });
-    EXPECT_NE(text.find(word), std::string::npos) << text;
+    EXPECT_THAT(error_of<std::invalid_argument>([&] { cast_blocks(args); }), HasSubstr(word));
   };
   refused([](BlockCastArgs& a) { a.rows = -1; }, "-1 x 4");
   refused([](BlockCastArgs& a) { a.row_stride = 3; }, "row_stride is 3");
@@ -318,12 +291,10 @@ TEST(BlockCast, NamesWhatItCannotTake) {
   decode.codes = codes.data();
   decode.rows = decode.cols = 4;
   decode.y = x.data();
-  EXPECT_NE(fp8::test::error_of<std::invalid_argument>([&] { decode_blocks(decode); }).find("got neither"),
-            std::string::npos);
+  EXPECT_THAT(error_of<std::invalid_argument>([&] { decode_blocks(decode); }), HasSubstr("got neither"));
   decode.scale_inv = scale_inv.data();
   decode.e8m0 = e8m0.data();
-  EXPECT_NE(fp8::test::error_of<std::invalid_argument>([&] { decode_blocks(decode); }).find("got both"),
-            std::string::npos);
+  EXPECT_THAT(error_of<std::invalid_argument>([&] { decode_blocks(decode); }), HasSubstr("got both"));
   BlockCastArgs empty;  // no elements: nothing is needed
   cast_blocks(empty);
   empty.rows = 5;

@@ -9,14 +9,9 @@ namespace {
 
 using namespace test;
 
-struct Shape {
-  std::int64_t rows, cols, block_rows, block_cols;
-};
 const Shape kShapes[] = {{1, 1, 1, 1},        {7, 1000, 1, 128},  {300, 37, 128, 1},
                          {130, 333, 32, 32},  {9, 2100, 4, 3},    {3, 1700, 1, 513},
                          {70, 600, 64, 4096}, {20, 77, 9999, 10}, {40, 4111, 128, 128}};
-
-std::int64_t tiles(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
 TEST(BlockDecode, IsTheRoundedProduct) {
   unsigned seed = 70;
@@ -112,13 +107,7 @@ TEST(MxCast, FollowsTheFormulaInBothDirections) {
           const ScopedSimdLevel scoped(level);
           std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
           std::vector<std::uint8_t> e8m0(static_cast<std::size_t>(tiles(rows, s.block_rows) * across));
-          MxCastArgs args;
-          args.x = x.data();
-          args.type = type;
-          args.rows = rows;
-          args.cols = cols;
-          args.row_stride = x.stride();
-          args.codes = codes.data();
+          auto args = matrix_args<MxCastArgs>(x.data(), type, rows, cols, x.stride(), codes.data());
           args.format = target.format;
           args.max = target.max;
           args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
@@ -169,11 +158,7 @@ TEST(MxCast, InfinitiesSaturateAndNaNIsNaNAllOver) {
   for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     std::vector<std::uint8_t> codes(96), e8m0(3);
-    MxCastArgs args;
-    args.x = x.data();
-    args.rows = 1;
-    args.cols = args.row_stride = 96;
-    args.codes = codes.data();
+    auto args = matrix_args<MxCastArgs>(x.data(), FloatType::F32, 1, 96, 96, codes.data());
     args.e8m0 = e8m0.data();
     cast_mx(args);
     EXPECT_EQ(e8m0, (std::vector<std::uint8_t>{0xFE, 0xFF, 119}));  // 1 / 448 is between 2^-9 and 2^-8

@@ -46,14 +46,19 @@ inline Reference reference(const void* x, FloatType type, std::size_t n, const s
   return result;
 }
 
+template <class Args = CastArgs>
+Args matrix_args(const void* x, FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,
+                 std::uint8_t* codes) {
+  Args args;
+  args.x = x, args.type = type;
+  args.rows = rows, args.cols = cols, args.row_stride = row_stride;
+  args.codes = codes;
+  return args;
+}
+
 inline CastArgs args_for(const void* x, FloatType type, std::size_t n, Target target, const float* scale,
                          std::uint8_t* codes) {
-  CastArgs args;
-  args.x = x;
-  args.type = type;
-  args.rows = 1;
-  args.cols = args.row_stride = static_cast<std::int64_t>(n);
-  args.codes = codes;
+  CastArgs args = matrix_args(x, type, 1, static_cast<std::int64_t>(n), static_cast<std::int64_t>(n), codes);
   args.format = target.format;
   args.max = target.max;
   args.scales = scale;

@@ -55,9 +55,7 @@ class Input {
     }
   }
   CastArgs args(std::int64_t rows, std::int64_t cols, std::int64_t stride, Format format) {
-    CastArgs args;
-    args.x = buffer_.data(), args.type = type_;
-    args.rows = rows, args.cols = cols, args.row_stride = stride;
+    CastArgs args = test::matrix_args(buffer_.data(), type_, rows, cols, stride, nullptr);
     args.format = format;
     args.max = fp8_max(format, Dialect::ocp);
     return args;
@@ -172,9 +170,7 @@ TEST(CastTransposed, OfMoreThanTheCachesHold) {
   for (std::int64_t r = 0; r < rows; ++r) std::fill_n(x.data() + r * cols, cols, values[static_cast<std::size_t>(r)]);
   std::vector<std::uint8_t> one(values.size()), space(x.size() + 64);
   std::uint8_t* out = space.data() + (64 - reinterpret_cast<std::uintptr_t>(space.data()) % 64) % 64;
-  CastArgs args;
-  args.x = values.data(), args.type = FloatType::BF16, args.rows = 1, args.cols = args.row_stride = rows;
-  args.codes = one.data();
+  CastArgs args = test::matrix_args(values.data(), FloatType::BF16, 1, rows, rows, one.data());
   cast_to_fp8(args);
   args.x = x.data(), args.rows = rows, args.cols = args.row_stride = cols;
   args.codes = nullptr, args.transposed = out;
