@@ -183,14 +183,6 @@ TEST(Gemv, RefusesWhatItCannotIndex) {
 // f32 products against f64 sums and against the one chain of sums they promise, on every level; exponentials against
 // std::exp in f64 over all exponents.
 
-std::vector<float> random_values(std::size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(n);
-  for (float& v : x) v = normal(random);
-  return x;
-}
-
 /// One chain in ascending k, each product and sum rounded.
 std::vector<float> chain(const F32View& a, const F32View& b, std::int64_t m, std::int64_t n, std::int64_t k,
                          std::vector<float> c) {
@@ -212,13 +204,13 @@ TEST(Multiply, IsOneChainOfSumsOnEveryLevel) {
   const std::int64_t sizes[][3] = {{1, 1, 1},    {5, 7, 3},    {6, 32, 64}, {13, 33, 300},
                                    {7, 65, 513}, {64, 20, 17}, {3, 4, 0}};
   for (const auto& [m, n, k] : sizes) {
-    const auto a = random_values(static_cast<std::size_t>(m * k + 1), 1),
-               b = random_values(static_cast<std::size_t>(n * k + 1), 2);
+    const auto a = test::normal(static_cast<std::size_t>(m * k + 1), 1),
+               b = test::normal(static_cast<std::size_t>(n * k + 1), 2);
     for (const bool a_turned : {false, true}) {
       for (const bool b_turned : {false, true}) {
         const F32View av{a.data(), a_turned ? 1 : k, a_turned ? m : 1},
             bv{b.data(), b_turned ? 1 : n, b_turned ? k : 1};
-        const std::vector<float> start = random_values(static_cast<std::size_t>(m * n), 3), zero(start.size(), 0.0f);
+        const std::vector<float> start = test::normal(static_cast<std::size_t>(m * n), 3), zero(start.size(), 0.0f);
         for (const SimdLevel level : levels()) {
           const ScopedSimdLevel scope(level);
           std::vector<float> c(start.size(), std::numeric_limits<float>::quiet_NaN()), added = start;
@@ -233,7 +225,7 @@ TEST(Multiply, IsOneChainOfSumsOnEveryLevel) {
 }
 
 TEST(Multiply, LeavesWhatLiesBetweenTheRowsOfC) {
-  const auto a = random_values(6 * 8, 1), b = random_values(8 * 5, 2);
+  const auto a = test::normal(6 * 8, 1), b = test::normal(8 * 5, 2);
   std::vector<float> c(6 * 9, 42.0f);
   multiply({a.data(), 8, 1}, {b.data(), 5, 1}, 6, 5, 8, c.data(), 9, false);
   for (int i = 0; i < 6; ++i) {
@@ -281,7 +273,7 @@ TEST(ExpShifted, SpecialValuesAndEveryLength) {
 
 TEST(SumAndMax, EveryLength) {
   for (std::int64_t n = 0; n < 100; ++n) {
-    const auto x = random_values(static_cast<std::size_t>(n), static_cast<unsigned>(n));
+    const auto x = test::normal(static_cast<std::size_t>(n), static_cast<unsigned>(n));
     double sum = 0, magnitude = 0;
     float max = -INFINITY;
     for (const float v : x) {

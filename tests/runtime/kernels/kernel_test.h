@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <stdexcept>
 #include <vector>
 
@@ -50,6 +51,15 @@ void expect_refused(void (*call)(const Args&), const Args& good, const Change&..
     EXPECT_THROW(call(args), std::invalid_argument) << "change " << number++;
   };
   (with(change), ...);
+}
+
+/// Normally distributed numbers.
+inline std::vector<float> normal(std::size_t n, unsigned seed, float deviation = 1) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> draw(0, deviation);
+  std::vector<float> x(n);
+  for (float& v : x) v = draw(generator);
+  return x;
 }
 
 /// n elements that end where the readable memory ends: an overrun is a crash, not a wrong number.

@@ -10,13 +10,8 @@
 namespace fp8::kernels {
 namespace {
 
-std::vector<float> normal(std::size_t n, unsigned seed, float deviation = 1) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> draw(0, deviation);
-  std::vector<float> x(n);
-  for (float& v : x) v = draw(generator);
-  return x;
-}
+using test::normal;
+using test::Threads;
 
 /// An array in any storage that remembers its values; fp8 is written with scale 1 by a cast to nearest on the format's
 /// grid.
@@ -43,8 +38,6 @@ struct Stored {
   std::int64_t n;
   std::vector<std::uint8_t> bytes;
 };
-
-using test::Threads;
 
 /// f() on every level with 1 and 3 threads: always the same bytes.
 template <class F>
