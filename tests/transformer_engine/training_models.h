@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Models as users write them, with a task that each can learn in a few dozen steps, and one loop that trains them all.
 #pragma once
-#include <memory>
-
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "support/models_for_tests.h"

@@ -4,11 +4,6 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <filesystem>
-#include <map>
-#include <string>
-#include <vector>
-
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/runtime/io/json/json.h"
 #include "quant/checkpoint/small_checkpoint.h"

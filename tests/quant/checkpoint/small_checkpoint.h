@@ -3,13 +3,7 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <filesystem>
 #include <fstream>
-#include <map>
-#include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/forms/folder.h"
 

@@ -4,9 +4,6 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <string>
-#include <vector>
-
 #include "quant/checkpoint/small_checkpoint.h"
 
 namespace fp8::test {

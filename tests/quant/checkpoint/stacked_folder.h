@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checkpoint folder with stacked experts that is quantized, and its codes and scales against the formulas.
 #pragma once
-#include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/runtime/io/json/json.h"

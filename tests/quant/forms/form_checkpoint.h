@@ -2,9 +2,6 @@
 // Checkpoints in every form, made in the test: scales and codes through a form's writer, or spelt by hand.
 #pragma once
 #include <cstring>
-#include <map>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/forms/form_table.h"
 #include "support/temp_dir.h"

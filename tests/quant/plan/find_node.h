@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A node of a plan by its name.
 #pragma once
-#include <algorithm>
-#include <string>
-
 #include "fp8/quant/plan/plan.h"
 
 namespace fp8::test {

@@ -5,11 +5,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/torch.h>
 
-#include <cmath>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fp8/runtime/custom/custom_op.h"
 
 namespace fp8::test {

@@ -4,14 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <atomic>
 #include <condition_variable>
-#include <functional>
-#include <mutex>
-#include <set>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/data/data_loader.h"
 

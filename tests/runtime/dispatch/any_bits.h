@@ -3,8 +3,6 @@
 #pragma once
 #include <ATen/ATen.h>
 
-#include <limits>
-
 namespace fp8::test {
 
 /// f32, or a type of 16 bits.

@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Helpers of the tests of runtime/io: a folder that goes with the test, whole files as strings, messages of errors.
 #pragma once
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <fstream>
-#include <set>
-#include <sstream>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/base/file.h"
 #include "support/names_in.h"

@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <ucontext.h>
 
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>

@@ -2,14 +2,6 @@
 // What the tests of the block casts share: matrices with gaps full of NaN, and a tile's amax and an element's code from
 // the formulas of cast.h in f64.
 #pragma once
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/kernel_test.h"
 

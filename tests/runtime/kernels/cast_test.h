@@ -2,11 +2,6 @@
 // What the tests of the casts share: inputs that are hard to round, and the reference, which rounds by search on the
 // value grid of the format (kernel_test.h).
 #pragma once
-#include <gtest/gtest.h>
-
-#include <random>
-#include <string>
-
 #include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -10,11 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
-#include <limits>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/kernels/gemm.h"
 

@@ -8,13 +8,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <stdexcept>
-#include <vector>
 
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/kernels/simd.h"

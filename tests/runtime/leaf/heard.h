@@ -4,12 +4,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -4,11 +4,6 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <array>
-#include <cmath>
-#include <limits>
-#include <vector>
-
 #include "support/hpu_test.h"
 
 namespace fp8::test {

@@ -1,15 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small training under a profiler, and the events of the trace that it writes.
 #pragma once
-#include <algorithm>
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "runtime/trainer/toy_task.h"

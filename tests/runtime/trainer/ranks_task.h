@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The task that tests of several ranks train.
 #pragma once
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

@@ -3,13 +3,6 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <cmath>
-#include <limits>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "fp8/runtime/optim/muon.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer.h"

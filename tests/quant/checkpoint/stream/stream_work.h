@@ -1,17 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Units made here for the tests of the engine, and what stands in a folder after a run.
 #pragma once
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <atomic>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/base/file.h"

@@ -3,10 +3,6 @@
 //
 //   S = q . k^T * scale + mask, -inf where a key is not visible      P = softmax(S), rows without a visible key 0
 #pragma once
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {

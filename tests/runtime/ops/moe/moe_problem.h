@@ -2,9 +2,6 @@
 // A mixture of experts and its result by the formula, in f64 and densely: every expert on every token, times the sum of
 // the router weights that the token gives it.
 #pragma once
-#include <functional>
-#include <string>
-
 #include "runtime/ops/op_call.h"
 #include "support/f64.h"
 
