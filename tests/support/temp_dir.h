@@ -43,6 +43,7 @@ class InFolder : public ::testing::Test {
 }  // namespace fp8::test
 
 namespace fp8 {
+namespace fs = std::filesystem;
 using test::InFolder;
 using test::TempDir;
 }  // namespace fp8

@@ -16,7 +16,6 @@
 namespace fp8::measure {
 namespace {
 
-namespace fs = std::filesystem;
 using std::chrono::hours;
 
 MeasurementFile file_of(float amax) {

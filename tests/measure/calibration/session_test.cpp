@@ -17,8 +17,6 @@
 namespace fp8::measure {
 namespace {
 
-namespace fs = std::filesystem;
-
 TEST(Calibration, MeasuresEveryLinearAndChangesNoBit) {
   auto model = test::tiny_lm();
   const at::Tensor ids = test::token_ids();

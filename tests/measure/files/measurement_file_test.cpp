@@ -15,8 +15,6 @@
 namespace fp8::measure {
 namespace {
 
-namespace fs = std::filesystem;
-
 MeasurementFile example() {
   MeasurementFile file;
   file.num_samples = 12;

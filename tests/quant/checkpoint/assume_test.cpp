@@ -13,7 +13,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using io::DType;
 using io::Json;
 using recipes::FloatType;

@@ -12,7 +12,6 @@
 namespace fp8::quant::inc {
 namespace {
 
-namespace fs = std::filesystem;
 using test::read_tensor;
 
 void write_folder(const fs::path& folder, const test::NamedTensors& tensors, int world = -1) {

@@ -11,7 +11,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using io::DType;
 using io::Json;
 using recipes::FloatType;

@@ -13,7 +13,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using test::Folder;
 using test::kExperts;
 using test::kHidden;

@@ -11,7 +11,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using test::read_tensor;
 
 struct Refusal {

@@ -14,7 +14,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using test::read_tensor;
 
 measure::MeasurementFile measured(const test::NamedTensors& tensors) {

@@ -9,7 +9,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using test::make_scheme;
 using test::read_tensor;
 using test::to;

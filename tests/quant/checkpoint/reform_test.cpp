@@ -12,7 +12,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using recipes::FloatType;
 using test::Fp8Source;
 using test::make_scheme;

@@ -11,7 +11,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using test::Folder;
 using test::kExperts;
 using test::kHidden;

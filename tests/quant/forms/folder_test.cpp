@@ -13,7 +13,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using Entry = io::SafetensorsWriter::Entry;
 
 using CheckpointFolder = InFolder;

@@ -16,7 +16,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using test::read_tensor;
 
 const std::string kLayer = "model.layers.0.";

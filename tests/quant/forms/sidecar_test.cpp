@@ -15,8 +15,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
-
 TEST(Sidecar, HoldsWhatTheFormatHasNoWordsFor) {
   Plan plan;
   plan.scale_method = "MAXABS_HW";

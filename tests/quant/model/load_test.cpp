@@ -17,8 +17,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// The folder's fp8 modules into `model`; its other parameters too.
 std::set<std::string> load(test::TinyLm& model, const fs::path& folder, at::ScalarType dtype) {
   const io::Checkpoint checkpoint(folder);

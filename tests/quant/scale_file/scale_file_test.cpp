@@ -15,8 +15,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
-
 measure::StatsName name_in(const test::TempDir& dir, std::optional<configs::Rank> rank = std::nullopt) {
   return {(dir / "p").string(), "maxabs", "MAXABS_HW", rank};
 }

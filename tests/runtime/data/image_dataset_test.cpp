@@ -11,8 +11,6 @@
 namespace fp8::data {
 namespace {
 
-namespace fs = std::filesystem;
-
 const fs::path kImages = fs::path(FP8_SOURCE_DIR) / "tests/runtime/io/fixtures/images";
 
 void copy_image(const char* name, const fs::path& to) {

@@ -9,8 +9,6 @@
 namespace fp8::kernels {
 namespace {
 
-using test::levels;
-
 /// Random bits of `type` without NaN and infinity.
 std::vector<char> finite_values(std::size_t n, FloatType type, unsigned seed) {
   std::mt19937 random(seed);
@@ -100,7 +98,7 @@ TEST_P(Amax, LongInputOnSeveralThreads) {
   constexpr std::size_t kN = 3'000'001;
   const std::vector<char> x = finite_values(kN, GetParam(), 4);
   for (int threads : {1, 3}) {
-    const test::Threads pool(threads);
+    const Threads pool(threads);
     for (SimdLevel level : levels()) {
       ScopedSimdLevel scoped(level);
       EXPECT_EQ(amax(x.data(), GetParam(), kN), plain_amax(x.data(), GetParam(), kN));

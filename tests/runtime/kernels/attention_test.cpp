@@ -186,7 +186,7 @@ void expect_documented(Problem& p, const char* where) {
 }
 
 TEST(Attention, IsTheDocumentedSumOnEveryLevel) {
-  for (const auto level : test::levels()) {
+  for (const auto level : levels()) {
     const ScopedSimdLevel scope(level);
     for (const auto type : kTypes) {
       for (const std::int64_t width : {8, 40, 64, 72, 96, 128, 256}) {
@@ -249,7 +249,7 @@ void expect_as_decoded(FloatType type, Format format, Dialect dialect, bool nan)
 }
 
 TEST(Attention, OfCodesIsThatOfTheirValues) {
-  for (const auto level : test::levels()) {
+  for (const auto level : levels()) {
     const ScopedSimdLevel scope(level);
     for (const auto type : kTypes) {
       for (const bool nan : {false, true}) {
@@ -264,7 +264,7 @@ TEST(Attention, OfCodesIsThatOfTheirValues) {
 
 /// All f16, infinity and NaN too, as values of keys that have all the weight.
 TEST(Attention, ValuesOfF16AreReadExactly) {
-  for (const auto level : test::levels()) {
+  for (const auto level : levels()) {
     const ScopedSimdLevel scope(level);
     for (int first = 0; first < 0x10000; first += 256) {
       Problem p(FloatType::F16, 1, 1, 256);
@@ -305,7 +305,7 @@ TEST(Attention, NeitherThreadsNorOtherRowsChangeARow) {
   attention(all.args());
   const auto expected = all.bits();
   for (int threads : {1, 2, 5}) {
-    const test::Threads pool(threads);
+    const Threads pool(threads);
     attention(all.args());
     EXPECT_EQ(all.bits(), expected) << threads;
   }

@@ -8,7 +8,6 @@ namespace fp8::kernels {
 namespace {
 
 using test::kNan;
-using test::levels;
 using test::load;
 using test::Problem;
 
@@ -119,7 +118,7 @@ TEST_P(BlockGemm, BitsDependOnNeitherThreadsNorRows) {
     b.fill(p, 4);
     std::vector<std::uint8_t> first;
     for (const int threads : {1, 3, 4}) {
-      const test::Threads pool(threads);
+      const Threads pool(threads);
       const auto y = b.run(p, Layout::row_major);
       if (first.empty()) first = y;
       EXPECT_EQ(y, first) << threads;

@@ -7,7 +7,6 @@ namespace fp8::kernels {
 namespace {
 
 using test::expect_same;
-using test::Threads;
 
 std::vector<std::uint8_t> turned(const std::vector<std::uint8_t>& codes, std::int64_t rows, std::int64_t cols) {
   std::vector<std::uint8_t> out(codes.size());
@@ -107,7 +106,7 @@ TEST(CastTransposed, IsTheCastAndItsTransposeOnEveryLevel) {
   for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
     for (const auto& [rows, cols, stride] : kMatrices) {
       Input x(type, rows, cols, stride);
-      for (const SimdLevel level : test::levels()) {
+      for (const SimdLevel level : levels()) {
         const ScopedSimdLevel scoped(level);
         for (const int threads : {1, 2}) {
           const Threads pool(threads);

@@ -9,8 +9,6 @@
 namespace fp8::kernels {
 namespace {
 
-using test::levels;
-
 /// The exact value of a code as ocp reads it.
 double value_of(int code, Format format) {
   const int magnitude = code & 0x7F;
@@ -227,7 +225,7 @@ TEST_P(Decode, BigOutputsOnSeveralThreads) {
   const float scale = 0.731f;
   std::vector<double> want(256);
   for (int code = 0; code < 256; ++code) want[static_cast<std::size_t>(code)] = expected(code, format, scale, type);
-  const test::Threads pool(3);
+  const Threads pool(3);
   for (SimdLevel level : levels()) {
     ScopedSimdLevel scoped(level);
     std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));

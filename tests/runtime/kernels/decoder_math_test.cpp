@@ -85,7 +85,7 @@ float factor_of(Norm& p, std::int64_t r, float mean = 0) {
 }
 
 TEST(RmsNorm, FollowsItsFormulaOnEveryLevel) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (FloatType type : kTypes) {
       for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
@@ -134,9 +134,9 @@ TEST(RmsNorm, IsWithinItsBoundOfTheExactResult) {
 TEST(RmsNorm, ThreadsAndOtherRowsChangeNoBit) {
   Norm many(FloatType::BF16, 64, 1000, 0), one(FloatType::BF16, 1, 1000, 0);
   for (std::int64_t i = 0; i < 1000; ++i) one.x.set(i, many.at_x(40, i)), one.weight.set(i, many.weight.at(i));
-  const test::Threads three(3);
+  const Threads three(3);
   rms_norm(many.args());
-  const test::Threads single(1);
+  const Threads single(1);
   rms_norm(one.args());
   for (std::int64_t i = 0; i < 1000; ++i) ASSERT_EQ(one.y.at(i), many.y.at(40 * 1000 + i)) << i;
 }
@@ -158,7 +158,7 @@ LayerNormArgs layer_args(Norm& p) {
 }
 
 TEST(LayerNorm, FollowsItsFormulaOnEveryLevel) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (FloatType type : kTypes) {
       for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
@@ -239,7 +239,7 @@ TEST(SiluMul, IsWithinItsBoundOnEveryLevelWithTheSameBits) {
   for (FloatType type : kTypes) {
     for (std::int64_t n : {1, 7, 16, 33, 100, 777}) {
       std::vector<float> first;
-      for (SimdLevel level : test::levels()) {
+      for (SimdLevel level : levels()) {
         const ScopedSimdLevel scoped(level);
         Gated p(type, 3, n, n % 3);
         silu_mul(p.args());
@@ -263,7 +263,7 @@ TEST(SiluMul, IsWithinItsBoundOnEveryLevelWithTheSameBits) {
 }
 
 TEST(SiluMul, SpecialValues) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     Gated p(FloatType::F32, 1, 20, 0);
     for (std::int64_t i = 0; i < 20; ++i) p.both.set(20 + i, 2);
@@ -323,7 +323,7 @@ struct Turn {
 };
 
 TEST(Rotary, FollowsItsFormulaOnEveryLevel) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (FloatType type : kTypes) {
       for (std::int64_t width : {2, 6, 32, 66, 128}) {

@@ -9,7 +9,6 @@
 namespace fp8::kernels {
 namespace {
 
-using test::levels;
 using test::Problem;
 
 // Every operand and y end where readable memory ends (masked vector loads escape a sanitizer, not this).

@@ -225,7 +225,7 @@ TEST_F(GemmFold, IsNearThePlainSums) {
 
 // Scales of BF16 activations, groups that are no whole tiles, activations in f32, and all other levels.
 TEST_F(GemmFold, WhatIsNotFoldedIsAsWithout) {
-  for (const SimdLevel at : test::levels()) {
+  for (const SimdLevel at : levels()) {
     const ScopedSimdLevel level(at);
     Grouped scaled(20, 40, 200, 32, Storage::BF16, Format::E4M3);
     scaled.a_scale.assign(static_cast<std::size_t>(20 * scaled.groups()), 0.5f);
@@ -242,9 +242,9 @@ TEST_F(GemmFold, DependsOnNeitherRowsNorThreadsNorNeighbours) {
   for (const SimdLevel at : kFolding) {
     const ScopedSimdLevel level(at);
     Grouped g(600, 40, 96, 32, Storage::E4M3, Format::E4M3);
-    const test::Threads two(2);
+    const Threads two(2);
     const std::vector<std::uint8_t> all = g.run(Layout::row_major);
-    const test::Threads single(1);
+    const Threads single(1);
     EXPECT_EQ(g.run(Layout::packed), all);
     for (const std::int64_t row : {0, 17, 511, 512, 599}) {
       std::vector<std::uint8_t> one(static_cast<std::size_t>(g.p.n * 4));

@@ -10,7 +10,6 @@ namespace fp8::kernels {
 namespace {
 
 using test::kNan;
-using test::levels;
 using test::load;
 using test::Problem;
 using test::round_to;
@@ -135,10 +134,10 @@ TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
         p.m = m, p.n = n, p.k = 517;
         p.a_type = Storage::BF16, p.y_type = FloatType::BF16, p.a_rows = p.w_channels = true;
         p.fill(static_cast<unsigned>(m + n));
-        const test::Threads single(1);
+        const Threads single(1);
         const auto one = p.run(layout);
         for (const int threads : {2, 3, 7}) {
-          const test::Threads pool(threads);
+          const Threads pool(threads);
           EXPECT_EQ(p.run(layout), one) << m << "x" << n << " with " << threads << " threads";
         }
       }

@@ -12,8 +12,6 @@
 namespace fp8::kernels {
 namespace {
 
-using test::levels;
-
 constexpr std::uint16_t kNaN = 0x7FC0;
 
 struct Problem {
@@ -79,7 +77,7 @@ std::uint16_t formula(Problem& p, std::int64_t i, std::int64_t row) {
 }
 
 TEST(Gemv, FollowsItsFormulaOnEveryLevel) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (std::int64_t m = 1; m <= kMostGemvRows; ++m) {
       for (std::int64_t n : {1, 3, 4, 5, 67, 130}) {
@@ -121,18 +119,18 @@ TEST(Gemv, ThreadsAndOtherRowsChangeNoBit) {
   std::memcpy(two.w.data(), one.w.data(), 3000 * 256 * sizeof(std::uint16_t));
   std::memcpy(two.bias.data(), one.bias.data(), 3000 * sizeof(std::uint16_t));
   std::memcpy(two.a.data() + 256, one.a.data(), 256 * sizeof(std::uint16_t));
-  const test::Threads single(1);
+  const Threads single(1);
   gemv(one.args());
-  const test::Threads three(3);
+  const Threads three(3);
   gemv(two.args());
   for (std::int64_t j = 0; j < 3000; ++j) ASSERT_EQ(one.at_y(0, j), two.at_y(1, j)) << j;
 }
 
 TEST(Gemv, ProductsOfOneInputFollowTheFormulaEach) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (const int threads : {1, 3}) {
-      const test::Threads pool(threads);
+      const Threads pool(threads);
       Problem wide(2, 130, 65, true, 2), none(2, 0, 65, false, 2), narrow(2, 3, 65, false, 2), last(2, 64, 65, true, 2);
       Problem* all[] = {&wide, &none, &narrow, &last};
       std::vector<GemvArgs> products;
@@ -153,7 +151,7 @@ TEST(Gemv, ProductsOfOneInputFollowTheFormulaEach) {
 }
 
 TEST(Gemv, NanAndInfinityGoWhereArithmeticTakesThem) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     Problem p(1, 8, 70, false, 0);
     p.w.data()[3 * 70 + 69] = 0x7F80;  // infinity
@@ -204,13 +202,12 @@ TEST(Multiply, IsOneChainOfSumsOnEveryLevel) {
   const std::int64_t sizes[][3] = {{1, 1, 1},    {5, 7, 3},    {6, 32, 64}, {13, 33, 300},
                                    {7, 65, 513}, {64, 20, 17}, {3, 4, 0}};
   for (const auto& [m, n, k] : sizes) {
-    const auto a = test::normal(static_cast<std::size_t>(m * k + 1), 1),
-               b = test::normal(static_cast<std::size_t>(n * k + 1), 2);
+    const auto a = normal(static_cast<std::size_t>(m * k + 1), 1), b = normal(static_cast<std::size_t>(n * k + 1), 2);
     for (const bool a_turned : {false, true}) {
       for (const bool b_turned : {false, true}) {
         const F32View av{a.data(), a_turned ? 1 : k, a_turned ? m : 1},
             bv{b.data(), b_turned ? 1 : n, b_turned ? k : 1};
-        const std::vector<float> start = test::normal(static_cast<std::size_t>(m * n), 3), zero(start.size(), 0.0f);
+        const std::vector<float> start = normal(static_cast<std::size_t>(m * n), 3), zero(start.size(), 0.0f);
         for (const SimdLevel level : levels()) {
           const ScopedSimdLevel scope(level);
           std::vector<float> c(start.size(), std::numeric_limits<float>::quiet_NaN()), added = start;
@@ -225,7 +222,7 @@ TEST(Multiply, IsOneChainOfSumsOnEveryLevel) {
 }
 
 TEST(Multiply, LeavesWhatLiesBetweenTheRowsOfC) {
-  const auto a = test::normal(6 * 8, 1), b = test::normal(8 * 5, 2);
+  const auto a = normal(6 * 8, 1), b = normal(8 * 5, 2);
   std::vector<float> c(6 * 9, 42.0f);
   multiply({a.data(), 8, 1}, {b.data(), 5, 1}, 6, 5, 8, c.data(), 9, false);
   for (int i = 0; i < 6; ++i) {
@@ -273,7 +270,7 @@ TEST(ExpShifted, SpecialValuesAndEveryLength) {
 
 TEST(SumAndMax, EveryLength) {
   for (std::int64_t n = 0; n < 100; ++n) {
-    const auto x = test::normal(static_cast<std::size_t>(n), static_cast<unsigned>(n));
+    const auto x = normal(static_cast<std::size_t>(n), static_cast<unsigned>(n));
     double sum = 0, magnitude = 0;
     float max = -INFINITY;
     for (const float v : x) {

@@ -146,3 +146,9 @@ inline bool sign_of(const void* x, FloatType type, std::size_t i) {
 }
 
 }  // namespace fp8::kernels::test
+
+namespace fp8::kernels {
+using test::levels;
+using test::normal;
+using test::Threads;
+}  // namespace fp8::kernels

@@ -37,7 +37,7 @@ TEST(Orthogonalize, IsThePublishedIteration) {
                                                                {48, 96}, {50, 129}, {130, 47}, {192, 192}};
   for (const auto& [rows, cols] : kShapes) {
     for (const int steps : {1, 2, 5}) {
-      const auto before = test::normal(rows * cols, 3);
+      const auto before = normal(rows * cols, 3);
       auto after = before;
       const Matrix m{after.data(), rows, cols};
       NewtonSchulz options{.steps = steps};
@@ -48,7 +48,7 @@ TEST(Orthogonalize, IsThePublishedIteration) {
 }
 
 TEST(Orthogonalize, BringsSingularValuesNearOne) {
-  auto x = test::normal(64 * 160, 1);
+  auto x = normal(64 * 160, 1);
   const Matrix m{x.data(), 64, 160};
   orthogonalize({&m, 1}, {});
   const Eigen::MatrixXf y = Eigen::Map<const Eigen::Matrix<float, -1, -1, Eigen::RowMajor>>(x.data(), 64, 160);
@@ -59,7 +59,7 @@ TEST(Orthogonalize, BringsSingularValuesNearOne) {
 
 TEST(Orthogonalize, KeepsALowRankGradientOfLowRank) {
   // Rank 3 in 96 x 128: nothing may grow out of the rounding errors of the other 93 directions.
-  const auto left = test::normal(96 * 3, 5), right = test::normal(3 * 128, 6);
+  const auto left = normal(96 * 3, 5), right = normal(3 * 128, 6);
   std::vector<float> before(96 * 128);
   for (int i = 0; i < 96; ++i) {
     for (int j = 0; j < 128; ++j) {
@@ -86,12 +86,12 @@ TEST(Orthogonalize, ZerosStayZerosAndNothingIsAllowed) {
 }
 
 TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
-  const auto before = test::normal(100 * 150, 8);
+  const auto before = normal(100 * 150, 8);
   std::vector<float> first;
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scope(level);
     for (const int threads : {1, 2, 3}) {
-      const test::Threads pool(threads);
+      const Threads pool(threads);
       for (const std::size_t copies : {std::size_t{1}, std::size_t{9}}) {  // 9: side by side
         std::vector<std::vector<float>> data(copies, before);
         std::vector<Matrix> work;

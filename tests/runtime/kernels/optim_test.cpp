@@ -10,9 +10,6 @@
 namespace fp8::kernels {
 namespace {
 
-using test::normal;
-using test::Threads;
-
 /// An array in any storage that remembers its values; fp8 is written with scale 1 by a cast to nearest on the format's
 /// grid.
 struct Stored {
@@ -43,7 +40,7 @@ struct Stored {
 template <class F>
 void expect_same_bytes_everywhere(F&& f) {
   const auto first = f();
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scope(level);
     for (const int threads : {1, 3}) {
       const Threads set(threads);
@@ -253,7 +250,7 @@ TEST(ScaleAdd, RoundsToBf16LikeTheCast) {
        {0x3F808000u, 0x3F818000u, 0x3F808001u, 0x7F7FFFFFu, 0x80000000u, 0x7FC00000u, 0x7F800001u}) {
     values.push_back(float_of(bits));
   }
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scope(level);
     Stored y(std::vector<float>(values.size()), Storage::BF16), x(values, Storage::F32);
     const ScaleAdd t{y.array(), x.array(), 0, 1};

@@ -91,9 +91,9 @@ TEST(Pack, ManyThreadsDoTheSame) {
   const std::int64_t n = 1003, k = 517;
   const auto w = random_bytes(n * k, 3);
   std::vector<std::uint8_t> one(static_cast<std::size_t>(packed_bytes(n, k))), many(one.size());
-  const test::Threads single(1);
+  const Threads single(1);
   pack_weight(w.data(), n, k, one.data());
-  const test::Threads five(5);
+  const Threads five(5);
   pack_weight(w.data(), n, k, many.data());
   std::vector<std::uint8_t> back(w.size());
   unpack_weight(many.data(), n, k, back.data());
@@ -122,7 +122,7 @@ void check_transpose(std::int64_t rows, std::int64_t cols, std::int64_t stride, 
 }
 
 TEST(Pack, TransposeSwapsIndicesOnEveryLevel) {
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (const std::int64_t rows : kSizes)
       for (const std::int64_t cols : {1, 7, 64, 65, 200}) check_transpose(rows, cols, cols + rows % 3, cols % 2);
@@ -134,7 +134,7 @@ TEST(Pack, TransposeSwapsIndicesOnEveryLevel) {
 
 TEST(Pack, TransposeOfMoreThanTheCachesHold) {
   const std::int64_t cols = 1088, rows = (streaming_bytes() / cols + 64) / 64 * 64;
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     if (level != SimdLevel::avx2 && level != SimdLevel::avx512) continue;  // others stream as these do, or not at all
     const ScopedSimdLevel scoped(level);
     const auto in = random_bytes(rows, 1);  // each row is one byte again and again: a column of the result is `in`
@@ -147,7 +147,7 @@ TEST(Pack, TransposeOfMoreThanTheCachesHold) {
 }
 
 TEST(Pack, TransposeOfLargeAndStridedMatrices) {
-  const test::Threads pool(3);
+  const Threads pool(3);
   for (const auto& [rows, cols, stride] :
        {std::array<std::int64_t, 3>{256, 512, 512}, {600, 300, 300}, {257, 321, 400}, {70, 64, 1000}}) {
     const auto in = random_bytes(rows * stride, static_cast<unsigned>(rows + cols));

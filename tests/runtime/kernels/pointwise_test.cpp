@@ -70,7 +70,7 @@ TYPED_TEST_SUITE(PointwiseOf, Types);
 
 TYPED_TEST(PointwiseOf, ComputesAsCppDoesOnEveryLevel) {
   using T = TypeParam;
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (const Pointwise op : kAll) {
       for (const std::int64_t n : {1, 3, 7, 8, 16, 17, 33, 1000}) {
@@ -112,7 +112,7 @@ TYPED_TEST(PointwiseOf, TellsOfOneNanWhereverItIs) {
     float a, b;
   } cases[] = {{add, inf, -inf}, {sub, inf, inf}, {mul, 0, inf}, {div, 0, 0},   {add, nan, 1},
                {mul, 1, nan},    {neg, nan, 0},   {abs, nan, 0}, {relu, nan, 0}};
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (const auto& one : cases) {
       for (std::int64_t at = 0; at < n; ++at) {
@@ -133,7 +133,7 @@ TYPED_TEST(PointwiseOf, TellsOfOneNanWhereverItIs) {
 }
 
 TEST(Convert, RoundsToNearestEvenAndTellsOfNan) {
-  for (const SimdLevel level : test::levels()) {
+  for (const SimdLevel level : levels()) {
     const ScopedSimdLevel scoped(level);
     for (const std::int64_t n : {1, 8, 19, 100}) {
       const auto count = static_cast<std::size_t>(n);

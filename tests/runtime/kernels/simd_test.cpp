@@ -58,7 +58,7 @@ class SimdDeathTest : public testing::Test {
 };
 
 TEST_F(SimdDeathTest, EnvironmentLowersTheLevel) {
-  for (SimdLevel level : test::levels()) {
+  for (SimdLevel level : levels()) {
     if (level > best_simd_level()) continue;  // software tiles are for ScopedSimdLevel alone
     EXPECT_EXIT(report_level(name_of(level)), testing::ExitedWithCode(7), std::string("level=") + name_of(level) + ";");
   }

@@ -24,8 +24,6 @@
 namespace fp8::trainer {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kRootVariable[] = "FP8_TEST_ROOT";
 constexpr char kBegun[] = ".begun";  ///< there while a run is at work
 

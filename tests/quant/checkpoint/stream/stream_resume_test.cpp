@@ -8,7 +8,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using test::contents;
 using test::names_in;
 using test::Work;

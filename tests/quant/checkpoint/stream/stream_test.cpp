@@ -13,7 +13,6 @@
 namespace fp8::quant {
 namespace {
 
-namespace fs = std::filesystem;
 using io::DType;
 using test::contents;
 using test::names_in;

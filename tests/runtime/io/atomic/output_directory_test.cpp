@@ -15,7 +15,6 @@ namespace fp8::io {
 namespace {
 
 using OutputDirectoryTest = IoTest;
-namespace fs = std::filesystem;
 
 void write(const fs::path& path, std::string_view text) { std::ofstream(path) << text; }
 

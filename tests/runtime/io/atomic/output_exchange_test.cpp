@@ -53,8 +53,6 @@ extern "C" int rename(const char* from, const char* to) noexcept {
 namespace fp8::io {
 namespace {
 
-namespace fs = std::filesystem;
-
 void write(const fs::path& path, std::string_view text) { std::ofstream(path) << text; }
 
 class OutputExchange : public IoTest {

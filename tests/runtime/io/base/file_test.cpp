@@ -143,8 +143,6 @@ TEST(FileNames, TheOnlyShardIsTheWeights) {
   EXPECT_EQ(kTorchWeightsFile + std::string(".index.json"), kTorchIndexFile);
 }
 
-namespace fs = std::filesystem;
-
 class SourceFolder : public IoTest {
  protected:
   SourceFolder() {

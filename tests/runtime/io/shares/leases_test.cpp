@@ -19,8 +19,6 @@
 namespace fp8::io {
 namespace {
 
-namespace fs = std::filesystem;
-
 const Json kWork = {{"command", "quantize"}, {"files", {{"a", {1, 2}}}}};
 
 void write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }

@@ -19,8 +19,6 @@
 namespace fp8::io {
 namespace {
 
-namespace fs = std::filesystem;
-
 class SharesTest : public ::testing::Test {
  protected:
   fs::path place() const { return folder_ / "shares"; }

@@ -14,7 +14,6 @@
 namespace fp8::io {
 namespace {
 
-namespace fs = std::filesystem;
 using SafetensorsFileTest = IoTest;
 using SafetensorsWriterTest = IoTest;
 
