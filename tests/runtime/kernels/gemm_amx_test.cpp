@@ -342,49 +342,46 @@ TEST_F(SoftwareTilesTest, AResultIsTinyByItsRoundingWithoutASmallestExponent) {
 }
 
 TEST_F(SoftwareTilesTest, RefusesWhatTheHardwareWould) {
-  const auto error_of = [](const std::function<void(TileConfig&)>& change,
-                           const std::function<void(SoftwareTiles&)>& use) {
+  const auto message = [](const std::function<void(TileConfig&)>& change,
+                          const std::function<void(SoftwareTiles&)>& use) {
     TileConfig config = shapes(16, 16, 16);
     change(config);
     SoftwareTiles tiles;
-    try {
+    return fp8::error_of<std::logic_error>([&] {
       tiles.configure(config);
       use(tiles);
-    } catch (const std::logic_error& error) {
-      return std::string(error.what());
-    }
-    return std::string("none");
+    });
   };
   const auto same = [](TileConfig&) {};
   const auto nothing = [](SoftwareTiles&) {};
   const auto dot = [](SoftwareTiles& tiles) { tiles.dot(0, 1, 2); };
-  EXPECT_EQ(error_of(same, dot), "none");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.palette = 2; }, nothing), "[tiles] found palette 2, allowed: 1");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.rows[4] = 17; }, nothing), "[tiles] found rows 17, allowed: up to 16");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.row_bytes[0] = 68; }, nothing),
+  EXPECT_EQ(message(same, dot), "");
+  EXPECT_EQ(message([](TileConfig& c) { c.palette = 2; }, nothing), "[tiles] found palette 2, allowed: 1");
+  EXPECT_EQ(message([](TileConfig& c) { c.rows[4] = 17; }, nothing), "[tiles] found rows 17, allowed: up to 16");
+  EXPECT_EQ(message([](TileConfig& c) { c.row_bytes[0] = 68; }, nothing),
             "[tiles] found bytes per row 68, allowed: up to 64");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.row_bytes[5] = 4; }, nothing),
+  EXPECT_EQ(message([](TileConfig& c) { c.row_bytes[5] = 4; }, nothing),
             "[tiles] found rows or bytes of 0 in tile 5, allowed: both or neither");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.rows[8] = 1; }, nothing),
+  EXPECT_EQ(message([](TileConfig& c) { c.rows[8] = 1; }, nothing),
             "[tiles] found a shape of tile 8, allowed: 8 tiles");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.reserved[13] = 1; }, nothing), "[tiles] found reserved byte 1, allowed: 0");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.row_bytes[1] = 62; }, dot),
+  EXPECT_EQ(message([](TileConfig& c) { c.reserved[13] = 1; }, nothing), "[tiles] found reserved byte 1, allowed: 0");
+  EXPECT_EQ(message([](TileConfig& c) { c.row_bytes[1] = 62; }, dot),
             "[tiles] found bytes per row 62, allowed: multiples of 4");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.rows[1] = 15; }, dot), "[tiles] found rows of A 15, allowed: those of C");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.row_bytes[2] = 60; }, dot),
+  EXPECT_EQ(message([](TileConfig& c) { c.rows[1] = 15; }, dot), "[tiles] found rows of A 15, allowed: those of C");
+  EXPECT_EQ(message([](TileConfig& c) { c.row_bytes[2] = 60; }, dot),
             "[tiles] found bytes per row of B 60, allowed: those of C");
-  EXPECT_EQ(error_of([](TileConfig& c) { c.rows[2] = 15; }, dot),
+  EXPECT_EQ(message([](TileConfig& c) { c.rows[2] = 15; }, dot),
             "[tiles] found rows of B 15, allowed: a quarter of A's bytes per row");
-  EXPECT_EQ(error_of(same, [](SoftwareTiles& tiles) { tiles.dot(0, 1, 1); }),
+  EXPECT_EQ(message(same, [](SoftwareTiles& tiles) { tiles.dot(0, 1, 1); }),
             "[tiles] found the same tile twice: 1, allowed: three tiles");
-  EXPECT_EQ(error_of(same, [](SoftwareTiles& tiles) { tiles.zero(3); }),
+  EXPECT_EQ(message(same, [](SoftwareTiles& tiles) { tiles.zero(3); }),
             "[tiles] found a tile without rows: 3, allowed: those that are configured");
-  EXPECT_EQ(error_of(same, [](SoftwareTiles& tiles) { tiles.zero(8); }), "[tiles] found tile 8, allowed: 0 to 7");
-  EXPECT_EQ(error_of(same,
-                     [](SoftwareTiles& tiles) {
-                       tiles.release();
-                       tiles.zero(0);
-                     }),
+  EXPECT_EQ(message(same, [](SoftwareTiles& tiles) { tiles.zero(8); }), "[tiles] found tile 8, allowed: 0 to 7");
+  EXPECT_EQ(message(same,
+                    [](SoftwareTiles& tiles) {
+                      tiles.release();
+                      tiles.zero(0);
+                    }),
             "[tiles] found palette 0, allowed: 1");
 }
 

@@ -2,14 +2,14 @@
 // The fork-join pool: every index exactly once, nesting, exceptions, several callers.
 #include "fp8/runtime/kernels/thread_pool.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <chrono>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
+
+#include "support/throws_with.h"
 
 namespace fp8::kernels {
 namespace {
@@ -87,14 +87,10 @@ TEST_F(ThreadPool, RethrowsAndWorksAfterwards) {
   for (int threads : {1, 4}) {
     set_num_threads(threads);
     for (int round = 0; round < 50; ++round) {
-      try {
-        parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) {
-          if (begin <= 37 && 37 < end) throw std::out_of_range("thirty-seven");
-        });
-        FAIL() << "no exception";
-      } catch (const std::out_of_range& error) {
-        EXPECT_STREQ(error.what(), "thirty-seven");
-      }
+      const auto fails = [](std::int64_t begin, std::int64_t end) {
+        if (begin <= 37 && 37 < end) throw std::out_of_range("thirty-seven");
+      };
+      EXPECT_EQ(error_of<std::out_of_range>([&] { parallel_for(100, 1, fails); }), "thirty-seven");
       std::atomic<std::int64_t> sum{0};
       parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) sum += i;

@@ -122,13 +122,9 @@ TEST(Message, IsWhatAnErrorCarries) {
 TEST(Ensure, IsSilentWhereItHolds) { EXPECT_NO_THROW(ensure(true, "anything")); }
 
 TEST(Ensure, NamesPlaceAndInvariant) {
-  const std::string line = std::to_string(__LINE__ + 2);
-  try {
-    ensure(1 > 2, "numbers in their order");
-    FAIL();
-  } catch (const std::logic_error& error) {
-    EXPECT_THAT(error.what(), ::testing::EndsWith("file_test.cpp:" + line + ": expected numbers in their order"));
-  }
+  const std::string line = std::to_string(__LINE__ + 1);
+  const std::string text = error_of<std::logic_error>([] { ensure(1 > 2, "numbers in their order"); });
+  EXPECT_THAT(text, ::testing::EndsWith("file_test.cpp:" + line + ": expected numbers in their order"));
 }
 
 TEST(FileNames, ShardsAreCountedFromOne) {
