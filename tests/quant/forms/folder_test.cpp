@@ -241,13 +241,13 @@ TEST_F(CheckpointFolder, ConfigKeepsItsText) {
     "rope_theta": 10000.0
 }
 )");
-  OutputFolder out(dir / "out", false, {}), bare(dir / "bare", false, {});
-  out.write_config(dir / "config.json",
+  OutputFolder out(folder / "out", false, {}), bare(folder / "bare", false, {});
+  out.write_config(folder / "config.json",
                    {{"quantization_config", {{"new", 0.5}}}, {"tie_word_embeddings", false}, {"none", nullptr}});
   bare.write_config("", {{"quantization_config", {{"new", 0.5}}}});
   out.commit();
   bare.commit();
-  EXPECT_EQ(test::read_text(dir / "out/config.json"),
+  EXPECT_EQ(test::read_text(folder / "out/config.json"),
             R"({
     "rms_norm_eps": 1e-05,
     "quantization_config": {
@@ -257,7 +257,8 @@ TEST_F(CheckpointFolder, ConfigKeepsItsText) {
     "tie_word_embeddings": false
 }
 )");
-  EXPECT_EQ(test::read_text(dir / "bare/config.json"), "{\n  \"quantization_config\": {\n    \"new\": 0.5\n  }\n}\n");
+  EXPECT_EQ(test::read_text(folder / "bare/config.json"),
+            "{\n  \"quantization_config\": {\n    \"new\": 0.5\n  }\n}\n");
 }
 
 }  // namespace
