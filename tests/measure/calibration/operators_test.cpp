@@ -101,7 +101,7 @@ TEST_F(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
   const std::string config =
       R"({"mode": "MEASURE", "observer": "maxabs", "blocklist": {"types": [], "names": ["fc2"]}, )"
       R"("dump_stats_path": ")" +
-      (dir / "a/p").string() + "\"}";
+      (folder / "a/p").string() + "\"}";
   std::ofstream(folder / "config.json") << config;
   for (const std::string& given : {config, (folder / "config.json").string()}) {
     const auto s = m.begin("", given);
