@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/stacked_experts.h"
 
-
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 

@@ -16,7 +16,6 @@
 // the tensors that ranks share out (reform.h).
 #include <algorithm>
 
-
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"

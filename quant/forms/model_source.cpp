@@ -3,7 +3,6 @@
 
 #include <fstream>
 
-
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -6,7 +6,6 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/linear_handler.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/plan/rules.h"
 
-
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/fail.h"

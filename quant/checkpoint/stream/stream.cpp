@@ -2,7 +2,6 @@
 // The ways to a finished checkpoint: one process writes it, or several write shares of it that are joined.
 #include "fp8/quant/checkpoint/stream/stream.h"
 
-
 #include "fp8/quant/checkpoint/stream/run.h"
 
 namespace fp8::quant {

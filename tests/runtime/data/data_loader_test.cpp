@@ -7,7 +7,7 @@
 
 #include <numeric>
 
-#include "fp8/runtime/data/batch_workers.h"
+#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/dataset.h"
 #include "runtime/data/numbered.h"
 #include "support/child.h"

@@ -8,7 +8,7 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "fp8/runtime/data/batch_workers.h"
+#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/torch_data.h"
 #include "runtime/data/numbered.h"
 #include "runtime/trainer/toy_task.h"

@@ -8,8 +8,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "fp8/runtime/distributed/backend_group.h"
 #include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "support/hpu_test.h"

@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/kernel_test.h"
 

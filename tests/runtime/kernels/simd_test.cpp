@@ -8,7 +8,7 @@
 
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/random_bits.h"
-#include "fp8/runtime/kernels/scratch.h"
+#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {

@@ -8,7 +8,6 @@
 
 #include <fstream>
 
-
 #include "runtime/profile/recorded.h"
 #include "support/scoped_variable.h"
 #include "support/temp_dir.h"

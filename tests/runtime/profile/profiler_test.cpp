@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-#include "fp8/runtime/profile/habana_profile.h"
+#include "fp8/runtime/profile/hpu_profiler.h"
 #include "runtime/profile/recorded.h"
 #include "support/child.h"
 #include "support/scoped_variable.h"

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/trainer/anomaly.h"
+#include "fp8/runtime/trainer/trainer_run.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/enum_names.h"
 #include "support/hpu_test.h"

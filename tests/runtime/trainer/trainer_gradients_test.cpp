@@ -3,7 +3,7 @@
 // clipped to their common norm, and gone after it.
 #include <torch/torch.h>
 
-#include "fp8/runtime/trainer/optimizer_state.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"

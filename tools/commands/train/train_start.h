@@ -13,7 +13,7 @@
 
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/trainer/parts/part.h"
+#include "fp8/runtime/trainer/parts.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/trainer/accelerator.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/parts.h"
 #include "fp8/runtime/trainer/strategy.h"

@@ -17,7 +17,6 @@
 #include "fp8/runtime/io/idx/idx.h"
 #include "fp8/runtime/trainer/parts.h"
 #include "fp8/tools/commands/train/train_start.h"
-#include "fp8/tools/commands/train/train_task.h"
 #include "fp8/tools/examples/mnist/lit_classifier.h"
 #include "fp8/tools/examples/mnist/mnist_data_module.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"

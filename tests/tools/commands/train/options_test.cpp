@@ -7,8 +7,8 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/train/train_log_file.h"
 #include "fp8/tools/commands/train/train_options.h"
+#include "fp8/tools/commands/work/snapshots.h"
 #include "support/command.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
