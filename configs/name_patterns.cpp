@@ -243,8 +243,9 @@ std::string nearest_name(const std::string& pattern, const std::vector<std::stri
 void NamePatterns::require_used(const std::vector<std::string>& names) const {
   for (const std::size_t i : idle(names)) {
     const std::string nearest = nearest_name(patterns_[i].pattern(), names);
-    throw io::Error(patterns_[i].where() + ": pattern " + io::in_quotes(patterns_[i].pattern()) + " matches no module" +
-                    (nearest.empty() ? "" : "; the nearest is " + io::in_quotes(nearest)));
+    io::fail<io::Error>("{}: pattern {} matches no module{}", patterns_[i].where(),
+                        io::in_quotes(patterns_[i].pattern()),
+                        nearest.empty() ? "" : "; the nearest is " + io::in_quotes(nearest));
   }
 }
 

@@ -27,7 +27,7 @@ const Key& key_named(const std::string& name, const std::string& source) {
   std::vector<std::string> known;
   for (const detail::Alias& alias : detail::aliases()) known.emplace_back(alias.name);
   for (const Key& key : detail::keys()) known.emplace_back(key.name);
-  throw io::Error(source + ": unknown key " + io::in_quotes(name) + ", did you mean '" + closest(name, known) + "'?");
+  io::fail<io::Error>("{}: unknown key {}, did you mean '{}'?", source, io::in_quotes(name), closest(name, known));
 }
 
 void check_observer_parameters(const io::Json& json, const QuantConfig& config, const ParseOptions& options) {
@@ -44,9 +44,9 @@ void check_observer_parameters(const io::Json& json, const QuantConfig& config, 
     }
     std::vector<std::string> allowed{"input_backoff", "weight_backoff"};
     for (const ObserverParameter& parameter : *row->parameters) allowed.emplace_back(parameter.name);
-    throw io::Error(config.source + ": key 'scale_params': unknown key " + io::in_quotes(name) + " with observer " +
-                    config.observer + ", did you mean '" + closest(name, allowed) +
-                    "'? allowed: " + io::joined(allowed));
+    io::fail<io::Error>("{}: key 'scale_params': unknown key {} with observer {}, did you mean '{}'? allowed: {}",
+                        config.source, io::in_quotes(name), config.observer, closest(name, allowed),
+                        io::joined(allowed));
   }
 }
 
@@ -55,7 +55,7 @@ void check_backoffs_stand_once(const io::Json& json, const QuantConfig& config) 
   if (params == json.end() || !params->is_object()) return;
   for (const char* name : {"input_backoff", "weight_backoff"}) {
     if (!json.contains(name) || !params->contains(name)) continue;
-    throw io::Error(config.source + ": key '" + name + "': found here and in scale_params, allowed: one of the two");
+    io::fail<io::Error>("{}: key '{}': found here and in scale_params, allowed: one of the two", config.source, name);
   }
 }
 
@@ -115,8 +115,10 @@ bool QuantConfig::needs_measurements() const {
 
 void require_stats_path(const QuantConfig& config, const std::string& why) {
   if (!config.dump_stats_path.empty()) return;
-  throw io::Error(config.source + ": key 'dump_stats_path': found \"\", but " + why +
-                  "; allowed: folder and beginning of the file names, such as \"./out/inc_output\"");
+  io::fail<io::Error>(
+      "{}: key 'dump_stats_path': found \"\", but {}; allowed: folder and beginning of the file names, such as "
+      "\"./out/inc_output\"",
+      config.source, why);
 }
 
 QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options) {
@@ -231,18 +233,20 @@ void check_dynamic(const QuantConfig& config, std::vector<std::string>& problems
   }
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (fits_dynamic(*method)) continue;
-    problems.push_back(where(config, entry) + ": found " + io::lower(method->name) + " with dynamic_quantization, " +
-                       (is_fixed(*method) ? "which looks at no values" : "whose activations are HW_ALIGNED") +
-                       ", allowed: " + methods_that(fits_dynamic));
+    problems.push_back(io::message("{}: found {} with dynamic_quantization, {}, allowed: {}", where(config, entry),
+                                   io::lower(method->name),
+                                   is_fixed(*method) ? "which looks at no values" : "whose activations are HW_ALIGNED",
+                                   methods_that(fits_dynamic)));
   }
 }
 
 void check_static(const QuantConfig& config, std::vector<std::string>& problems) {
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (!method->dynamic_only) continue;
-    problems.push_back(where(config, entry) + ": found " + io::lower(method->name) +
-                       " without dynamic_quantization, allowed: set dynamic_quantization, or one of " +
-                       methods_that([](const NamedScaleMethod& m) { return !m.dynamic_only; }));
+    problems.push_back(
+        io::message("{}: found {} without dynamic_quantization, allowed: set dynamic_quantization, or one of {}",
+                    where(config, entry), io::lower(method->name),
+                    methods_that([](const NamedScaleMethod& m) { return !m.dynamic_only; })));
   }
 }
 
@@ -260,8 +264,9 @@ void check_device(const QuantConfig& config, recipes::Dialect device, std::vecto
   }
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (method->name == "MAXABS_HW") continue;
-    problems.push_back(key + " on a gaudi3 device with " + io::lower(method->name) + " (" + entry +
-                       "), allowed: GAUDI3, null, or scale_method maxabs_hw");
+    problems.push_back(
+        io::message("{} on a gaudi3 device with {} ({}), allowed: GAUDI3, null, or scale_method maxabs_hw", key,
+                    io::lower(method->name), entry));
     return;
   }
 }
@@ -273,9 +278,9 @@ void check_environment(const QuantConfig& config, const Environment& environment
   if (!environment.runtime_scale_patching || !quantizes || config.dynamic_quantization) return;
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (!has_channels(*method)) continue;
-    problems.push_back(where(config, entry) + ": found " + io::lower(method->name) +
-                       " with RUNTIME_SCALE_PATCHING, which takes one scale per tensor, allowed: " +
-                       methods_that([](const NamedScaleMethod& m) { return !has_channels(m); }));
+    problems.push_back(io::message(
+        "{}: found {} with RUNTIME_SCALE_PATCHING, which takes one scale per tensor, allowed: {}", where(config, entry),
+        io::lower(method->name), methods_that([](const NamedScaleMethod& m) { return !has_channels(m); })));
   }
 }
 
@@ -295,9 +300,10 @@ std::string type_problem(const QuantConfig& config, const std::string& key, cons
   std::vector<std::string> known;
   for (const ModuleType& one : module_types()) known.emplace_back(one.name);
   const std::string last = type.substr(type.rfind('.') + 1);  // the class name behind a path is what people mean
-  return config.source + ": key '" + key + "': found " + io::in_quotes(type) +
-         ", which is no class that can be quantized, did you mean '" + closest(last, known) +
-         "'? (class names without a module path)";
+  return io::message(
+      "{}: key '{}': found {}, which is no class that can be quantized, did you mean '{}'? (class names without a "
+      "module path)",
+      config.source, key, io::in_quotes(type), closest(last, known));
 }
 
 }  // namespace
@@ -339,8 +345,9 @@ void check_rules(const QuantConfig& config, recipes::Dialect device, const Envir
 
 void refuse_load(const QuantConfig& config) {
   if (config.mode != QuantMode::LOAD) return;
-  throw io::Error(config.source +
-                  ": key 'mode': found LOAD, which measures nothing, allowed: NONE, QUANTIZE, MEASURE, SHAPE, AUTO");
+  io::fail<io::Error>(
+      "{}: key 'mode': found LOAD, which measures nothing, allowed: NONE, QUANTIZE, MEASURE, SHAPE, AUTO",
+      config.source);
 }
 
 }  // namespace fp8::configs

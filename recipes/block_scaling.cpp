@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "fp8/recipes/tensor_scaling.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::recipes {
@@ -34,8 +35,8 @@ struct Grid {
 
 Grid grid_of(std::int64_t rows, std::int64_t cols, bool square_blocks) {
   if (rows < 0 || cols < 0 || (cols > 0 && rows > std::numeric_limits<std::int64_t>::max() / 8 / cols))
-    throw std::invalid_argument("NVFP4: sizes are [" + std::to_string(rows) + ", " + std::to_string(cols) +
-                                "], allowed: 0 or more, and below 2^60 elements");
+    io::fail<std::invalid_argument>("NVFP4: sizes are [{}, {}], allowed: 0 or more, and below 2^60 elements", rows,
+                                    cols);
   return {rows, cols, square_blocks ? kNVFP4Block : 1};
 }
 
@@ -184,9 +185,8 @@ std::vector<float> nvfp4_dequantize(const NVFP4Matrix& matrix) {
   const auto bytes = static_cast<std::size_t>(grid.rows * grid.bytes_per_row());
   const auto scales = static_cast<std::size_t>(grid.down() * grid.across());
   if (matrix.codes.size() != bytes || matrix.block_scales.size() != scales)
-    throw std::invalid_argument("NVFP4: found " + std::to_string(matrix.codes.size()) + " bytes of codes and " +
-                                std::to_string(matrix.block_scales.size()) +
-                                " scales, allowed: " + std::to_string(bytes) + " and " + std::to_string(scales));
+    io::fail<std::invalid_argument>("NVFP4: found {} bytes of codes and {} scales, allowed: {} and {}",
+                                    matrix.codes.size(), matrix.block_scales.size(), bytes, scales);
   const std::vector<float> decoding = multipliers(matrix.block_scales, matrix.scale_inv);
   std::vector<float> y(static_cast<std::size_t>(grid.rows * grid.cols));
   for (std::int64_t row = 0; row < grid.rows; ++row) {

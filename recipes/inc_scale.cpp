@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::recipes {
@@ -62,7 +63,7 @@ float round_hw_aligned(float raw, const IncTarget& target) {
 }
 
 [[noreturn]] void reject(std::string_view name, const std::string& what) {
-  throw std::invalid_argument(std::string(name) + ": " + what);
+  io::fail<std::invalid_argument>("{}: {}", name, what);
 }
 
 std::string text(float value) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "fp8/recipes/inc_scale.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -21,7 +22,7 @@ namespace {
 constexpr std::int64_t kBlock = 4096;  // values quantized at once
 
 [[noreturn]] void reject(std::string_view name, const std::string& what) {
-  throw std::invalid_argument(std::string(name) + ": " + what);
+  io::fail<std::invalid_argument>("{}: {}", name, what);
 }
 
 // Nearest even in hp; as round_to(), with the kernels' bit tricks.

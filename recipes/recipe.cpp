@@ -59,11 +59,11 @@ void check_kinds(const RecipeType& type, const RecipeFields& values) {
   for (const auto& [name, value] : values) {
     const auto field = type.fields.find(name);
     if (field == type.fields.end())
-      throw std::invalid_argument("recipe '" + type.name + "': found the field '" + name +
-                                  "', allowed: " + io::joined(std::views::keys(type.fields)));
+      io::fail<std::invalid_argument>("recipe '{}': found the field '{}', allowed: {}", type.name, name,
+                                      io::joined(std::views::keys(type.fields)));
     if (field->second.index() != value.index())
-      throw std::invalid_argument("recipe '" + type.name + "': " + name +
-                                  ": expected a value of the same kind as its default");
+      io::fail<std::invalid_argument>("recipe '{}': {}: expected a value of the same kind as its default", type.name,
+                                      name);
   }
 }
 

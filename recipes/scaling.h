@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/format.h"
 
 namespace fp8::recipes {
@@ -76,8 +77,7 @@ struct FieldProblem {
 /// Throws std::invalid_argument for a problem, in one line; `type` is the struct's name.
 inline void throw_problem(const char* type, const std::optional<FieldProblem>& problem) {
   if (!problem) return;
-  throw std::invalid_argument(std::string(type) + ": " + problem->field + " is " + problem->found +
-                              ", allowed: " + problem->allowed);
+  io::fail<std::invalid_argument>("{}: {} is {}, allowed: {}", type, problem->field, problem->found, problem->allowed);
 }
 
 // The questions that products ask of a recipe: how each operand's scales are made, and what else sets recipes apart.

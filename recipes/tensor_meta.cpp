@@ -4,13 +4,15 @@
 
 #include <cmath>
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::recipes {
 namespace {
 
 constexpr std::int64_t kMaxHistoryNumbers = std::int64_t{1} << 28;
 
 [[noreturn]] void reject(const char* field, const std::string& found, const std::string& allowed) {
-  throw std::invalid_argument("TensorMeta: " + std::string(field) + " is " + found + ", allowed: " + allowed);
+  io::fail<std::invalid_argument>("TensorMeta: {} is {}, allowed: {}", field, found, allowed);
 }
 
 void check_history(std::int64_t n, int history) {
@@ -61,9 +63,8 @@ bool spoke(const TensorMeta& meta, const DelayedScaling& recipe, Eigen::Index te
 
 void check_size(const Eigen::ArrayXf& result, const TensorMeta& meta, const char* callable) {
   if (result.size() == meta.tensors()) return;
-  throw std::invalid_argument("DelayedScaling: " + std::string(callable) + " returned " +
-                              std::to_string(result.size()) + " values, allowed: " + std::to_string(meta.tensors()) +
-                              ", one per tensor");
+  io::fail<std::invalid_argument>("DelayedScaling: {} returned {} values, allowed: {}, one per tensor", callable,
+                                  result.size(), meta.tensors());
 }
 
 void check_values(const char* field, const Eigen::ArrayXf& values, Eigen::Index n) {

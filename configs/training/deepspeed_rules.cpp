@@ -210,8 +210,9 @@ void DeepSpeedFile::check_types() const {
     check_params(*this, "optimizer", *type);
     check_betas(*this);
     if (!type->tested_with_zero && stage() > 0 && !is("zero_allow_untested_optimizer"))
-      refuse("optimizer.type", "found " + found_text(*find("optimizer.type")) + with_stage() +
-                                   ", allowed: Adam, AdamW, Adagrad, Lion, or zero_allow_untested_optimizer true");
+      refuse("optimizer.type",
+             io::message("found {}{}, allowed: Adam, AdamW, Adagrad, Lion, or zero_allow_untested_optimizer true",
+                         found_text(*find("optimizer.type")), with_stage()));
     if (is_read_by(DeepSpeedReader::lightning)) note("optimizer", "the module's own optimizer comes first");
   }
   if (const auto* type = type_in(*this, "scheduler")) {

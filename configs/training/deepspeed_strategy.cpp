@@ -65,8 +65,8 @@ const std::vector<std::string>& deepspeed_strategy_names() {
 DeepSpeedStrategy deepspeed_strategy(const std::string& name) {
   const auto& names = deepspeed_strategy_names();
   if (std::ranges::find(names, name) == names.end())
-    throw io::Error("strategy: found " + io::in_quotes(name) + ", allowed: " + io::joined(names) + "; did you mean '" +
-                    closest(name, names) + "'?");
+    io::fail<io::Error>("strategy: found {}, allowed: {}; did you mean '{}'?", io::in_quotes(name), io::joined(names),
+                        closest(name, names));
   DeepSpeedStrategy s = with_standards(io::Json::object(), deepspeed_strategy_keys());
   const auto stage = name.find("_stage_");
   if (stage == std::string::npos) return s;
@@ -118,11 +118,11 @@ void fill_in_deepspeed(io::Json& config, const DeepSpeedStrategy& s, const DeepS
                        const std::string& source) {
   const std::string where = io::printable(source, 4096);
   if (is_true(config, "autotuning.enabled"))
-    throw io::Error(key_where(where, "autotuning.enabled") +
-                    ": found true, which HPUDeepSpeedStrategy refuses, allowed: false");
+    io::fail<io::Error>("{}: found true, which HPUDeepSpeedStrategy refuses, allowed: false",
+                        key_where(where, "autotuning.enabled"));
   if (config.contains("gradient_accumulation_steps"))
-    throw io::Error(key_where(where, "gradient_accumulation_steps") +
-                    ": found with reader lightning, allowed: the Trainer's accumulate_grad_batches");
+    io::fail<io::Error>("{}: found with reader lightning, allowed: the Trainer's accumulate_grad_batches",
+                        key_where(where, "gradient_accumulation_steps"));
   config["gradient_accumulation_steps"] = trainer.accumulate_grad_batches;
   if (!config.contains("train_micro_batch_size_per_gpu")) config["train_micro_batch_size_per_gpu"] = trainer.batch_size;
   if (!config.contains("gradient_clipping")) config["gradient_clipping"] = trainer.gradient_clip_val;

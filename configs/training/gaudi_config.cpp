@@ -64,8 +64,8 @@ Findings check_gaudi_config(const io::Json& json, const std::string& source) {
   found.problems = key_problems(json, where, gaudi_config_keys());
   const bool lower = find_value(json, kLowerOps) != nullptr, fp32 = find_value(json, kFp32Ops) != nullptr;
   if (lower != fp32)
-    found.problems.push_back(key_where(where, lower ? kLowerOps : kFp32Ops) + ": found without " +
-                             (lower ? kFp32Ops : kLowerOps) + ", and alone it has no effect, allowed: both or none");
+    found.problems.push_back(io::message("{}: found without {}, and alone it has no effect, allowed: both or none",
+                                         key_where(where, lower ? kLowerOps : kFp32Ops), lower ? kFp32Ops : kLowerOps));
   return found;
 }
 

@@ -178,13 +178,13 @@ class Walk {
   void member(const std::string& parent, const std::string& key, const io::Json& value) {
     const KeyRow* row = key.find('.') == std::string::npos ? find_row(rows_, parent + key) : nullptr;
     if (row == nullptr) {
-      return add(source_ + ": unknown key " + io::in_quotes(prefix_ + parent + key) + ", did you mean '" + prefix_ +
-                 nearest_path(rows_, parent, key) + "'?");
+      return add(io::message("{}: unknown key {}, did you mean '{}{}'?", source_, io::in_quotes(prefix_ + parent + key),
+                             prefix_, nearest_path(rows_, parent, key)));
     }
     const std::string path = parent + key;
     if (!fits(row->allowed, value)) {
-      return add(key_where(source_, prefix_ + path) + ": found " + detail::found_text(value) +
-                 ", allowed: " + allowed_text(*row, rows_));
+      return add(io::message("{}: found {}, allowed: {}", key_where(source_, prefix_ + path), detail::found_text(value),
+                             allowed_text(*row, rows_)));
     }
     if (value.is_object() && !children_of(rows_, path + ".").empty()) object(value, path + ".");
   }

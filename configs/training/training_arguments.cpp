@@ -67,8 +67,10 @@ struct Rules : KeyRules {
       refuse("save_strategy", "found \"best\", allowed: with metric_for_best_model, or load_best_model_at_end");
     if (!is("load_best_model_at_end") || saves == "best") return;
     if (evaluates != saves)
-      return refuse("load_best_model_at_end", "found true with eval_strategy " + evaluates + " and save_strategy " +
-                                                  saves + ", allowed: the same, or save_strategy best");
+      return refuse(
+          "load_best_model_at_end",
+          io::message("found true with eval_strategy {} and save_strategy {}, allowed: the same, or save_strategy best",
+                      evaluates, saves));
     const double every =
         training::number_of(all, find_value(all, "eval_steps") != nullptr ? "eval_steps" : "logging_steps");
     if (saves == "steps" && every > 0 && std::fmod(training::number_of(all, "save_steps"), every) != 0)

@@ -116,7 +116,7 @@ class UnifiedTensor {
       scales.from.push_back(values_of(found[static_cast<std::size_t>(r)], where()));
       const auto& from = scales.from.back();
       if (from.size() != 1 && static_cast<std::int64_t>(from.size()) != part(r).shape.at(1))
-        io::fail_at(where(), "found " + std::to_string(from.size()) + " scales for other outputs");
+        io::fail_at(where(), "found {} scales for other outputs", from.size());
     }
     return scales;
   }
@@ -190,9 +190,8 @@ Unit split_unit(const Source& source, const std::string& name, int world, std::o
   auto shape = info.shape;
   if (dim.has_value()) {
     if (shape[*dim] % world != 0)
-      io::fail_at(
-          source.checkpoint.folder().string() + ": " + name,
-          "size " + std::to_string(shape[*dim]) + " can't be shared out to " + std::to_string(world) + " ranks");
+      io::fail_at(source.checkpoint.folder().string() + ": " + name, "size {} can't be shared out to {} ranks",
+                  shape[*dim], world);
     shape[*dim] /= world;
   }
   for (int r = 0; r < world; ++r) unit.entries.push_back({with_rank(name, r, world), info.dtype, shape});
@@ -250,8 +249,7 @@ struct Names {
 Names names_of(const Source& source) {
   const fs::path& in = source.checkpoint.folder();
   const auto missing = [&](int rank, const std::string& name) {
-    io::fail_at(in.string(),
-                "rank " + std::to_string(rank) + " of " + std::to_string(source.world) + " is missing: " + name);
+    io::fail_at(in.string(), "rank {} of {} is missing: {}", rank, source.world, name);
   };
   Names names;
   const std::string first = with_rank("", 0, source.world), last_part = "_" + std::to_string(source.world);
@@ -287,9 +285,8 @@ void split_checkpoint(const fs::path& in, const fs::path& out, int world, Stream
   const Json files = identity_of(in);
   const Source source(in);
   if (source.world != 1)
-    io::fail_at(in.string(),
-                "expected a checkpoint of one rank, found " + std::to_string(source.world) + "; unify it first");
-  if (world < 2) io::fail_at(in.string(), "expected at least 2 ranks to write, found " + std::to_string(world));
+    io::fail_at(in.string(), "expected a checkpoint of one rank, found {}; unify it first", source.world);
+  if (world < 2) io::fail_at(in.string(), "expected at least 2 ranks to write, found {}", world);
   std::vector<Unit> units;
   for (const auto& name : source.checkpoint.names()) {
     const auto& info = source.checkpoint.info(name);
@@ -308,8 +305,7 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, Stream
   const Json files = identity_of(in);
   const Source source(in);
   if (world < 1 || world >= source.world || source.world % world != 0)
-    io::fail_at(in.string(), "found " + std::to_string(source.world) + " ranks to read and " + std::to_string(world) +
-                                 " to write, allowed: a smaller divisor");
+    io::fail_at(in.string(), "found {} ranks to read and {} to write, allowed: a smaller divisor", source.world, world);
   const int size = source.world / world;
   const Names names = names_of(source);
   std::vector<Unit> units;

@@ -66,17 +66,16 @@ inline std::string text_of(io::DType dtype, const std::vector<std::int64_t>& sha
 
 /// The parts of two ranks that do not make one tensor.
 [[noreturn]] inline void fail_unlike(const std::string& where, const std::string& first, const std::string& other) {
-  io::fail_at(where, "the parts of its ranks do not fit each other: found " + other + " beside " + first);
+  io::fail_at(where, "the parts of its ranks do not fit each other: found {} beside {}", other, first);
 }
 
 inline std::vector<float> values_of(const Tensor& t, const std::string& where) {
-  if (!is_float(t.dtype))
-    io::fail_at(where, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(t.dtype));
+  if (!is_float(t.dtype)) io::fail_at(where, "expected dtype F32, BF16 or F16, found {}", io::name_of(t.dtype));
   std::vector<float> values(t.bytes.size() / static_cast<std::size_t>(io::size_of(t.dtype)));
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = kernels::load_element(t.bytes.data(), float_type(t.dtype), static_cast<std::int64_t>(i));
     if (!std::isfinite(values[i]) || values[i] <= 0)
-      io::fail_at(where, "expected finite scales > 0, found " + std::to_string(values[i]));
+      io::fail_at(where, "expected finite scales > 0, found {}", values[i]);
   }
   return values;
 }

@@ -129,10 +129,10 @@ class CheckpointModules::Judge {
     const auto [parts, whole, by_turns] = names_.parts_on_load(m.name);
     if (parts > 0 && (scale_rows_ == 0 || m.shape[0] % (parts * scale_rows_) != 0 || (by_turns && scale_rows_ != 1))) {
       if (whole)
-        throw io::Error(checkpoint_.folder().string() + ": " + m.name + ": transformers splits its " +
-                        std::to_string(m.shape[0]) + " rows into " + std::to_string(parts) +
-                        " modules, and can do so in fp8 only with a scale per row, or with blocks that fit; " +
-                        io::option("weights") + " channel writes these");
+        io::fail<io::Error>(
+            "{}: {}: transformers splits its {} rows into {} modules, and can do so in fp8 only with a scale per row, "
+            "or with blocks that fit; {} channel writes these",
+            checkpoint_.folder().string(), m.name, m.shape[0], parts, io::option("weights"));
       return Verdict{Role::cut, "readers split or join it by rows: its scales do not fit the parts", true};
     }
     if (whole) return Verdict{};
@@ -234,8 +234,8 @@ CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io:
     : names_(config), stacks_(checkpoint, config, names_) {
   const io::Json tie = config.is_object() ? config.value("tie_word_embeddings", io::Json(false)) : io::Json(false);
   if (!tie.is_boolean() && !tie.is_null())
-    throw io::Error((checkpoint.folder() / io::kConfigFile).string() + ": key 'tie_word_embeddings': found " +
-                    io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
+    io::fail<io::Error>("{}: key 'tie_word_embeddings': found {}, allowed: true, false",
+                        (checkpoint.folder() / io::kConfigFile).string(), io::printable(tie.dump(-1, ' ', true), 60));
   tied_ = tie == io::Json(true);
   const Judge judge(checkpoint, config, names_, stacks_, choice);
   judge.require_used_patterns();
@@ -319,10 +319,11 @@ std::string CheckpointModules::notice() const {
   for (const auto& [name, what] : guesses()) (what == name_of(Role::linear) ? linear : others).push_back(name);
   const auto linears = std::ranges::count_if(modules_, [](const auto& m) { return m.role == Role::linear; });
   const auto weights = std::ranges::count_if(modules_, [](const auto& m) { return m.shape.size() == 2; });
-  return "unknown family " + io::in_quotes(names_.model_type()) + ": these " + std::to_string(linears) +
-         " weights were taken for Linear (" + io::joined_first(linear) + "), these " +
-         std::to_string(weights - linears) + " were not (" + io::joined_first(others) + "); " + io::option("linear") +
-         " and " + io::option("keep") + " decide otherwise";
+  return io::message(
+      "unknown family {}: these {} weights were taken for Linear ({}), these {} were not ({}); {} and {} decide "
+      "otherwise",
+      io::in_quotes(names_.model_type()), linears, io::joined_first(linear), weights - linears,
+      io::joined_first(others), io::option("linear"), io::option("keep"));
 }
 
 }  // namespace fp8::quant

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/pipeline.h"
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::quant {
 namespace {
 
@@ -9,7 +11,7 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kCastElements = std::int64_t{1} << 18;
 
 [[noreturn]] void fail(const io::Checkpoint& source, const std::string& tensor, const std::string& what) {
-  throw io::Error(source.folder().string() + ": " + tensor + ": " + what);
+  io::fail<io::Error>("{}: {}: {}", source.folder().string(), tensor, what);
 }
 
 }  // namespace

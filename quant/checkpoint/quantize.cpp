@@ -7,6 +7,7 @@
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {
@@ -41,7 +42,7 @@ ConfigSpec config_of(const CheckpointPlan& planned, const CheckpointOptions& opt
   spec.kv = planned.with_kv() ? plan_kv_cache(planned.attention(), options.plan, notes) : options.kv;
   for (const auto& kv : spec.kv) {
     if (const std::string problem = planned.form().kv_problem(kv); !problem.empty())
-      throw io::Error(std::string(planned.form().name()) + ": " + kv.attention + ": " + problem);
+      io::fail<io::Error>("{}: {}: {}", planned.form().name(), kv.attention, problem);
   }
   return spec;
 }
@@ -78,9 +79,9 @@ std::vector<PlannedPiece> pieces_of(const CheckpointPlan& planned, std::vector<s
     }
   }
   if (!left_over.empty())
-    notes.push_back(
-        std::to_string(left_over.size()) + (left_over.size() == 1 ? " scale" : " scales") +
-        " of key-value caches left out, no config says what they are of: " + io::joined_first(left_over, 1));
+    notes.push_back(io::message("{}{} of key-value caches left out, no config says what they are of: {}",
+                                left_over.size(), left_over.size() == 1 ? " scale" : " scales",
+                                io::joined_first(left_over, 1)));
   if (planned.untied())
     add(by_weight.at(kTiedHead + std::string(".weight")));  // after the embedding, whose tensor it reads
   return pieces;
@@ -151,8 +152,8 @@ CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan
   r.source_bytes = source.total_bytes();
   r.kv_caches = plan.config.kv.size();
   for (const auto& [tensor, found] : plan.nonfinite)
-    r.warnings.push_back(tensor + ": copied with " +
-                         found.text(static_cast<std::uint64_t>(source.info(tensor).numel())));
+    r.warnings.push_back(
+        io::message("{}: copied with {}", tensor, found.text(static_cast<std::uint64_t>(source.info(tensor).numel()))));
   return r;
 }
 

@@ -6,6 +6,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {
@@ -189,19 +190,20 @@ std::vector<NodeInfo> CheckpointPlan::find_nodes() const {
 void CheckpointPlan::check_source(const PlannedModule& m) const {
   const auto& info = source_.info(source_tensor(m.info.name));
   if (!is_float(info.dtype))
-    throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " +
-                    io::name_of(info.dtype));
+    io::fail<io::Error>("{}: {}: expected dtype F32, BF16 or F16, found {}", source_.folder().string(), info.name,
+                        io::name_of(info.dtype));
   for (const char* made : kScaleEndings) {
     if (source_.contains(m.info.name + made))
-      throw io::Error(source_.folder().string() + ": " + m.info.name + made +
-                      ": a scale, in what should be a high precision checkpoint");
+      io::fail<io::Error>("{}: {}{}: a scale, in what should be a high precision checkpoint", source_.folder().string(),
+                          m.info.name, made);
   }
 }
 
 void CheckpointPlan::check_family() const {
   if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty())
-    throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
-  if (form_.needs_mxfp4() && stacked_.packed().empty()) throw io::Error(source_.folder().string() + ": " + kNeedsMxfp4);
+    io::fail<io::Error>("{}: {}: {}", source_.folder().string(), modules_.names().model_type(), reason);
+  if (form_.needs_mxfp4() && stacked_.packed().empty())
+    io::fail<io::Error>("{}: {}", source_.folder().string(), kNeedsMxfp4);
   if (plan_.modules.empty()) refuse_empty();
 }
 
@@ -233,15 +235,15 @@ void CheckpointPlan::leave_unwritable() {
     check_source(m);
     if (checked.insert(m.scheme.describe()).second) {
       if (const std::string problem = form_.scheme_problem(m.scheme); !problem.empty())
-        throw io::Error(problem + " (" + m.info.name + ")");
+        io::fail<io::Error>("{} ({})", problem, m.info.name);
     }
     if (const auto found = misread.find(m.info.name); found != misread.end())
       left.push_back({m.info.name, found->second});
   }
   leave(left);
   if (plan_.modules.empty())
-    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize" +
-                    (misread.empty() ? "" : "; " + misread.begin()->first + ": " + misread.begin()->second));
+    io::fail<io::Error>("{}: no Linear module is left to quantize{}", source_.folder().string(),
+                        misread.empty() ? "" : "; " + misread.begin()->first + ": " + misread.begin()->second);
 }
 
 /// Experts of a family that not all readers take, or take one by one in fp8.
@@ -260,11 +262,12 @@ void CheckpointPlan::refuse_empty() const {
   const auto& all = modules_.all();
   const auto transposed = std::ranges::find_if(all, [](const auto& m) { return m.role == Role::transposed; });
   if (transposed != all.end())
-    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize: " + transposed->name +
-                    " and others are stored transposed, [in, out] (Conv1D), " +
-                    "for which no reader of fp8 checkpoints has a product");
-  throw io::Error(source_.folder().string() + ": no module is left to quantize (" + io::option("include") + ", " +
-                  io::option("exclude") + ", allowlist, blocklist)");
+    io::fail<io::Error>(
+        "{}: no Linear module is left to quantize: {} and others are stored transposed, [in, out] (Conv1D), for which "
+        "no reader of fp8 checkpoints has a product",
+        source_.folder().string(), transposed->name);
+  io::fail<io::Error>("{}: no module is left to quantize ({}, {}, allowlist, blocklist)", source_.folder().string(),
+                      io::option("include"), io::option("exclude"));
 }
 
 /// A tied head that is quantized becomes a tensor of its own, which is known to be read for one pair of names.
@@ -273,8 +276,8 @@ void CheckpointPlan::refuse_tied_heads() {
     const auto* head = modules_.find(m.info.name);
     if (head == nullptr || !head->tied) continue;
     if (m.info.name != kTiedHead || head->tensor != kTiedEmbedding + std::string(".weight"))
-      throw io::Error(source_.folder().string() + ": " + m.info.name + ": is tied to " + head->tensor +
-                      "; built is: an lm_head that is tied to model.embed_tokens");
+      io::fail<io::Error>("{}: {}: is tied to {}; built is: an lm_head that is tied to model.embed_tokens",
+                          source_.folder().string(), m.info.name, head->tensor);
     untied_ = true;
   }
 }
@@ -302,8 +305,8 @@ void CheckpointPlan::leave_halved_groups() {
   if (left.empty()) return;
   leave(left);
   if (plan_.modules.empty())
-    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize; " + plan_.skipped.back().name +
-                    ": " + plan_.skipped.back().reason);
+    io::fail<io::Error>("{}: no Linear module is left to quantize; {}: {}", source_.folder().string(),
+                        plan_.skipped.back().name, plan_.skipped.back().reason);
 }
 
 /// A module that transformers splits on load only together with scales can't stay as it is.
@@ -311,9 +314,10 @@ void CheckpointPlan::refuse_unscaled_parts() const {
   if (!form_.is_read_by(CheckpointReader::transformers)) return;
   for (const auto& m : modules_.all()) {
     if (!modules_.names().parts_on_load(m.name).whole || plan_.find(m.name) != nullptr) continue;
-    throw io::Error(source_.folder().string() + ": " + m.name +
-                    ": transformers splits it on load and asks every quantized file of this family for its scales: " +
-                    "it can't stay in high precision" + (m.why.empty() ? "" : " (" + m.why + ")"));
+    io::fail<io::Error>(
+        "{}: {}: transformers splits it on load and asks every quantized file of this family for its scales: it can't "
+        "stay in high precision{}",
+        source_.folder().string(), m.name, m.why.empty() ? "" : " (" + m.why + ")");
   }
 }
 
@@ -335,18 +339,19 @@ void CheckpointPlan::place_nodes() {
   if (!others.empty()) {
     leave(others, "in fp8 where the QUANT_CONFIG is applied in memory; " + std::string(form_.name()) +
                       " has no place for its scales");
-    plan_.warnings.push_back(options_.plan.config->source +
-                             ": no form of checkpoint holds scales of attention: " + std::to_string(others.size()) +
-                             " selected nodes stay in high precision (the first is '" + others.front() + "')");
+    plan_.warnings.push_back(
+        io::message("{}: no form of checkpoint holds scales of attention: {} selected nodes stay in high precision "
+                    "(the first is '{}')",
+                    options_.plan.config->source, others.size(), others.front()));
   }
   const auto owners = attention();
   with_kv_ = options_.plan.kv_cache.value_or(!caches.empty() && caches.size() == 2 * owners.size());
   if (with_kv_ || caches.empty()) return;
   leave(caches,
         "only a part of the key-value caches is selected, and engines would take 1.0 for the scales of the others");
-  plan_.warnings.push_back(options_.plan.config->source + ": selects " + std::to_string(caches.size()) + " of " +
-                           std::to_string(2 * owners.size()) +
-                           " key-value caches, a checkpoint holds scales of all or none: they stay in high precision");
+  plan_.warnings.push_back(io::message(
+      "{}: selects {} of {} key-value caches, a checkpoint holds scales of all or none: they stay in high precision",
+      options_.plan.config->source, caches.size(), 2 * owners.size()));
 }
 
 /// The measurement's fingerprint, if it has one, against the weights that are to be quantized.

@@ -33,7 +33,7 @@ class Check {
         model_config_(io::read_python_json(io::source_file(folder, io::kConfigFile))),
         config_(read_quantization_config(checkpoint_)) {
     if (config_.is_null())
-      throw io::Error(folder.string() + ": expected an fp8 checkpoint, found one in high precision");
+      io::fail<io::Error>("{}: expected an fp8 checkpoint, found one in high precision", folder.string());
     form_ = &form_of_config(config_, folder.string());
     for (auto& w : read_stored(checkpoint_).weights) schemes_.emplace(w.spec.module, std::move(w.spec.scheme));
     for (const auto& [module, scheme] : schemes_) quantized_.insert(module);
@@ -147,8 +147,8 @@ class Check {
 
   void look_at_codes(const std::string& module) {
     if (const std::string* entry = kept_by(module))
-      misread_.push_back(module + ": in fp8, and the entry " + io::in_quotes(*entry) +
-                         " keeps it: its codes would be read as values");
+      misread_.push_back(io::message("{}: in fp8, and the entry {} keeps it: its codes would be read as values", module,
+                                     io::in_quotes(*entry)));
     else if (!is_target(module))
       misread_.push_back(module + ": in fp8, and no target of the config fits it: its codes would be read as values");
     const auto* known = modules_.find(module);
@@ -271,8 +271,8 @@ void look_behind(const Blocks& blocks, std::vector<std::string>& found) {
     const bool like = std::any_of(blocks.names.begin(), blocks.names.lower_bound(blocks.count),
                                   [&](const auto& block) { return block.second == at->second; });
     if (!like) continue;
-    found.push_back(blocks.before + std::to_string(at->first) + ": left over, config.json counts " +
-                    std::to_string(blocks.count) + " blocks");
+    found.push_back(
+        io::message("{}{}: left over, config.json counts {} blocks", blocks.before, at->first, blocks.count));
     return;
   }
 }
@@ -287,8 +287,9 @@ class Surroundings {
     const std::string parent = blocks.before.substr(0, blocks.before.rfind('.', blocks.before.size() - 2) + 1);
     const bool head = has(Role::head), words = has(Role::embedding);
     if (!words)
-      found.push_back(parent + "embed_tokens.weight: missing, " +
-                      (head && ties() ? "and the head is tied to it; rename the head's tensor, which has its values"
+      found.push_back(io::message("{}embed_tokens.weight: missing, {}", parent,
+                                  head && ties()
+                                      ? "and the head is tied to it; rename the head's tensor, which has its values"
                                       : "no embedding of words"));
     if (has_norms(blocks) && !has_norm_outside())
       found.push_back(parent + "norm.weight: missing, blocks have norms and nothing behind them has");
@@ -357,8 +358,8 @@ std::vector<std::string> incomplete_parts(const io::Checkpoint& checkpoint, cons
 
 void require_plain_names(const io::Checkpoint& checkpoint) {
   const auto fail = [&](const std::string& tensor, const Wrapper& wrapper) {
-    throw io::Error(checkpoint.folder().string() + ": tensor " + io::in_quotes(tensor) + ": no model has '" +
-                    std::string(wrapper.part) + "' in its names: it is " + std::string(wrapper.advice));
+    io::fail<io::Error>("{}: tensor {}: no model has '{}' in its names: it is {}", checkpoint.folder().string(),
+                        io::in_quotes(tensor), wrapper.part, wrapper.advice);
   };
   bool parallel = !checkpoint.names().empty();
   for (const auto& tensor : checkpoint.names()) {
@@ -374,7 +375,8 @@ std::vector<std::string> require_complete(const io::Checkpoint& checkpoint, cons
                                           const CheckpointModules& modules) {
   require_plain_names(checkpoint);
   auto found = incomplete_parts(checkpoint, config, modules);
-  if (!found.empty() && modules.names().known()) throw io::Error(checkpoint.folder().string() + ": " + found.front());
+  if (!found.empty() && modules.names().known())
+    io::fail<io::Error>("{}: {}", checkpoint.folder().string(), found.front());
   if (found.size() > 1) found.resize(1);
   return found;
 }

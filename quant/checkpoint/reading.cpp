@@ -129,8 +129,8 @@ CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool byte
 std::vector<float> CheckpointReading::values_of(const std::string& tensor) const {
   const auto& info = checkpoint_.info(tensor);
   if (!is_number(info.dtype) && info.dtype != DType::F8_E8M0 && info.dtype != DType::U8)
-    throw io::Error(checkpoint_.folder().string() + ": " + tensor + ": expected a scale, found " +
-                    io::name_of(info.dtype));
+    io::fail<io::Error>("{}: {}: expected a scale, found {}", checkpoint_.folder().string(), tensor,
+                        io::name_of(info.dtype));
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(info.bytes()));
   checkpoint_.read(tensor, bytes.data());
   std::vector<float> values;
@@ -168,8 +168,8 @@ std::int64_t CheckpointReading::side(std::int64_t n, std::int64_t count, const s
     if (fits(s)) return s;
   }
   if (n % count == 0) return n / count;
-  throw io::Error(checkpoint_.folder().string() + ": " + tensor + ": can't tell which of " + std::to_string(n) +
-                  " rows or columns share one of its " + std::to_string(count) + " scales");
+  io::fail<io::Error>("{}: {}: can't tell which of {} rows or columns share one of its {} scales",
+                      checkpoint_.folder().string(), tensor, n, count);
 }
 
 void CheckpointReading::find_scales(const std::string& module, bool codes) {
@@ -188,10 +188,9 @@ void CheckpointReading::find_scales(const std::string& module, bool codes) {
   if (scale.empty() && io::size_of(info.dtype) == 1 && info.dtype != DType::F8_E4M3 && info.dtype != DType::F8_E5M2)
     return;  // whole numbers
   if (scale.empty() || !codes)
-    throw io::Error(checkpoint_.folder().string() + ": " + io::printable(tensor) + ": found " +
-                    io::name_of(info.dtype) +
-                    (scale.empty() ? " without scales" : " with scales " + io::printable(scale)) +
-                    ", which is no weight in high precision");
+    io::fail<io::Error>("{}: {}: found {}{}, which is no weight in high precision", checkpoint_.folder().string(),
+                        io::printable(tensor), io::name_of(info.dtype),
+                        scale.empty() ? " without scales" : " with scales " + io::printable(scale));
   Weight w;
   w.e5m2 = info.dtype == DType::F8_E5M2;
   if (!transposed && module.ends_with("lm_head") &&
@@ -211,8 +210,8 @@ void CheckpointReading::find_scales(const std::string& module, bool codes) {
     cols = shape.size() == 4 ? shape[2] : shape.size() == 2 ? shape[1] : 1;
   }
   if (rows * cols != static_cast<std::int64_t>(w.scale.size()))
-    throw io::Error(checkpoint_.folder().string() + ": " + io::printable(scale) +
-                    ": expected one scale, one per row or one per block");
+    io::fail<io::Error>("{}: {}: expected one scale, one per row or one per block", checkpoint_.folder().string(),
+                        io::printable(scale));
   w.height = side(w.rows, rows, said_rows_, scale);
   w.width = side(w.cols, cols, said_cols_, scale);
   for (const char* end : kInput) {
@@ -249,8 +248,8 @@ void CheckpointReading::read(const std::string& module, std::int64_t first, std:
 void CheckpointReading::read_floats(const std::string& tensor, std::int64_t first, std::int64_t count, float* y) const {
   const auto& info = checkpoint_.info(tensor);
   if (!is_number(info.dtype))
-    throw io::Error(checkpoint_.folder().string() + ": " + io::printable(tensor) + ": expected numbers, found " +
-                    io::name_of(info.dtype));
+    io::fail<io::Error>("{}: {}: expected numbers, found {}", checkpoint_.folder().string(), io::printable(tensor),
+                        io::name_of(info.dtype));
   const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count) * size);
   checkpoint_.read(tensor, bytes.data(), static_cast<std::uint64_t>(first) * size, bytes.size());

@@ -6,6 +6,7 @@
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/model_stacks.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/version.h"
 
@@ -74,7 +75,7 @@ std::map<std::string, NonFinite> allowed_nonfinite(const io::Checkpoint& source,
   for (const auto& w : plan.weights) {
     if (!found.contains(w.from.weight)) continue;
     const auto fail = [&](const std::string& what) {
-      throw io::Error(source.folder().string() + ": " + w.from.weight + ": " + what);
+      io::fail<io::Error>("{}: {}: {}", source.folder().string(), w.from.weight, what);
     };
     const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
     if (w.change == Change::requantized)
@@ -123,7 +124,7 @@ io::Json identity(const FolderPlan& plan, const std::string& to, const std::stri
 ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) : checkpoint(existing_folder(model)) {
   config = io::read_python_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object())
-    throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
+    io::fail<io::Error>("{}: expected an object, found {}", (model / io::kConfigFile).string(), config.type_name());
   require_promised_shapes(checkpoint, config);
   if (fs::exists(model / kSidecarName)) sidecar = io::read_json(io::source_file(model, kSidecarName));
   if (!assume.empty()) {

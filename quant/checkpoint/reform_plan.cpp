@@ -31,8 +31,8 @@ Scheme common_scheme(const ConvertSource& source) {
   for (const auto& w : weights) {
     const Scheme &s = w.spec.scheme, &f = finest->spec.scheme;
     if (s.format != f.format || s.dialect != f.dialect || s.activations != f.activations)
-      throw io::Error(source.checkpoint.folder().string() + ": " + w.spec.module + " has " + s.describe() + ", " +
-                      finest->spec.module + " " + f.describe() + "; one form holds one of them");
+      io::fail<io::Error>("{}: {} has {}, {} {}; one form holds one of them", source.checkpoint.folder().string(),
+                          w.spec.module, s.describe(), finest->spec.module, f.describe());
     if (s.weights != WeightGranularity::tensor && f.weights == WeightGranularity::tensor) finest = &w;
     all_power_of_two = all_power_of_two && s.power_of_two;
   }
@@ -44,9 +44,9 @@ Scheme common_scheme(const ConvertSource& source) {
 void check_one_grid(const ConvertSource& source, const Scheme& common) {
   for (const auto& w : source.stored.weights) {
     if (w.spec.scheme.weights == WeightGranularity::tensor || same_grid(w.spec.scheme, common)) continue;
-    throw io::Error(source.checkpoint.folder().string() + ": " + w.spec.module + " has scales per " +
-                    granularity(w.spec.scheme) + ", others per " + granularity(common) + "; " + io::option("weights") +
-                    " tensor, channel or block makes them alike");
+    io::fail<io::Error>("{}: {} has scales per {}, others per {}; {} tensor, channel or block makes them alike",
+                        source.checkpoint.folder().string(), w.spec.module, granularity(w.spec.scheme),
+                        granularity(common), io::option("weights"));
   }
 }
 
@@ -93,19 +93,20 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
   const std::string where = source.checkpoint.folder().string() + ": ";
   if (choices.front().format == recipes::Format::E5M2) {
     const std::string forms = io::joined(form_names(&CheckpointForm::holds_e5m2));
-    throw io::Error(where + source.stored.weights.front().spec.module + " is E5M2, " + form.name() +
-                    " holds E4M3; allowed: " + io::option("form", "'form' " + forms + ", or 'type'", forms) +
-                    " bf16, f16, f32");
+    io::fail<io::Error>("{}{} is E5M2, {} holds E4M3; allowed: {} bf16, f16, f32", where,
+                        source.stored.weights.front().spec.module, form.name(),
+                        io::option("form", "'form' " + forms + ", or 'type'", forms));
   }
   for (Scheme s : choices) {
     if (s.is_static()) continue;
     const std::string has = name_of(choices.front().activations);
     s.activations = ActivationScaling::static_tensor;
     if (!source.stored.weights.front().spec.scheme.is_static() && form.scheme_problem(s).empty())
-      throw io::Error(where + form.name() + " needs static input scales with " + granularity(s) +
-                      " weights, the source has none (activations " + has + "); " +
-                      io::option("measurements", "quantize_checkpoint() with 'measurements'") +
-                      " makes them from the high precision model");
+      io::fail<io::Error>(
+          "{}{} needs static input scales with {} weights, the source has none (activations {}); {} makes them from "
+          "the high precision model",
+          where, form.name(), granularity(s), has,
+          io::option("measurements", "quantize_checkpoint() with 'measurements'"));
   }
   throw io::Error(where + form.scheme_problem(choices.front()) +
                   (o.weights.has_value()
@@ -243,8 +244,8 @@ void carry_kv(const ConvertSource& source, const CheckpointForm& form, FolderPla
       collapsed_some = true;
     }
     if (!problem.empty()) {  // a part of them would leave engines with 1.0 for the rest
-      plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
-                           " attention modules dropped: " + problem);
+      plan.notes.push_back(
+          io::message("key-value cache scales of {} attention modules dropped: {}", source.stored.kv.size(), problem));
       plan.config.kv.clear();
       return;
     }
@@ -301,8 +302,8 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, FolderPlan&
   name_modules(modules, plan);
   plan.config.kept_experts = StackedExperts(source.checkpoint, source.config, ExpertForm::keep, {}).kept();
   if (plan.config.quantized.empty())
-    throw io::Error(source.checkpoint.folder().string() + ": " + form.name() +
-                    " can hold none of its weights: " + plan.weights.front().reason);
+    io::fail<io::Error>("{}: {} can hold none of its weights: {}", source.checkpoint.folder().string(), form.name(),
+                        plan.weights.front().reason);
   plan.config.scale_method = scale_method_of(source, same_grid(common, to));
   plan.config.qdq = plan.weights.front().from.scale.ends_with(".dequant_weights.scale");
   if (common.activations != to.activations)
@@ -313,9 +314,8 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, FolderPlan&
 void plan_type(const ConvertSource& source, FolderPlan& plan) {
   const auto& queries = source.stored.attention_scales;
   if (!queries.empty())
-    plan.notes.push_back(
-        std::to_string(queries.size()) +
-        " scales of attention dropped, the target is in high precision: " + io::joined_first(queries, 1));
+    plan.notes.push_back(io::message("{} scales of attention dropped, the target is in high precision: {}",
+                                     queries.size(), io::joined_first(queries, 1)));
   if (!source.stored.kv.empty())
     plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
                          " attention modules dropped: the target is in high precision");
@@ -356,29 +356,31 @@ FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o)
   const auto& stored = source.stored;
   const std::string folder = source.checkpoint.folder().string();
   if (!stored.packed.empty())
-    throw io::Error(folder + ": " + stored.packed.front() +
-                    ": experts in MXFP4, which no other form holds and which are not decoded here; " +
-                    io::option("quantize", "quantize_checkpoint()") + " the original checkpoint anew");
+    io::fail<io::Error>(
+        "{}: {}: experts in MXFP4, which no other form holds and which are not decoded here; {} the original "
+        "checkpoint anew",
+        folder, stored.packed.front(), io::option("quantize", "quantize_checkpoint()"));
   if (source.high_precision() && !o.type.has_value())
-    throw io::Error(folder + ": is in high precision, expected an fp8 checkpoint; " +
-                    io::option("quantize", "quantize_checkpoint()") + " makes one of it");
+    io::fail<io::Error>("{}: is in high precision, expected an fp8 checkpoint; {} makes one of it", folder,
+                        io::option("quantize", "quantize_checkpoint()"));
   plan.type = o.type.value_or(source.type);
   plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());
   std::set<std::string> codes;
   for (const auto& w : stored.weights) {
     if (!codes.insert(w.weight).second)
-      throw io::Error(folder + ": " + w.weight + ": several modules in one tensor, which is not built");
+      io::fail<io::Error>("{}: {}: several modules in one tensor, which is not built", folder, w.weight);
     PlannedWeight& planned = plan.weights.emplace_back();
     planned.from = w;
     planned.to = w.spec;
   }
   if (!o.assume.empty() && !stored.weights.empty())
-    plan.notes.push_back("taken for " + o.assume + ", as " + io::spelled(io::option("assume"), o.stream.spelling) +
-                         " says: " + stored.weights.front().spec.scheme.describe());
+    plan.notes.push_back(io::message("taken for {}, as {} says: {}", o.assume,
+                                     io::spelled(io::option("assume"), o.stream.spelling),
+                                     stored.weights.front().spec.scheme.describe()));
   plan.notes.insert(plan.notes.end(), stored.warnings.begin(), stored.warnings.end());
   if (!stored.strays.empty())
-    plan.notes.push_back(std::to_string(stored.strays.size()) +
-                         " tensors that belong to no weight in codes dropped: " + io::joined_first(stored.strays, 1));
+    plan.notes.push_back(io::message("{} tensors that belong to no weight in codes dropped: {}", stored.strays.size(),
+                                     io::joined_first(stored.strays, 1)));
   o.type.has_value() ? plan_type(source, plan) : plan_form(source, o, plan);
   plan.pieces = pieces_of(source, plan);
   return plan;

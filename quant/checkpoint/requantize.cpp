@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/requantize.h"
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -66,7 +67,7 @@ float Rescaling::scale_inv(float value, const std::string& what) const {
   if (identity()) return value;
   const float scaled = value * times / over;
   if (!std::isfinite(scaled) || scaled <= 0)
-    throw std::invalid_argument(what + ": scale " + std::to_string(value) + " leaves the range of f32 when rescaled");
+    io::fail<std::invalid_argument>("{}: scale {} leaves the range of f32 when rescaled", what, value);
   return scaled;
 }
 

@@ -3,6 +3,7 @@
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {
@@ -52,8 +53,8 @@ std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
 }
 
 [[noreturn]] void refuse(const io::Checkpoint& source, const io::TensorInfo& tensor, const std::string& problem) {
-  throw io::Error(source.folder().string() + ": " + io::printable(tensor.name) + ": shape " +
-                  io::shape_text(tensor.shape) + ": " + problem + io::option("stacked_experts", ""));
+  io::fail<io::Error>("{}: {}: shape {}: {}{}", source.folder().string(), io::printable(tensor.name),
+                      io::shape_text(tensor.shape), problem, io::option("stacked_experts", ""));
 }
 
 /// The axes of a stack of gate with up (fused), or of one of them, as the family has them and the stack of down agrees.
@@ -84,10 +85,10 @@ ExpertAxes axes_of(const io::Checkpoint& source, const io::TensorInfo& up, const
     refuse(source, up, "expected gate and up of one size, found " + std::to_string(out(up, wanted)) + " rows of both");
   const std::string rows = fused ? "2 I" : "I";
   refuse(source, up,
-         "expected " +
-             (wanted == ExpertAxes::in_out ? "[E, H, " + rows + "] beside [E, I, H]"
-                                           : "[E, " + rows + ", H] beside [E, H, I]") +
-             ", found " + io::shape_text(down.shape) + " in " + down.name);
+         io::message("expected {}, found {} in {}",
+                     wanted == ExpertAxes::in_out ? "[E, H, " + rows + "] beside [E, I, H]"
+                                                  : "[E, " + rows + ", H] beside [E, H, I]",
+                     io::shape_text(down.shape), down.name));
 }
 
 /// One expert's part of a stack. parts: of the output rows, 2 where gate and up share it; part: which.
@@ -314,9 +315,10 @@ std::vector<std::string> StackedExperts::notices() const {
   std::vector<std::string> lines;
   if (!note_.empty()) lines.push_back("stacked experts are written one by one: " + note_);
   if (unknown_ > 0)
-    lines.push_back("stacked experts: the table of families has no row for those of this model_type, " +
-                    std::to_string(unknown_) + " mixtures stay in high precision (the first tensor is '" +
-                    first_unknown_ + "')");
+    lines.push_back(
+        io::message("stacked experts: the table of families has no row for those of this model_type, {} mixtures stay "
+                    "in high precision (the first tensor is '{}')",
+                    unknown_, first_unknown_));
   return lines;
 }
 

@@ -71,7 +71,7 @@ class Comparison {
   using Weight = CheckpointReading::Weight;
 
   [[noreturn]] void fail(const std::string& tensor, const std::string& what) const {
-    throw io::Error(b_.checkpoint.folder().string() + ": " + tensor + ": " + what);
+    io::fail<io::Error>("{}: {}: {}", b_.checkpoint.folder().string(), tensor, what);
   }
 
   void check_stop() const {
@@ -139,8 +139,8 @@ class Comparison {
   const Weight& stored_weight(const PlannedWeight& w) const {
     const auto it = before_.weights().find(w.to.module);
     if (it == before_.weights().end() || it->second.rows != w.to.rows || it->second.cols != w.to.cols)
-      throw io::Error(a_.checkpoint.folder().string() + ": " + w.from.weight +
-                      ": a second reading finds no such weight in codes");
+      io::fail<io::Error>("{}: {}: a second reading finds no such weight in codes", a_.checkpoint.folder().string(),
+                          w.from.weight);
     return it->second;
   }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/pipeline.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {
@@ -199,8 +200,8 @@ void WeightUnits::decode(UnitContext& context, const Work& work, std::int64_t ro
   decode_weight_rows(context.in.data(), rows, cols, row, work.from.data(), static_cast<std::int64_t>(work.from.size()),
                      w.from.spec.scheme, context.out.data(), plan_.type);
   if (work.may_overflow && overflows(context, work, row, rows))
-    throw io::Error(source_.folder().string() + ": " + w.from.weight + ": holds values that leave the range of " +
-                    kernels::name_of(plan_.type));
+    io::fail<io::Error>("{}: {}: holds values that leave the range of {}", source_.folder().string(), w.from.weight,
+                        kernels::name_of(plan_.type));
   context.write(w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size), context.out.size());
 }
 

@@ -178,8 +178,8 @@ class Values {
       shape = checkpoint_.info(tensor).shape;
     }
     if (shape != std::vector<std::int64_t>{rows, cols})
-      throw io::Error(checkpoint_.folder().string() + ": expected a tensor '" + tensor +
-                      "' of the same shape; the checkpoint was made of another model");
+      io::fail<io::Error>("{}: expected a tensor '{}' of the same shape; the checkpoint was made of another model",
+                          checkpoint_.folder().string(), tensor);
   }
 
   std::int64_t band() const { return stored_ == nullptr ? 1 : band_of(stored_->spec.scheme); }

@@ -79,16 +79,16 @@ void require_orientation(const io::Checkpoint& checkpoint, const CheckpointForm&
   if (found == wanted || (found == Orientation::unknown && !both)) return;
   const std::string where = checkpoint.folder().string(), option = form_parts::assume_option(form.name());
   if (found == Orientation::unknown)
-    io::fail_at(where, option +
-                           ": neither config.json's sizes nor a bias prove whether weights stand as [out, in], or "
-                           "as [in, out] in INC's form; expected a config.json of a known family with its sizes");
-  if (found == Orientation::mixed)
     io::fail_at(where,
-                option + ": some weights stand as [out, in], others as [in, out], as config.json and biases say");
+                "{}: neither config.json's sizes nor a bias prove whether weights stand as [out, in], or as [in, out] "
+                "in INC's form; expected a config.json of a known family with its sizes",
+                option);
+  if (found == Orientation::mixed)
+    io::fail_at(where, "{}: some weights stand as [out, in], others as [in, out], as config.json and biases say",
+                option);
   const bool upright = found == Orientation::upright;
-  io::fail_at(where, option + ": weights stand as " + (upright ? "[out, in]" : "[in, out]") + ", " + form.name() +
-                         "'s as " + (upright ? "[in, out]" : "[out, in]") + "; " +
-                         form_parts::assume_option(upright ? "fp8" : "inc") + " reads them");
+  io::fail_at(where, "{}: weights stand as {}, {}'s as {}; {} reads them", option, upright ? "[out, in]" : "[in, out]",
+              form.name(), upright ? "[in, out]" : "[out, in]", form_parts::assume_option(upright ? "fp8" : "inc"));
 }
 
 AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
@@ -105,11 +105,9 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
       scale = &checkpoint.info(other);
     if (scale == nullptr) {
       const auto others = form_parts::scales_beside(checkpoint, weight.name);
-      io::fail_at(
-          form_parts::place(checkpoint, weight.name),
-          form_parts::assume_option(form.name()) + " expects its scales in " + module + form.scale_endings()[0] +
-              ", found " +
-              (others.empty() ? "none" : in_message(checkpoint.info(others[0])) + likely_form(checkpoint, weight)));
+      io::fail_at(form_parts::place(checkpoint, weight.name), "{} expects its scales in {}{}, found {}",
+                  form_parts::assume_option(form.name()), module, form.scale_endings()[0],
+                  others.empty() ? "none" : in_message(checkpoint.info(others[0])) + likely_form(checkpoint, weight));
     }
     found.weights.push_back({module, weight.shape[0], weight.shape[1], scale->shape, scale->numel() == 1});
   }
@@ -118,10 +116,10 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
 
 Json assumed_config(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
   const std::string folder = checkpoint.folder().string(), option = form_parts::assume_option(form.name());
-  if (describe_codes(checkpoint).empty()) io::fail_at(folder, option + ": expected weights in codes, found none");
+  if (describe_codes(checkpoint).empty()) io::fail_at(folder, "{}: expected weights in codes, found none", option);
   if (!form.can_be_assumed())
-    io::fail_at(folder, option + ": allowed: " + io::joined(form_names(&CheckpointForm::can_be_assumed)) + "; " +
-                            form.assume_problem());
+    io::fail_at(folder, "{}: allowed: {}; {}", option, io::joined(form_names(&CheckpointForm::can_be_assumed)),
+                form.assume_problem());
   return form.assumed_config(find_weights(checkpoint, form));
 }
 
@@ -165,18 +163,20 @@ std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<s
   }
   if (count == 0) return "";
   const auto scales = form_parts::scales_beside(checkpoint, first->name);
-  return std::to_string(count) + " weights in codes, the first is " + in_message(*first) +
-         (scales.empty() ? " without scales"
+  return io::message("{} weights in codes, the first is {}{}", count, in_message(*first),
+                     scales.empty()
+                         ? " without scales"
                          : " with scales " + in_message(checkpoint.info(scales[0])) + likely_form(checkpoint, *first));
 }
 
 void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known) {
   const std::string found = describe_codes(checkpoint, known);
   if (found.empty()) return;
-  throw io::Error(checkpoint.folder().string() +
-                  ": config.json has no quantization_config that says what its codes are: found " + found + "; " +
-                  io::option("convert_assume", "convert_checkpoint() with assume", "FORM") +
-                  " reads them as that form (" + io::joined(form_names(&CheckpointForm::can_be_assumed)) + ")");
+  io::fail<io::Error>(
+      "{}: config.json has no quantization_config that says what its codes are: found {}; {} reads them as that form "
+      "({})",
+      checkpoint.folder().string(), found, io::option("convert_assume", "convert_checkpoint() with assume", "FORM"),
+      io::joined(form_names(&CheckpointForm::can_be_assumed)));
 }
 
 AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
@@ -188,7 +188,7 @@ AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, const Checkpoin
     const std::string where = form_parts::config_place(checkpoint);
     const CheckpointForm& other = form_of_config(out.config, where);
     if (!form.recognizes(out.config))
-      io::fail_at(where, std::string("says ") + other.name() + ", found " + form_parts::assume_option(form.name()));
+      io::fail_at(where, "says {}, found {}", other.name(), form_parts::assume_option(form.name()));
   } else {
     out.config = assumed_config(checkpoint, form);
   }

@@ -77,23 +77,22 @@ bool is_transposed(const io::Checkpoint& checkpoint, const std::string& module) 
 
 /// Throws unless `args` describes symmetric E4M3: {"num_bits": 8, "type": "float", "symmetric": true}.
 void check_arguments(const Json& args, const std::string& where) {
-  if (!args.is_object()) io::fail_at(where, std::string("expected an object, found ") + args.type_name());
+  if (!args.is_object()) io::fail_at(where, "expected an object, found {}", args.type_name());
   const auto expect = [&](const char* key, const Json& wanted) {
     const Json found = args.value(key, wanted);
-    if (found != wanted) io::fail_at(where + "." + key, "found " + in_message(found) + ", built is: " + wanted.dump());
+    if (found != wanted) io::fail_at(where + "." + key, "found {}, built is: {}", in_message(found), wanted.dump());
   };
   expect("num_bits", 8);
   expect("type", "float");
   expect("symmetric", true);
   if (args.contains("dynamic") && !args["dynamic"].is_boolean())
-    io::fail_at(where + ".dynamic", "found " + in_message(args["dynamic"]) + ", built are: true, false");
+    io::fail_at(where + ".dynamic", "found {}, built are: true, false", in_message(args["dynamic"]));
 }
 
 std::int64_t positive(const Json& value, const std::string& where) {
   const std::int64_t n = form_parts::block_side(value);
   if (n == 0)
-    io::fail_at(where, "found " + in_message(value) + ", allowed: a whole number from 1 to " +
-                           std::to_string(form_parts::kMaxBlock));
+    io::fail_at(where, "found {}, allowed: a whole number from 1 to {}", in_message(value), form_parts::kMaxBlock);
   return n;
 }
 
@@ -107,14 +106,14 @@ void read_weight_arguments(const Json& args, const std::string& where, Scheme& s
   } else if (strategy == "block") {
     const Json block = args.value("block_structure", Json());
     if (!block.is_array() || block.size() != 2)
-      io::fail_at(where + ".block_structure", "found " + in_message(block) + ", allowed: [rows, columns]");
+      io::fail_at(where + ".block_structure", "found {}, allowed: [rows, columns]", in_message(block));
     scheme.weights = WeightGranularity::block;
     scheme.block = {positive(block[0], where + ".block_structure"), positive(block[1], where + ".block_structure")};
   } else if (strategy == "group") {  // runs of one row
     scheme.weights = WeightGranularity::block;
     scheme.block = {1, positive(args.value("group_size", Json()), where + ".group_size")};
   } else {
-    io::fail_at(where + ".strategy", "found " + io::in_quotes(strategy) + ", built are: tensor, channel, block, group");
+    io::fail_at(where + ".strategy", "found {}, built are: tensor, channel, block, group", io::in_quotes(strategy));
   }
 }
 
@@ -127,22 +126,22 @@ void read_activation_arguments(const Json& args, const std::string& where, Schem
   const auto* known = std::ranges::find_if(
       kActivations, [&](const ActivationStrategy& a) { return a.strategy == strategy && a.dynamic == dynamic; });
   if (known == std::end(kActivations))
-    io::fail_at(where, "found strategy " + io::in_quotes(strategy) + ", dynamic " + (dynamic ? "true" : "false") +
-                           "; built are: static tensor, dynamic token, dynamic tensor, dynamic group");
+    io::fail_at(where,
+                "found strategy {}, dynamic {}; built are: static tensor, dynamic token, dynamic tensor, dynamic group",
+                io::in_quotes(strategy), dynamic ? "true" : "false");
   scheme.activations = known->scaling;
   if (scheme.activations != ActivationScaling::dynamic_group) return;
   const std::int64_t group = positive(args.value("group_size", Json()), where + ".group_size");
   if (!scheme.has_blocks()) scheme.block = {1, group};
   if (scheme.block.cols != group)
-    io::fail_at(where + ".group_size", "found " + std::to_string(group) +
-                                           ", built is: the columns of a weight's block, " +
-                                           std::to_string(scheme.block.cols));
+    io::fail_at(where + ".group_size", "found {}, built is: the columns of a weight's block, {}", group,
+                scheme.block.cols);
 }
 
 void check_packing(const Json& object, const std::string& where, bool top) {
   const std::string format = form_parts::string_of(object, "format", where, "float-quantized");
   if (format == "float-quantized" || format == "naive-quantized" || (top && format == "mixed-precision")) return;
-  io::fail_at(where, "key 'format': found " + io::in_quotes(format) + ", built are: float-quantized, naive-quantized");
+  io::fail_at(where, "key 'format': found {}, built are: float-quantized, naive-quantized", io::in_quotes(format));
 }
 
 /// Refuses keys that would change the weights' meaning and are not built.
@@ -152,7 +151,7 @@ void check_rest(const Json& config, const std::string& where) {
   if (const auto sparse = config.find("sparsity_config"); sparse != config.end() && sparse->is_object()) {
     const std::string format = form_parts::string_of(*sparse, "format", where + ": sparsity_config", "dense");
     if (format != "dense")
-      io::fail_at(where, "key 'sparsity_config': found format " + io::in_quotes(format) + ", built is: dense");
+      io::fail_at(where, "key 'sparsity_config': found format {}, built is: dense", io::in_quotes(format));
   }
   if (const auto t = config.find("transform_config");
       t != config.end() && t->is_object() && t->contains("config_groups") && !(*t)["config_groups"].empty()) {
@@ -175,7 +174,7 @@ class ConfigGroups {
       io::fail_at(where, "key 'config_groups': expected at least one group");
     for (const auto& [name, json] : groups->items()) {
       const std::string key = where + ": config_groups." + io::printable(name);
-      if (!json.is_object()) io::fail_at(key, std::string("expected an object, found ") + json.type_name());
+      if (!json.is_object()) io::fail_at(key, "expected an object, found {}", json.type_name());
       if (!json.contains("weights") || json["weights"].is_null()) continue;  // older files: scales of key-value caches
       groups_.emplace_back(json, key, base);
     }
@@ -188,11 +187,11 @@ class ConfigGroups {
   /// Of the group that knows the module best. Throws io::Error if several have no target for it.
   const Scheme& scheme_of(const std::string& module) const {
     if (groups_.empty())
-      io::fail_at(where_, "key 'config_groups': has no group for the fp8 module " + io::in_quotes(module));
+      io::fail_at(where_, "key 'config_groups': has no group for the fp8 module {}", io::in_quotes(module));
     if (groups_.size() == 1) return groups_[0].scheme;
     const auto best = std::ranges::max_element(groups_, {}, [&](const Group& g) { return g.matches(module); });
     if (best->matches(module) == 0)
-      io::fail_at(where_, "no group of 'config_groups' has a target for the fp8 module " + io::in_quotes(module));
+      io::fail_at(where_, "no group of 'config_groups' has a target for the fp8 module {}", io::in_quotes(module));
     return best->scheme;
   }
 
@@ -256,8 +255,8 @@ class CompressedTensors : public CheckpointForm {
     if (s.has_blocks() && s.is_static())
       return form + " holds block weights with dynamic or no activation scales, vLLM refuses static ones";
     if (s.activations == ActivationScaling::dynamic_group && !s.has_blocks())
-      return form + " holds activation scales per group for block weights only, found " + name_of(s.weights) +
-             " weights";
+      return io::message("{} holds activation scales per group for block weights only, found {} weights", form,
+                         name_of(s.weights));
     return "";
   }
 
@@ -265,8 +264,7 @@ class CompressedTensors : public CheckpointForm {
     if (!w.scheme.has_blocks()) return "";
     const auto& [rows, cols] = w.scheme.block;
     if (w.scheme.activations == ActivationScaling::dynamic_group && w.cols % cols != 0)
-      return std::to_string(w.cols) + " inputs are no multiple of the group of " + std::to_string(cols) +
-             ", which transformers refuses";
+      return io::message("{} inputs are no multiple of the group of {}, which transformers refuses", w.cols, cols);
     return form_parts::fused_rows_problem(w);
   }
 

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/version.h"
 
@@ -14,14 +15,13 @@ io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
   const fs::path path = model / io::kConfigFile;
   require_model_folder(model);
   io::Json config = io::read_python_json(io::source_file(model, io::kConfigFile));
-  if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
+  if (!config.is_object()) io::fail<io::Error>("{}: expected an object, found {}", path.string(), config.type_name());
   const io::Json quantization = read_quantization_config(model);
   if (!quantization.is_null() && !(form != nullptr && form->needs_mxfp4() && says_mxfp4(config))) {
     const std::string advice = advice_on_method(quantization);
-    throw io::Error(
-        path.string() +
-        ": key 'quantization_config': the model is quantized already; expected a high precision checkpoint" +
-        (advice.empty() ? "" : ": " + advice));
+    io::fail<io::Error>(
+        "{}: key 'quantization_config': the model is quantized already; expected a high precision checkpoint{}",
+        path.string(), advice.empty() ? "" : ": " + advice);
   }
   config.erase("quantization_config");
   return config;
@@ -222,7 +222,7 @@ std::string left_behind(const fs::path& source, const std::vector<std::string>& 
 
 std::string text(const io::Json& object, const char* key, const std::string& name) {
   if (!object.is_object() || !object.contains(key) || !object[key].is_string())
-    throw io::Error(name + ": key '" + key + "': expected a string");
+    io::fail<io::Error>("{}: key '{}': expected a string", name, key);
   return object[key].get<std::string>();
 }
 
@@ -286,7 +286,7 @@ recipes::Dialect dialect_from_name(const std::string& found, const std::string& 
   for (auto dialect : {recipes::Dialect::gaudi2, recipes::Dialect::gaudi3, recipes::Dialect::ocp}) {
     if (found == recipes::name_of(dialect)) return dialect;
   }
-  throw io::Error(where + ": found \"" + found + "\", allowed: gaudi2, gaudi3, ocp");
+  io::fail<io::Error>("{}: found \"{}\", allowed: gaudi2, gaudi3, ocp", where, found);
 }
 
 Scheme read_sidecar(const io::Json& sidecar, const std::string& name) {
@@ -294,7 +294,7 @@ Scheme read_sidecar(const io::Json& sidecar, const std::string& name) {
   s.dialect = dialect_from_name(text(sidecar, "dialect", name), name + ": key 'dialect'");
   const std::string convention = text(sidecar, "convention", name);
   if (convention != "own" && convention != "inc")
-    throw io::Error(name + ": key 'convention': found \"" + convention + "\", allowed: own, inc");
+    io::fail<io::Error>("{}: key 'convention': found \"{}\", allowed: own, inc", name, convention);
   s.convention = convention == "own" ? Convention::own : Convention::inc;
   if (s.convention == Convention::inc) {
     const std::string hp = text(sidecar, "hp_dtype", name);
@@ -305,7 +305,7 @@ Scheme read_sidecar(const io::Json& sidecar, const std::string& name) {
         known = true;
       }
     }
-    if (!known) throw io::Error(name + ": key 'hp_dtype': found \"" + hp + "\", allowed: f32, bf16, f16");
+    if (!known) io::fail<io::Error>("{}: key 'hp_dtype': found \"{}\", allowed: f32, bf16, f16", name, hp);
   }
   return s;
 }

@@ -6,6 +6,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/parts.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {
@@ -38,8 +39,7 @@ void collect_configs(const Json& object, const std::string& prefix, const fs::pa
     }
     if (value.is_null() || (value.is_object() && value.empty())) continue;
     if (!value.is_object())
-      io::fail_at(path.string(),
-                  "key '" + prefix + key + "': expected an object, found " + std::string(value.type_name()));
+      io::fail_at(path.string(), "key '{}{}': expected an object, found {}", prefix, key, value.type_name());
     if (key[0] == 'c' && object.contains("quantization_config") && object["quantization_config"].is_object()) continue;
     found.push_back({prefix + key, key[0] == 'q' ? value : from_compression_config(value)});
   }
@@ -130,9 +130,9 @@ class Held {
 /// latter.
 void require_same_algorithm(const SaidConfig& said, const Json& beside, const fs::path& folder) {
   const auto fail = [&](const std::string& found, const std::string& other) {
-    io::fail_at((folder / io::kHfQuantConfigFile).string(), "found " + other + ", key '" + said.key + "' of " +
-                                                                io::kConfigFile + " says " + found +
-                                                                "; remove the one that is wrong");
+    io::fail_at((folder / io::kHfQuantConfigFile).string(),
+                "found {}, key '{}' of {} says {}; remove the one that is wrong", other, said.key, io::kConfigFile,
+                found);
   };
   const Json method = said.config.value("quant_method", Json());
   if (method.is_string() && !method.get_ref<const std::string&>().starts_with("modelopt"))
@@ -152,12 +152,12 @@ SaidConfig said_config(Held& held) {
   std::vector<SaidConfig> found;
   if (fs::exists(file, ignored)) {
     const Json config = io::read_python_json(io::source_file(folder, io::kConfigFile));
-    if (!config.is_object()) io::fail_at(file.string(), std::string("expected an object, found ") + config.type_name());
+    if (!config.is_object()) io::fail_at(file.string(), "expected an object, found {}", config.type_name());
     collect_configs(config, "", file, found);
     for (const auto& other : found) {
       if (other.config != found.front().config)
-        io::fail_at(file.string(), "keys '" + found.front().key + "' and '" + other.key +
-                                       "' say different things; remove the one that is wrong");
+        io::fail_at(file.string(), "keys '{}' and '{}' say different things; remove the one that is wrong",
+                    found.front().key, other.key);
     }
   }
   if (!fs::exists(beside, ignored) || !held.codes()) return found.empty() ? SaidConfig() : found.front();
@@ -228,8 +228,8 @@ std::string leftover_config(const io::Checkpoint& checkpoint) {
   const auto [key, config] = said_config(held);
   if (config.is_null() || held.codes()) return "";
   const Json method = config.value("quant_method", Json());
-  return key + (method.is_string() ? " (" + io::printable(method.get<std::string>()) + ")" : "") +
-         " is a leftover: every weight is in high precision; it is not used, nor carried to an output";
+  return io::message("{}{} is a leftover: every weight is in high precision; it is not used, nor carried to an output",
+                     key, method.is_string() ? " (" + io::printable(method.get<std::string>()) + ")" : "");
 }
 
 std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
@@ -262,8 +262,7 @@ std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const Stored
   auto values = form_parts::read_scales(checkpoint, weight.scale, /*bytes_are_exponents=*/true);
   const auto wanted = scale_grid(weight.spec.scheme, weight.spec.rows, weight.spec.cols).size();
   if (static_cast<std::int64_t>(values.size()) != wanted)
-    io::fail_at(form_parts::place(checkpoint, weight.scale),
-                "expected " + std::to_string(wanted) + " values, found " + std::to_string(values.size()));
+    io::fail_at(form_parts::place(checkpoint, weight.scale), "expected {} values, found {}", wanted, values.size());
   return values;
 }
 
@@ -281,9 +280,9 @@ void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight
     return;
   const NonFinite found = count_nonfinite(checkpoint, weight.weight, scheme.dialect, /*bytes_are_codes=*/true);
   io::fail_at(form_parts::place(checkpoint, weight.weight),
-              std::string("expected codes of dialect ") + recipes::name_of(scheme.dialect) +
-                  ", found NaN codes: " + found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)) + " (" +
-                  io::option("allow_nonfinite", "allow_nonfinite") + " takes them as they are)");
+              "expected codes of dialect {}, found NaN codes: {} ({} takes them as they are)",
+              recipes::name_of(scheme.dialect), found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)),
+              io::option("allow_nonfinite", "allow_nonfinite"));
 }
 
 }  // namespace fp8::quant

@@ -49,7 +49,7 @@ const CheckpointForm& form_named(std::string_view name) {
   for (const auto& form : checkpoint_forms()) {
     if (form->name() == name) return *form;
   }
-  throw std::invalid_argument("form: found " + io::in_quotes(name) + ", allowed: " + io::joined(form_names()));
+  io::fail<std::invalid_argument>("form: found {}, allowed: {}", io::in_quotes(name), io::joined(form_names()));
 }
 
 const CheckpointForm& form_of_config(const io::Json& config, const std::string& where) {
@@ -61,8 +61,8 @@ const CheckpointForm& form_of_config(const io::Json& config, const std::string& 
   }
   const io::Json found = config.is_object() ? config.value("quant_method", io::Json()) : config;
   const std::string advice = advice_on_method(config);
-  io::fail_at(where, "key 'quant_method': found " + form_parts::in_message(found) + ", built are: " + methods +
-                         "and INC's form without that key" + (advice.empty() ? "" : "; " + advice));
+  io::fail_at(where, "key 'quant_method': found {}, built are: {}and INC's form without that key{}",
+              form_parts::in_message(found), methods, advice.empty() ? "" : "; " + advice);
 }
 
 FormRegistration::FormRegistration(std::unique_ptr<const CheckpointForm> form) : entry_(entry_of(std::move(form))) {}

@@ -51,7 +51,7 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   }
   const auto size = [&](std::size_t i) { return form_parts::block_side(block[i]); };
   if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0)
-    io::fail_at(where, "key 'weight_block_size': found " + in_message(block) + ", allowed: [rows, columns] or null");
+    io::fail_at(where, "key 'weight_block_size': found {}, allowed: [rows, columns] or null", in_message(block));
   if (is_static)
     io::fail_at(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
   scheme.weights = WeightGranularity::block;
@@ -119,8 +119,8 @@ class Fp8 final : public CheckpointForm {
   std::string weight_problem(const WeightSpec& w) const override {
     if (!w.scheme.has_blocks()) return "";
     if (w.rows % w.scheme.block.rows == 0 && w.cols % w.scheme.block.cols == 0) return "";
-    return "its shape " + io::shape_text({w.rows, w.cols}) + " is no multiple of the block " + w.scheme.block.text() +
-           ", which transformers would misread in this form";
+    return io::message("its shape {} is no multiple of the block {}, which transformers would misread in this form",
+                       io::shape_text({w.rows, w.cols}), w.scheme.block.text());
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
@@ -201,10 +201,10 @@ class Fp8 final : public CheckpointForm {
       if (count++ == 0) first = &w.spec;
     }
     if (count == 0) return;
-    out.warnings.push_back(std::to_string(count) + " weights are no multiple of their blocks, the first is " +
-                           io::printable(first->module) + " " + io::shape_text({first->rows, first->cols}) +
-                           " in blocks of " + first->scheme.block.text() +
-                           ": transformers would misread them without an error, vLLM reads them");
+    out.warnings.push_back(io::message(
+        "{} weights are no multiple of their blocks, the first is {} {} in blocks of {}: transformers would misread "
+        "them without an error, vLLM reads them",
+        count, io::printable(first->module), io::shape_text({first->rows, first->cols}), first->scheme.block.text()));
   }
 
   static StoredWeight read_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "fp8/configs/name_patterns.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {
@@ -232,9 +233,10 @@ std::vector<std::string> ignore_entries(const CheckpointForm& form, const Config
   for (const auto& entry : spec.ignore) list.add(entry);
   for (const auto& entry : list.entries()) {
     if (const std::string* module = quantized.found(Entry(form, entry)); module != nullptr)
-      throw io::Error("the entry " + io::in_quotes(entry) +
-                      " of the list of modules in high precision would be taken for " + io::in_quotes(*module) +
-                      " too, which is in fp8: readers would use its codes as values");
+      io::fail<io::Error>(
+          "the entry {} of the list of modules in high precision would be taken for {} too, which is in fp8: readers "
+          "would use its codes as values",
+          io::in_quotes(entry), io::in_quotes(*module));
   }
   return std::move(list.entries());
 }

@@ -245,9 +245,8 @@ class Inc final : public CheckpointForm {
     const std::string where = form_parts::config_place(checkpoint);
     const auto world = config.find("world_size");
     if (world != config.end() && world->is_number_integer() && world->get<std::int64_t>() > 1)
-      io::fail_at(where, "key 'world_size': found " + std::to_string(world->get<std::int64_t>()) +
-                             ", this checkpoint is of several ranks; unify it first (" +
-                             io::option("unify", "quant::inc::unify_checkpoint") + ")");
+      io::fail_at(where, "key 'world_size': found {}, this checkpoint is of several ranks; unify it first ({})",
+                  world->get<std::int64_t>(), io::option("unify", "quant::inc::unify_checkpoint"));
     const Scheme scheme = read_scheme(checkpoint, config, sidecar, where);
     StoredCheckpoint out;
     const bool e5m2_bytes =

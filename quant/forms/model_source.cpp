@@ -42,19 +42,19 @@ constexpr const char* kGguf =
   std::error_code ignored;
   const std::string extension = model.extension().string(), name = model.string();
   if (extension == ".gguf" || (fs::is_regular_file(model, ignored) && begins_with(model, "GGUF")))
-    throw io::Error(name + ": " + kExpected + ", found " + kGguf);
+    io::fail<io::Error>("{}: {}, found {}", name, kExpected, kGguf);
   if (extension == ".safetensors" || extension == ".bin" || extension == ".json") {
     const fs::path folder = model.has_parent_path() ? model.parent_path() : fs::path(".");
-    throw io::Error(name + ": " + kExpected + ", found a file" +
-                    (fs::exists(folder / io::kConfigFile, ignored)
-                         ? "; take its folder, " + folder.string()
-                         : " without config.json beside it, which says what model it is"));
+    io::fail<io::Error>("{}: {}, found a file{}", name, kExpected,
+                        fs::exists(folder / io::kConfigFile, ignored)
+                            ? "; take its folder, " + folder.string()
+                            : " without config.json beside it, which says what model it is");
   }
   if (extension == ".pt" || extension == ".pth" || extension == ".ckpt")
-    throw io::Error(
-        name + ": " + kExpected +
-        ", found a file of Python's pickles; save the model with save_pretrained(), which writes the folder");
-  throw io::Error(name + ": " + kExpected + ", found a file");
+    io::fail<io::Error>(
+        "{}: {}, found a file of Python's pickles; save the model with save_pretrained(), which writes the folder",
+        name, kExpected);
+  io::fail<io::Error>("{}: {}, found a file", name, kExpected);
 }
 
 /// A key of a small file that may be broken: others refuse it by name.
@@ -70,19 +70,18 @@ std::string text_in(const fs::path& file, const char* key) {
 
 [[noreturn]] void refuse_adapter(const fs::path& model) {
   const std::string base = text_in(model / "adapter_config.json", "base_model_name_or_path"), folder = model.string();
-  throw io::Error(folder + ": " + kExpected + ", found a LoRA adapter" + (base.empty() ? "" : " of " + base) +
-                  "; merge it first: python3 -c \"from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('" +
-                  folder + "').merge_and_unload().save_pretrained('" + (model / "").parent_path().filename().string() +
-                  "-merged')\"");
+  io::fail<io::Error>(
+      "{}: {}, found a LoRA adapter{}; merge it first: python3 -c \"from peft import AutoPeftModelForCausalLM as M; "
+      "M.from_pretrained('{}').merge_and_unload().save_pretrained('{}-merged')\"",
+      folder, kExpected, base.empty() ? "" : " of " + base, folder, (model / "").parent_path().filename().string());
 }
 
 [[noreturn]] void refuse_pipeline(const fs::path& model, const std::string& class_name) {
-  throw io::Error(model.string() + ": " + kExpected + ", found a diffusers " +
-                  (fs::exists(model / "model_index.json") ? "pipeline" : "model") +
-                  (class_name.empty() ? "" : " (" + class_name + ")") +
-                  ": none of its readers loads the fp8 checkpoints that are written here (its own quantizers save "
-                  "forms of their own); its text encoders are "
-                  "transformers models and can be taken alone");
+  io::fail<io::Error>(
+      "{}: {}, found a diffusers {}{}: none of its readers loads the fp8 checkpoints that are written here (its own "
+      "quantizers save forms of their own); its text encoders are transformers models and can be taken alone",
+      model.string(), kExpected, fs::exists(model / "model_index.json") ? "pipeline" : "model",
+      class_name.empty() ? "" : " (" + class_name + ")");
 }
 
 /// The first file of a folder with this extension.
@@ -99,7 +98,7 @@ std::optional<std::string> file_with(const fs::path& model, const char* extensio
 void require_model_folder(const fs::path& model) {
   std::error_code ignored;
   if (!fs::exists(model, ignored))
-    throw io::Error(model.string() + ": " + kExpected + ", found nothing" + advice_on_name(model));
+    io::fail<io::Error>("{}: {}, found nothing{}", model.string(), kExpected, advice_on_name(model));
   if (!fs::is_directory(model, ignored)) refuse_file(model);
   if (fs::exists(model / "model_index.json", ignored))
     refuse_pipeline(model, text_in(model / "model_index.json", "_class_name"));
@@ -112,8 +111,8 @@ void require_model_folder(const fs::path& model) {
   }
   if (fs::exists(model / "adapter_config.json", ignored)) refuse_adapter(model);
   if (const auto gguf = file_with(model, ".gguf"))
-    throw io::Error((model / *gguf).string() + ": " + kExpected + ", found " + kGguf);
-  throw io::Error(model.string() + ": " + kExpected + ", found no config.json");
+    io::fail<io::Error>("{}: {}, found {}", (model / *gguf).string(), kExpected, kGguf);
+  io::fail<io::Error>("{}: {}, found no config.json", model.string(), kExpected);
 }
 
 std::vector<std::string> notices_beside(const io::Checkpoint& checkpoint) {
@@ -169,9 +168,9 @@ std::vector<std::string> mxfp4_stacks(const io::Checkpoint& checkpoint) {
     shape.push_back(16);
     if (checkpoint.info(scales).dtype != io::DType::U8 || blocks.shape != shape)
       io::fail_at(form_parts::place(checkpoint, tensor),
-                  "found U8 " + io::shape_text(blocks.shape) + " with scales " +
-                      io::name_of(checkpoint.info(scales).dtype) + " " + io::shape_text(checkpoint.info(scales).shape) +
-                      ", expected MXFP4: U8 [..., K/32, 16] with U8 [..., K/32]");
+                  "found U8 {} with scales {} {}, expected MXFP4: U8 [..., K/32, 16] with U8 [..., K/32]",
+                  io::shape_text(blocks.shape), io::name_of(checkpoint.info(scales).dtype),
+                  io::shape_text(checkpoint.info(scales).shape));
     stacks.push_back(tensor);
   }
   return stacks;

@@ -39,14 +39,14 @@ const char* algorithm_of(const Scheme& s) {
 void check_kv_scheme(const Json& config, const std::string& where) {
   const std::string algorithm = form_parts::string_of(config, "kv_cache_quant_algo", where);
   if (!algorithm.empty() && io::upper(algorithm) != "FP8")
-    io::fail_at(where, "key 'kv_cache_quant_algo': found " + io::in_quotes(algorithm) + ", built are: \"FP8\", null");
+    io::fail_at(where, "key 'kv_cache_quant_algo': found {}, built are: \"FP8\", null", io::in_quotes(algorithm));
   const auto scheme = config.find("kv_cache_scheme");
   if (scheme == config.end() || scheme->is_null()) return;
   const bool fp8 =
       scheme->is_object() && scheme->value("num_bits", Json(8)) == 8 && scheme->value("type", Json("float")) == "float";
   if (!fp8)
-    io::fail_at(where, "key 'kv_cache_scheme': found " + form_parts::in_message(*scheme) +
-                           ", built is: num_bits 8, type \"float\"");
+    io::fail_at(where, "key 'kv_cache_scheme': found {}, built is: num_bits 8, type \"float\"",
+                form_parts::in_message(*scheme));
 }
 
 void read_algorithm(const Json& config, const std::string& where, Scheme& scheme) {
@@ -67,8 +67,8 @@ void read_algorithm(const Json& config, const std::string& where, Scheme& scheme
     scheme.block = {1, 32};
     scheme.activations = ActivationScaling::dynamic_group;
   } else {
-    io::fail_at(where, "key 'quant_algo': found " + io::in_quotes(found) +
-                           ", built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo, MXFP8");
+    io::fail_at(where, "key 'quant_algo': found {}, built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo, MXFP8",
+                io::in_quotes(found));
   }
 }
 
@@ -101,8 +101,10 @@ class ModelOpt final : public CheckpointForm {
         fits(WeightGranularity::channel, ActivationScaling::dynamic_token))
       return "";
     if (!fits(WeightGranularity::block, ActivationScaling::dynamic_group))
-      return std::string("modelopt holds static tensor, channel and token, or block and group scales; found ") +
-             name_of(s.weights) + " weights, " + name_of(s.activations) + " activations";
+      return io::message(
+          "modelopt holds static tensor, channel and token, or block and group scales; found {} weights, {} "
+          "activations",
+          name_of(s.weights), name_of(s.activations));
     return s.block == kBlock ? "" : "modelopt holds blocks of 128x128, found " + s.block.text();
   }
 

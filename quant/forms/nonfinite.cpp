@@ -121,9 +121,9 @@ void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tenso
 
 void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found,
                       std::uint64_t values) {
-  throw io::Error(checkpoint.folder().string() + ": " + io::printable(place) + ": expected finite weights, found " +
-                  found.text(values) + " (" + io::option("allow_nonfinite", "allow_nonfinite") +
-                  " copies them as they are)");
+  io::fail<io::Error>("{}: {}: expected finite weights, found {} ({} copies them as they are)",
+                      checkpoint.folder().string(), io::printable(place), found.text(values),
+                      io::option("allow_nonfinite", "allow_nonfinite"));
 }
 
 io::Json nonfinite_json(const std::map<std::string, NonFinite>& found) {

@@ -2,6 +2,7 @@
 #include "fp8/quant/forms/parts.h"
 
 #include "fp8/quant/forms/folder.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -75,7 +76,7 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
   const auto& shape = checkpoint.info(tensor).shape;
   const bool heads = shape.size() == 3 && shape[1] == 1 && shape[2] == 1;
   if (shape.size() > 1 && !heads && checkpoint.info(tensor).numel() != 1)
-    io::fail_at(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + io::shape_text(shape));
+    io::fail_at(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found {}", io::shape_text(shape));
   auto values = read_scales(checkpoint, tensor);
   if (values.empty()) io::fail_at(place(checkpoint, tensor), "expected at least one value, found none");
   return values;
@@ -88,8 +89,7 @@ std::string in_message(const Json& value) { return io::printable(io::python_text
 std::string string_of(const Json& object, const char* key, const std::string& where, const std::string& fallback) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return fallback;
-  if (!it->is_string())
-    io::fail_at(where, std::string("key '") + key + "': expected a string, found " + in_message(*it));
+  if (!it->is_string()) io::fail_at(where, "key '{}': expected a string, found {}", key, in_message(*it));
   return it->get<std::string>();
 }
 
@@ -97,8 +97,7 @@ std::vector<std::string> strings_of(const Json& object, const char* key, const s
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return {};
   const bool names = it->is_array() && std::ranges::all_of(*it, [](const Json& name) { return name.is_string(); });
-  if (!names)
-    io::fail_at(where, std::string("key '") + key + "': expected a list of module names, found " + in_message(*it));
+  if (!names) io::fail_at(where, "key '{}': expected a list of module names, found {}", key, in_message(*it));
   return it->get<std::vector<std::string>>();
 }
 
@@ -118,7 +117,7 @@ Json read_sidecar_file(const io::Checkpoint& checkpoint) {
   const std::filesystem::path path = checkpoint.folder() / kSidecarName;
   if (!std::filesystem::exists(path)) return nullptr;
   Json sidecar = io::read_json(io::source_file(checkpoint.folder(), kSidecarName));
-  if (!sidecar.is_object()) io::fail_at(path.string(), std::string("expected an object, found ") + sidecar.type_name());
+  if (!sidecar.is_object()) io::fail_at(path.string(), "expected an object, found {}", sidecar.type_name());
   sidecar.erase(kBytesAreCodes);
   return sidecar;
 }
@@ -168,33 +167,29 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
     const auto& info = checkpoint.info(tensor);
     if (info.dtype == DType::F8_E4M3FNUZ || info.dtype == DType::F8_E5M2FNUZ)
       io::fail_at(place(checkpoint, tensor),
-                  std::string("found dtype ") + io::name_of(info.dtype) +
-                      ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
+                  "found dtype {}, whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2",
+                  io::name_of(info.dtype));
     const bool bytes = is_byte_weight(checkpoint, info) && std::ranges::find(packed, tensor) == packed.end();
     if (bytes && !bytes_are_codes)
       io::fail_at(place(checkpoint, tensor),
-                  std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
-                      io::printable(scales_beside(checkpoint, tensor).front()) +
-                      ": fp8 codes or whole numbers, the file does not tell; " +
-                      io::option("convert_assume", "convert_checkpoint() with assume = " + std::string(form), form) +
-                      " takes them for E4M3 codes");
+                  "found dtype {} with scales {}: fp8 codes or whole numbers, the file does not tell; {} takes them "
+                  "for E4M3 codes",
+                  io::name_of(info.dtype), io::printable(scales_beside(checkpoint, tensor).front()),
+                  io::option("convert_assume", "convert_checkpoint() with assume = " + std::string(form), form));
     if (is_packed_weight(checkpoint, info))
-      io::fail_at(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
-                                                 io::printable(scales_beside(checkpoint, tensor).front()) +
-                                                 ": packed whole numbers, built is: fp8");
+      io::fail_at(place(checkpoint, tensor), "found dtype {} with scales {}: packed whole numbers, built is: fp8",
+                  io::name_of(info.dtype), io::printable(scales_beside(checkpoint, tensor).front()));
     if ((!is_ocp(info.dtype) && !bytes) || is_fp8_mark(info)) continue;
     if (!tensor.ends_with(".weight"))
-      io::fail_at(place(checkpoint, tensor),
-                  std::string("found ") + io::name_of(info.dtype) +
-                      (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
-                                              : ", expected fp8 only in MODULE.weight"));
+      io::fail_at(place(checkpoint, tensor), "found {}{}", io::name_of(info.dtype),
+                  info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
+                                         : ", expected fp8 only in MODULE.weight");
     if (info.dtype == DType::F8_E5M2 && !e5m2_allowed)
-      io::fail_at(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
+      io::fail_at(place(checkpoint, tensor), "found dtype F8_E5M2, {} holds F8_E4M3", form);
     if (info.shape.size() != 2)
-      io::fail_at(place(checkpoint, tensor),
-                  "found shape " + io::shape_text(info.shape) +
-                      (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
-                                              : ", expected a weight of two dimensions"));
+      io::fail_at(place(checkpoint, tensor), "found shape {}{}", io::shape_text(info.shape),
+                  info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
+                                         : ", expected a weight of two dimensions");
     modules.push_back(tensor.substr(0, tensor.size() - 7));
   }
   if (modules.empty())
@@ -249,9 +244,8 @@ StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& 
   w.tensors = {w.weight, w.scale};
   if (checkpoint.contains(w.scale)) return w;
   const auto others = scales_beside(checkpoint, w.weight);
-  io::fail_at(place(checkpoint, scale), "missing, expected the scales of " + io::printable(w.weight) + " (" +
-                                            io::name_of(info.dtype) + ")" +
-                                            (others.empty() ? "" : ", found " + io::printable(others.front())));
+  io::fail_at(place(checkpoint, scale), "missing, expected the scales of {} ({}){}", io::printable(w.weight),
+              io::name_of(info.dtype), others.empty() ? "" : ", found " + io::printable(others.front()));
 }
 
 void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
@@ -259,32 +253,29 @@ void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
   const auto& info = checkpoint.info(weight.scale);
   const std::string where = place(checkpoint, weight.scale);
   if (!is_scale_dtype(info.dtype, e8m0_allowed, e8m0_allowed && weight.spec.scheme.has_blocks()))
-    io::fail_at(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") +
-                           ", found " + io::name_of(info.dtype));
+    io::fail_at(where, "expected dtype F32, BF16{}, found {}", e8m0_allowed ? ", F16 or F8_E8M0" : " or F16",
+                io::name_of(info.dtype));
   if (std::ranges::find(shapes, info.shape) != shapes.end()) return;
   std::string allowed;
   for (const auto& s : shapes) allowed += (allowed.empty() ? "" : " or ") + io::shape_text(s);
-  io::fail_at(where, "expected shape " + allowed + " for a weight " +
-                         io::shape_text(checkpoint.info(weight.weight).shape) + ", found " +
-                         io::shape_text(info.shape));
+  io::fail_at(where, "expected shape {} for a weight {}, found {}", allowed,
+              io::shape_text(checkpoint.info(weight.weight).shape), io::shape_text(info.shape));
 }
 
 std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor, bool bytes_are_exponents) {
   const auto& info = checkpoint.info(tensor);
   if (!is_scale_dtype(info.dtype, true, bytes_are_exponents))
-    io::fail_at(place(checkpoint, tensor),
-                std::string("expected dtype F32, BF16, F16 or F8_E8M0, found ") + io::name_of(info.dtype));
+    io::fail_at(place(checkpoint, tensor), "expected dtype F32, BF16, F16 or F8_E8M0, found {}",
+                io::name_of(info.dtype));
   if (info.bytes() > kMaxScaleBytes)
-    io::fail_at(place(checkpoint, tensor),
-                "expected at most 256 MiB of scales, found " + std::to_string(info.bytes()) + " bytes");
+    io::fail_at(place(checkpoint, tensor), "expected at most 256 MiB of scales, found {} bytes", info.bytes());
   std::vector<std::uint8_t> bytes(info.bytes());
   checkpoint.read(tensor, bytes.data());
   std::vector<float> values(static_cast<std::size_t>(info.numel()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
     if (!std::isfinite(values[i]) || values[i] <= 0)
-      io::fail_at(place(checkpoint, tensor),
-                  "expected finite scales > 0, found " + number(values[i]) + " at " + std::to_string(i));
+      io::fail_at(place(checkpoint, tensor), "expected finite scales > 0, found {} at {}", number(values[i]), i);
   }
   return values;
 }
@@ -292,8 +283,8 @@ std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::stri
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& info = checkpoint.info(tensor);
   if (info.numel() != 1 || info.shape.size() > 2)
-    io::fail_at(place(checkpoint, tensor),
-                "expected 1 value ([], [1] or [1, 1]), found shape " + io::shape_text(info.shape));
+    io::fail_at(place(checkpoint, tensor), "expected 1 value ([], [1] or [1, 1]), found shape {}",
+                io::shape_text(info.shape));
   return read_scales(checkpoint, tensor)[0];
 }
 
@@ -304,8 +295,8 @@ void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, co
       tensor = weight.spec.module + end;
   if (!checkpoint.contains(tensor))
     io::fail_at(place(checkpoint, tensor),
-                "missing, expected the static activation scale that config.json promises for " +
-                    io::printable(weight.spec.module));
+                "missing, expected the static activation scale that config.json promises for {}",
+                io::printable(weight.spec.module));
   auto& scheme = weight.spec.scheme;
   scheme.input_scale_inv = read_scale(checkpoint, tensor);
   scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, place(checkpoint, tensor));
@@ -317,7 +308,7 @@ std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std
   for (const float v : values) {
     int exponent = 0;
     if (!std::isfinite(v) || v <= 0 || std::frexp(v, &exponent) != 0.5f || exponent < -126)
-      throw std::invalid_argument(tensor + ": expected powers of two from 2^-127 to 2^127, found " + number(v));
+      io::fail<std::invalid_argument>("{}: expected powers of two from 2^-127 to 2^127, found {}", tensor, number(v));
     bytes.push_back(static_cast<std::uint8_t>(exponent - 1 + 127));
   }
   return bytes;
@@ -360,9 +351,10 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
   }
   if (!promised) {
     if (!out.kv_tensors.empty())
-      out.warnings.push_back(std::to_string(out.kv_tensors.size()) + " scales of attention and caches, the first is " +
-                             io::printable(out.kv_tensors.front()) +
-                             ", which the config does not speak of: not used, nor carried to an output");
+      out.warnings.push_back(
+          io::message("{} scales of attention and caches, the first is {}, which the config does not speak of: not "
+                      "used, nor carried to an output",
+                      out.kv_tensors.size(), io::printable(out.kv_tensors.front())));
     return;
   }
   std::map<std::string, KvNames> found;  // attention module -> its tensors
@@ -375,7 +367,7 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
     for (const auto& [wanted, slot] : {std::pair{k, &it->second.k}, std::pair{v, &it->second.v}}) {
       if (!wanted) continue;
       if (!slot->empty())
-        io::fail_at(place(checkpoint, tensor), "a second scale of the same cache, beside " + io::printable(*slot));
+        io::fail_at(place(checkpoint, tensor), "a second scale of the same cache, beside {}", io::printable(*slot));
       *slot = tensor;
     }
     out.kv_tensors.push_back(tensor);
@@ -390,12 +382,11 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
   for (const auto& attention : order) {
     const auto& names = found[attention];
     if (names.k.empty() || names.v.empty())
-      io::fail_at(place(checkpoint, names.k.empty() ? names.v : names.k),
-                  std::string("the scale of ") + (names.k.empty() ? "keys" : "values") + " beside it is missing");
+      io::fail_at(place(checkpoint, names.k.empty() ? names.v : names.k), "the scale of {} beside it is missing",
+                  names.k.empty() ? "keys" : "values");
     KvScales kv{attention, cache_scale(checkpoint, names.k), cache_scale(checkpoint, names.v)};
     if (kv.k.size() != kv.v.size())
-      io::fail_at(place(checkpoint, names.v), "expected " + std::to_string(kv.k.size()) +
-                                                  " values as keys have, found " + std::to_string(kv.v.size()));
+      io::fail_at(place(checkpoint, names.v), "expected {} values as keys have, found {}", kv.k.size(), kv.v.size());
     out.kv.push_back(std::move(kv));
   }
   if (out.kv.empty() && !key.empty())
@@ -413,14 +404,13 @@ bool promises_kv(const Json& config) {
 
 std::string fused_rows_problem(const WeightSpec& w) {
   if (is_last_of_group(w.module) || fuse_group_of(w.module).empty() || w.rows % w.scheme.block.rows == 0) return "";
-  return std::to_string(w.rows) + " outputs are no multiple of the block of " + std::to_string(w.scheme.block.rows) +
-         ", which vLLM refuses in a fused module";
+  return io::message("{} outputs are no multiple of the block of {}, which vLLM refuses in a fused module", w.rows,
+                     w.scheme.block.rows);
 }
 
 std::string one_each(const KvScales& kv, const char* form) {
   if (kv.k.size() == 1 && kv.v.size() == 1) return "";
-  return std::string(form) + " holds one scale each for keys and values, found " + std::to_string(kv.k.size()) +
-         " and " + std::to_string(kv.v.size());
+  return io::message("{} holds one scale each for keys and values, found {} and {}", form, kv.k.size(), kv.v.size());
 }
 
 }  // namespace fp8::quant::form_parts

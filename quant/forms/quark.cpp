@@ -70,8 +70,9 @@ bool is_per_row(const Json& part, const char* key, const std::string& where) {
   const std::string scheme = part.is_object() ? form_parts::string_of(part, "qscheme", where) : "";
   const bool fp8 = part.is_object() && form_parts::string_of(part, "dtype", where) == "fp8_e4m3";
   if (!fp8 || (scheme != "per_tensor" && scheme != "per_channel"))
-    io::fail_at(where, std::string("key '") + key + "': found " + in_message(part) +
-                           ", built is: dtype \"fp8_e4m3\" with qscheme \"per_tensor\" or \"per_channel\"");
+    io::fail_at(where,
+                "key '{}': found {}, built is: dtype \"fp8_e4m3\" with qscheme \"per_tensor\" or \"per_channel\"", key,
+                in_message(part));
   return scheme == "per_channel";
 }
 
@@ -84,8 +85,7 @@ Scheme read_scheme(const Json& config, const std::string& module, const std::str
   const bool per_token = is_per_row(inputs, kInputs, where);
   const bool dynamic = inputs.value("is_dynamic", Json(false)) == Json(true);
   if (per_token && !dynamic)
-    io::fail_at(where, std::string("key '") + kInputs +
-                           "': found static scales per_channel, built are: static per_tensor, dynamic");
+    io::fail_at(where, "key '{}': found static scales per_channel, built are: static per_tensor, dynamic", kInputs);
   scheme.activations = !dynamic    ? ActivationScaling::static_tensor
                        : per_token ? ActivationScaling::dynamic_token
                                    : ActivationScaling::dynamic_tensor;
@@ -174,8 +174,10 @@ class Quark final : public CheckpointForm {
     const bool fp4 = weight.is_object() && weight.value("dtype", Json()) == "fp4" &&
                      weight.value("group_size", Json()) == 32 && weight.value("scale_format", Json()) == "e8m0";
     if (!fp4)
-      io::fail_at(where, form_parts::place(checkpoint, stack) + ": experts in MXFP4, found the entry " +
-                             in_message(weight) + ", expected dtype \"fp4\", group_size 32, scale_format \"e8m0\"");
+      io::fail_at(
+          where,
+          "{}: experts in MXFP4, found the entry {}, expected dtype \"fp4\", group_size 32, scale_format \"e8m0\"",
+          form_parts::place(checkpoint, stack), in_message(weight));
   }
 };
 

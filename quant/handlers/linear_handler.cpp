@@ -12,6 +12,7 @@
 
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/gemm/gemm.h"
@@ -65,8 +66,7 @@ void Fp8Handler::make_quantizers() {
       break;
     case ActivationScaling::dynamic_group:
       if (scheme_.block.cols < 1)
-        throw std::invalid_argument("activation groups: found " + std::to_string(scheme_.block.cols) +
-                                    " columns, expected at least 1");
+        io::fail<std::invalid_argument>("activation groups: found {} columns, expected at least 1", scheme_.block.cols);
       input_ = Quantizer(scheme_, ScaleLayout::blocks(1, scheme_.block.cols));
       break;
   }
@@ -77,8 +77,8 @@ std::string Fp8Handler::scales() const {
   const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
   Scheme codes = scheme_;  // what the activations are cast with is no part of the weight's meaning
   codes.activations = ActivationScaling::none;
-  return codes.describe() + ", " + scheme_.block.text() + ", " + std::to_string(host.numel()) + " scales " +
-         io::checksum_text(io::checksum(bytes));
+  return io::message("{}, {}, {} scales {}", codes.describe(), scheme_.block.text(), host.numel(),
+                     io::checksum_text(io::checksum(bytes)));
 }
 
 std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(
@@ -117,7 +117,7 @@ void Fp8Handler::look_at(const runtime::WeightTag& tag, const at::Tensor& x) {
 
 void Fp8Handler::set_input_scale_inv(float scale_inv) {
   if (!scheme_.is_static())
-    throw std::invalid_argument(std::string("expected static activations, found ") + name_of(scheme_.activations));
+    io::fail<std::invalid_argument>("expected static activations, found {}", name_of(scheme_.activations));
   Scheme changed = scheme_;
   changed.input_scale_inv = scale_inv;
   const Quantizer checked(changed, scale_inv);
@@ -129,7 +129,7 @@ void Fp8Handler::set_input_scale_inv(float scale_inv) {
 
 void Fp8Handler::set_weight_scale_inv(float scale_inv) {
   if (weight_scale_inv_.numel() != 1)
-    throw std::invalid_argument("expected one weight scale, found " + std::to_string(weight_scale_inv_.numel()));
+    io::fail<std::invalid_argument>("expected one weight scale, found {}", weight_scale_inv_.numel());
   if (!(scale_inv > 0.0f) || !std::isfinite(scale_inv))
     throw std::invalid_argument("scale_inv: expected a positive finite number");
   weight_scale_inv_ = at::full(weight_scale_inv_.sizes(), scale_inv, weight_scale_inv_.options());

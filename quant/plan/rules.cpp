@@ -257,8 +257,8 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
     amax[h] = largest;
   }
   if (!idle.empty())
-    warnings.push_back(module + ": found only zeros in head " + io::joined(idle) +
-                       "; the scale of the largest head stands in");
+    warnings.push_back(io::message("{}: found only zeros in head {}; the scale of the largest head stands in", module,
+                                   io::joined(idle)));
   for (float& value : amax)
     value =
         activation_scale_inv(value, numbers, method != nullptr ? method->activation : recipes::ScaleMethod(), module);

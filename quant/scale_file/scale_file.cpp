@@ -20,9 +20,9 @@ using measure::StatsName;
 void check_written(const std::vector<float>& values, const std::string& module) {
   for (float v : values) {
     if (!std::isfinite(v) || v <= 0)
-      throw std::invalid_argument(module + ": expected finite scales > 0, found " + std::to_string(v));
+      io::fail<std::invalid_argument>("{}: expected finite scales > 0, found {}", module, v);
   }
-  if (values.empty()) throw std::invalid_argument(module + ": expected a scale, found none");
+  if (values.empty()) io::fail<std::invalid_argument>("{}: expected a scale, found none", module);
 }
 
 PyValue list_of(const std::vector<float>& values) {
@@ -33,7 +33,7 @@ PyValue value_of(const StoredScale& s, const std::string& module, bool weight) {
   check_written(s.values, module);
   if (!s.per_channel) {
     if (s.values.size() != 1)
-      throw std::invalid_argument(module + ": expected one scale, found " + std::to_string(s.values.size()));
+      io::fail<std::invalid_argument>("{}: expected one scale, found {}", module, s.values.size());
     return io::NdArray{{}, s.values};
   }
   if (!weight || s.in.empty()) return list_of(s.values);
@@ -74,15 +74,16 @@ class Reader {
     file_.local_rank = header.local_rank;
     for (const auto& [module, node] : json["Nodes"].items()) read_node(module, node);
     if (zeros_ > 0)
-      file_.warnings.push_back(name_ + ": " + std::to_string(zeros_) + " scales are 0 (the first in '" + first_zero_ +
-                               "'), read as 1: a tensor of zeros was measured");
+      file_.warnings.push_back(
+          io::message("{}: {} scales are 0 (the first in '{}'), read as 1: a tensor of zeros was measured", name_,
+                      zeros_, first_zero_));
     return std::move(file_);
   }
 
  private:
   void read_node(const std::string& module, const Json& node) {
     const std::string where = name_ + ": Nodes." + io::printable(module);
-    if (!node.is_object()) io::fail_at(where, "expected an object, found " + std::string(node.type_name()));
+    if (!node.is_object()) io::fail_at(where, "expected an object, found {}", node.type_name());
     ModuleScales m;
     m.module = module;
     module_ = io::printable(module);
@@ -95,8 +96,7 @@ class Reader {
         target->push_back(scale(*it, where + "." + key));
         continue;
       }
-      if (!it->is_array())
-        io::fail_at(where + "." + key, "expected a list of scales, found " + std::string(it->type_name()));
+      if (!it->is_array()) io::fail_at(where + "." + key, "expected a list of scales, found {}", it->type_name());
       for (std::size_t i = 0; i < it->size(); ++i)
         target->push_back(scale((*it)[i], where + "." + key + "[" + std::to_string(i) + "]"));
     }
@@ -107,11 +107,11 @@ class Reader {
   }
 
   float number(const Json& value, const std::string& where) {
-    if (!value.is_number()) io::fail_at(where, "expected a scale, found " + in_message(value));
+    if (!value.is_number()) io::fail_at(where, "expected a scale, found {}", in_message(value));
     const double v = value.get<double>();
     const float f = value.get<float>();
     if (!std::isfinite(v) || v < 0 || !std::isfinite(f))
-      io::fail_at(where, "expected a finite scale > 0, found " + in_message(value));
+      io::fail_at(where, "expected a finite scale > 0, found {}", in_message(value));
     if (f > 0) return f;
     if (zeros_++ == 0) first_zero_ = module_;
     return 1.0f;
@@ -120,7 +120,7 @@ class Reader {
   /// v, [v, ...] or nested lists with one value each: [[v], ...].
   StoredScale scale(const Json& value, const std::string& where) {
     if (value.is_number()) return StoredScale::of(number(value, where));
-    if (!value.is_array() || value.empty()) io::fail_at(where, "expected a scale, found " + in_message(value));
+    if (!value.is_array() || value.empty()) io::fail_at(where, "expected a scale, found {}", in_message(value));
     StoredScale s;
     s.per_channel = true;
     for (const auto& item : value)
@@ -131,8 +131,8 @@ class Reader {
   StoredScale weight(const Json& value, const std::string& where) {
     if (!value.is_object()) return scale(value, where);
     if (value.size() != 2 || !value.contains("0") || !value.contains("1"))
-      io::fail_at(where,
-                  "expected a scale or {0: per output channel, 1: per input channel}, found " + in_message(value));
+      io::fail_at(where, "expected a scale or {0: per output channel, 1: per input channel}, found {}",
+                  in_message(value));
     StoredScale s = scale(value["0"], where + ".0");
     s.per_channel = true;
     s.in = scale(value["1"], where + ".1").values;
@@ -151,7 +151,7 @@ bool read_origin(const StatsName& name, const ScaleFile& file, ScaleOrigin& orig
   const Json json = io::read_json(name.fingerprint());
   const auto text = [&](const char* key) {
     if (!json.is_object() || !json.contains(key) || !json[key].is_string())
-      io::fail_at(name.fingerprint().string(), std::string("key '") + key + "': expected a string");
+      io::fail_at(name.fingerprint().string(), "key '{}': expected a string", key);
     return json[key].get<std::string>();
   };
   origin = {text("model"), text("measurement"), text("method")};
@@ -255,7 +255,7 @@ std::string ScaleFile::fingerprint() const {
 std::vector<measure::FileBytes> scale_bytes(const StatsName& name, const ScaleFile& file,
                                             const std::optional<ScaleOrigin>& origin) {
   if (!name.is_scales())
-    throw std::invalid_argument(name.base() + ": expected the name of a scale file, found no method");
+    io::fail<std::invalid_argument>("{}: expected the name of a scale file, found no method", name.base());
   const auto local_rank = file.local_rank.has_value() || !name.rank.has_value()
                               ? file.local_rank
                               : std::optional<std::int64_t>(name.rank->index);

@@ -30,8 +30,8 @@ std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n,
 
 void require_band(std::int64_t first_row, const Scheme& scheme) {
   if (first_row % scheme.block.rows == 0) return;
-  throw std::invalid_argument("block scales: expected rows from a multiple of " + std::to_string(scheme.block.rows) +
-                              ", found row " + std::to_string(first_row));
+  io::fail<std::invalid_argument>("block scales: expected rows from a multiple of {}, found row {}", scheme.block.rows,
+                                  first_row);
 }
 
 /// All of a cast but its scales.
@@ -107,9 +107,9 @@ ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
 
 std::string Scheme::describe() const {
   const std::string blocks = has_blocks() ? " " + block.text() + (power_of_two ? " E8M0" : "") : "";
-  return std::string(kernels::name_of(format)) + " " + name_of(weights) + blocks + " weights, " + name_of(activations) +
-         " activations, " + kernels::name_of(dialect) +
-         (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
+  return io::message("{} {}{} weights, {} activations, {}{}", kernels::name_of(format), name_of(weights), blocks,
+                     name_of(activations), kernels::name_of(dialect),
+                     compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 
 WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const Scheme& scheme,
@@ -186,7 +186,7 @@ std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64
 std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                                           const Scheme& scheme, const std::string& module, std::uint8_t* codes) {
   if (scheme.convention != Convention::own)
-    throw std::invalid_argument(module + ": block scales are made by the own convention only, found INC's");
+    io::fail<std::invalid_argument>("{}: block scales are made by the own convention only, found INC's", module);
   std::vector<float> scale_inv(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
   kernels::CastArgs args = cast_args(w, type, rows, cols, scheme, codes);
   args.rule = kernels::ScaleRule::amax_over_max;
@@ -309,8 +309,8 @@ std::string NodeScheme::describe() const {
                        : !dynamic  ? "static scales"
                        : per_token ? "dynamic token scales"
                                    : "dynamic tensor scales";
-  return std::string(kernels::name_of(format)) + " " + configs::name_of(kind) + ", " + scales + ", " +
-         kernels::name_of(dialect) + (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
+  return io::message("{} {}, {}, {}{}", kernels::name_of(format), configs::name_of(kind), scales,
+                     kernels::name_of(dialect), compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 
 float one_amax(const measure::Measurement& measured, bool input, std::size_t index) {
@@ -339,8 +339,10 @@ std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t
     amax[e] = largest;
   }
   if (!idle.empty())
-    warnings.push_back(measured.module + ": calibration gave no token to expert " + io::joined(idle) +
-                       "; the largest intermediate scale of the others stands in (more samples help)");
+    warnings.push_back(
+        io::message("{}: calibration gave no token to expert {}; the largest intermediate scale of the others stands "
+                    "in (more samples help)",
+                    measured.module, io::joined(idle)));
   return amax;
 }
 

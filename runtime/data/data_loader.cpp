@@ -16,13 +16,15 @@
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::data {
 namespace {
 
 constexpr double kLeastGrace = 5;  // seconds, at the end
 
 [[noreturn]] void refuse(const std::string& option, const std::string& found, const std::string& allowed) {
-  throw std::invalid_argument("[data] " + option + ": found " + found + ", allowed: " + allowed);
+  io::fail<std::invalid_argument>("[data] {}: found {}, allowed: {}", option, found, allowed);
 }
 
 DataLoaderOptions checked(DataLoaderOptions o) {
@@ -314,8 +316,8 @@ WorkerPool::WorkerPool(int threads) : state_(std::make_shared<PoolState>()), pro
   } catch (const std::system_error& error) {
     const std::size_t started = threads_.size();
     stop(1);
-    throw std::runtime_error("[data] num_workers: the system gives " + std::to_string(started) + " threads of " +
-                             std::to_string(threads) + " (" + error.what() + ")");
+    io::fail<std::runtime_error>("[data] num_workers: the system gives {} threads of {} ({})", started, threads,
+                                 error.what());
   }
 }
 
@@ -332,8 +334,10 @@ bool WorkerPool::is_forked() const { return ::getpid() != process_; }
 
 void WorkerPool::check_process() const {
   if (is_forked())
-    throw std::logic_error("[data] this loader's threads are in process " + std::to_string(process_) +
-                           ", from which this one was forked: make another loader here, or use num_workers 0");
+    io::fail<std::logic_error>(
+        "[data] this loader's threads are in process {}, from which this one was forked: make another loader here, or "
+        "use num_workers 0",
+        process_);
 }
 
 void WorkerPool::add(const std::shared_ptr<Job>& job) {

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::data {
 
 at::Generator SampleRandom::generator() { return at::make_generator<at::CPUGeneratorImpl>(next()); }
@@ -38,7 +40,7 @@ std::string text_of(const at::Tensor& tensor) {
 std::vector<at::Tensor> stack_samples(const std::vector<Sample>& samples, bool pinned,
                                       const std::function<std::string(std::size_t)>& name_of) {
   const auto refuse = [&](std::size_t i, const std::string& found, const std::string& allowed) {
-    throw std::invalid_argument("[data] " + name_of(i) + ": found " + found + ", allowed: " + allowed);
+    io::fail<std::invalid_argument>("[data] {}: found {}, allowed: {}", name_of(i), found, allowed);
   };
   std::vector<at::Tensor> batch;
   const Sample& first = samples.at(0);

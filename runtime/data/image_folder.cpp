@@ -297,7 +297,7 @@ void check_known(const std::optional<std::vector<Transform>>& transforms, const 
   if (!transforms) return;
   for (const auto& transform : *transforms)
     if (!(std::holds_alternative<Known>(transform) || ...))
-      throw std::invalid_argument(std::string("Unsupported ") + stage + " transform: " + name_of(transform));
+      io::fail<std::invalid_argument>("Unsupported {} transform: {}", stage, name_of(transform));
 }
 
 /// The messages are the package's.

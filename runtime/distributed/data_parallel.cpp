@@ -21,6 +21,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -94,8 +95,8 @@ DataParallel::DataParallel(const std::vector<at::Tensor>& parameters, const std:
                            Group group, const DataParallelOptions& options)
     : state_(std::make_unique<State>()) {
   if (options.bucket_cap_mb < 1 || options.bucket_cap_mb > 65536)
-    throw std::invalid_argument("[DataParallel] bucket_cap_mb: found " + std::to_string(options.bucket_cap_mb) +
-                                ", allowed: 1 to 65536");
+    io::fail<std::invalid_argument>("[DataParallel] bucket_cap_mb: found {}, allowed: 1 to 65536",
+                                    options.bucket_cap_mb);
   TORCH_CHECK(names.size() == parameters.size(), "[DataParallel] found ", names.size(), " names of ", parameters.size(),
               " parameters");
   state_->options = options;

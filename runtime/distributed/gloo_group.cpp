@@ -22,6 +22,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/meeting.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -125,8 +126,8 @@ class BackendGroup : public ProcessGroup {
   }
   /// "all_reduce sum of 4 elements of Float"
   static std::string describe(const Call& call) {
-    return std::string(name_of(call.kind)) + " of " + std::to_string(call.elements) + " elements of " +
-           c10::toString(call.type) + (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
+    return io::message("{} of {} elements of {}{}", name_of(call.kind), call.elements, c10::toString(call.type),
+                       call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
   }
 
   virtual c10d::Backend& backend() = 0;
@@ -246,9 +247,10 @@ class GlooGroup final : public BackendGroup {
     reduce_now(call, message, c10d::ReduceOp::MAX);
     for (std::size_t i = 0; i < 4; ++i) {
       if (values[i] == -values[i + 4]) continue;
-      fail("the ranks make different calls: this one " + describe(call) + ", others from " +
-           name_of(static_cast<Kind>(-values[4])) + " of " + std::to_string(-values[6]) + " elements to " +
-           name_of(static_cast<Kind>(values[0])) + " of " + std::to_string(values[2]) + " elements");
+      fail(
+          io::message("the ranks make different calls: this one {}, others from {} of {} elements to {} of {} elements",
+                      describe(call), name_of(static_cast<Kind>(-values[4])), -values[6],
+                      name_of(static_cast<Kind>(values[0])), values[2]));
       TORCH_CHECK(false, where(), failure_);
     }
     return true;  // who knows that all agree knows that all have come
@@ -256,8 +258,7 @@ class GlooGroup final : public BackendGroup {
 
   /// "[ProcessGroup] rank 1 of 4: "
   std::string where() const {
-    return "[ProcessGroup] rank " + std::to_string(world_rank()) + " of " +
-           std::to_string(whole_ != nullptr ? whole_->size_ : size_) + ": ";
+    return io::message("[ProcessGroup] rank {} of {}: ", world_rank(), whole_ != nullptr ? whole_->size_ : size_);
   }
 
   /// Of no use from now on, nor is what it is part of.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fp8/runtime/distributed/meeting.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -91,8 +92,8 @@ struct Heartbeat::State {
     std::vector<int> unknown;
     for (int r = 0; r < size; ++r)
       if (r != rank && rank_names({r}) != server) unknown.push_back(r);
-    return "the store does not answer: " + server + " serves it" +
-           (unknown.empty() ? "" : "; nothing is known of " + rank_names(unknown));
+    return io::message("the store does not answer: {} serves it{}", server,
+                       unknown.empty() ? "" : "; nothing is known of " + rank_names(unknown));
   }
 
   /// Returns true if the process used less than a tenth of a core's time since the last call.

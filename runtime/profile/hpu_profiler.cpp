@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime {
 namespace {
@@ -39,8 +40,8 @@ constexpr auto kOrders = std::to_array<std::pair<std::string_view, SummaryOrder>
 SummaryOrder order_of(const std::string& key) {
   for (const auto& [name, order] : kOrders)
     if (name == key) return order;
-  throw std::invalid_argument("[HPUProfiler] sort_by_key: found '" + key +
-                              "', allowed: time, cpu_time_total, hpu_time_total, count, flops, bytes");
+  io::fail<std::invalid_argument>(
+      "[HPUProfiler] sort_by_key: found '{}', allowed: time, cpu_time_total, hpu_time_total, count, flops, bytes", key);
 }
 
 std::int64_t system_ns() {
@@ -128,11 +129,11 @@ HPUProfiler::HPUProfiler(HPUProfilerOptions options)
   if (options_.activities.empty())
     throw std::invalid_argument("[HPUProfiler] activities: found none, allowed: CPU, HPU or both");
   if (options_.row_limit < -1)
-    throw std::invalid_argument("[HPUProfiler] row_limit: found " + std::to_string(options_.row_limit) +
-                                ", allowed: 0 or more, or -1 for all");
+    io::fail<std::invalid_argument>("[HPUProfiler] row_limit: found {}, allowed: 0 or more, or -1 for all",
+                                    options_.row_limit);
   if (options_.most_host_events < 1)
-    throw std::invalid_argument("[HPUProfiler] most_host_events: found " + std::to_string(options_.most_host_events) +
-                                ", allowed: 1 or more");
+    io::fail<std::invalid_argument>("[HPUProfiler] most_host_events: found {}, allowed: 1 or more",
+                                    options_.most_host_events);
   if (!options_.clock_ns) options_.clock_ns = system_ns;
   if (!options_.warn) options_.warn = warn_by_torch;
 }
@@ -162,8 +163,8 @@ void HPUProfiler::stage_begins(const std::string& stage, std::int64_t steps) {
     return give_up("dirpath '" + options_.dirpath + "': " + why);
   schedule_ = options_.schedule.value_or(ProfileSchedule{});
   if (!options_.schedule && steps >= 0 && steps < schedule_.cycle()) {
-    options_.warn("[HPUProfiler] " + stage + ": all of its " + std::to_string(steps) +
-                  " steps are recorded: the default schedule needs " + std::to_string(schedule_.cycle()));
+    options_.warn(io::message("[HPUProfiler] {}: all of its {} steps are recorded: the default schedule needs {}",
+                              stage, steps, schedule_.cycle()));
     schedule_ = {.wait = 0, .warmup = 0, .active = std::max<std::int64_t>(1, steps)};
   }
   enter(phase_of(schedule_, 0));
@@ -216,8 +217,10 @@ void HPUProfiler::report_left_out() {
   const auto events = recording_->host_events->left_out();
   if (events == 0) return;
   add_to_trace("hostEventsLeftOut", events);
-  options_.warn("[HPUProfiler] " + stage_ + ": " + std::to_string(events) + " events of the host beyond the first " +
-                std::to_string(most_host_events()) + " are not in the trace, nor is what follows their step");
+  options_.warn(
+      io::message("[HPUProfiler] {}: {} events of the host beyond the first {} are not in the trace, nor is what "
+                  "follows their step",
+                  stage_, events, most_host_events()));
 }
 
 void HPUProfiler::finish_cycle() {
@@ -262,9 +265,9 @@ void HPUProfiler::stage_ends() {
   recording_.reset();
   off_ = true;
   if (!recorded && traces_.empty() && leaves_.empty())
-    options_.warn("[HPUProfiler] " + stage_ + " ended after " + std::to_string(step_) +
-                  " steps, before the schedule's first that is recorded (" +
-                  std::to_string(schedule_.wait + schedule_.warmup) + ")");
+    options_.warn(
+        io::message("[HPUProfiler] {} ended after {} steps, before the schedule's first that is recorded ({})", stage_,
+                    step_, schedule_.wait + schedule_.warmup));
   write_report();
 }
 

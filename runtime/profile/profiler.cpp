@@ -35,8 +35,8 @@ void Profiler::start(const std::string& action) {
   {
     const std::lock_guard lock(mutex_);
     if (!running_.insert(action).second)
-      throw std::logic_error("[profiler] start('" + action + "'): it runs already, allowed: another name, or stop('" +
-                             action + "') first");
+      io::fail<std::logic_error>("[profiler] start('{}'): it runs already, allowed: another name, or stop('{}') first",
+                                 action, action);
   }
   action_begins(action);
 }
@@ -45,8 +45,7 @@ void Profiler::stop(const std::string& action) {
   {
     const std::lock_guard lock(mutex_);
     if (running_.erase(action) == 0)
-      throw std::logic_error("[profiler] stop('" + action + "'): it does not run, allowed: after start('" + action +
-                             "')");
+      io::fail<std::logic_error>("[profiler] stop('{}'): it does not run, allowed: after start('{}')", action, action);
   }
   action_ends(action);
 }
@@ -89,7 +88,7 @@ std::shared_ptr<Profiler> make_profiler(const std::string& name) {
   if (name == "pytorch")
     return std::make_shared<HPUProfiler>(HPUProfilerOptions{.activities = {ProfilerActivity::CPU}});
   if (name == "simple") return std::make_shared<SimpleProfiler>();
-  throw std::invalid_argument("[profiler] profiler: found '" + name + "', allowed: hpu, pytorch, simple");
+  io::fail<std::invalid_argument>("[profiler] profiler: found '{}', allowed: hpu, pytorch, simple", name);
 }
 
 std::string ReportName::text(const std::string& ending) const {
@@ -128,8 +127,8 @@ void check(const ProfileSchedule& s, const char* where) {
   std::string found;
   for (const ScheduleField& field : kScheduleFields)
     found += (found.empty() ? "" : ", ") + std::string(field.name) + " " + std::to_string(s.*field.value);
-  throw std::invalid_argument(std::string("[") + where + "] schedule: found " + found +
-                              ", allowed: active 1 or more, the others 0 or more, each at most 2^40");
+  io::fail<std::invalid_argument>(
+      "[{}] schedule: found {}, allowed: active 1 or more, the others 0 or more, each at most 2^40", where, found);
 }
 
 namespace {

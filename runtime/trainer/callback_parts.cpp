@@ -2,6 +2,7 @@
 // The callbacks and loggers that run files know, with Lightning's arguments.
 #include <limits>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
@@ -22,7 +23,7 @@ MonitorMode mode_of(PartArguments& a) {
 Made early_stopping(PartArguments& a) {
   EarlyStoppingOptions o;
   const auto monitor = a.text("monitor");
-  if (!monitor) throw io::Error(a.place("monitor") + ": is required");
+  if (!monitor) io::fail<io::Error>("{}: is required", a.place("monitor"));
   o.monitor = *monitor;
   o.min_delta = a.number("min_delta", 0);
   o.patience = a.integer("patience", 3, 0);
@@ -75,7 +76,7 @@ Made gradient_norms(PartArguments& a) {
 Made device_stats_monitor(PartArguments& a) {
   a.only("cpu_stats", false, "the device's statistics alone are logged");
   if (!a.context().device.is_hpu())
-    throw io::Error(a.place("device") + ": the run is on the CPU, which has no such statistics");
+    io::fail<io::Error>("{}: the run is on the CPU, which has no such statistics", a.place("device"));
   return std::make_shared<DeviceStatsMonitor>(a.context().device.has_index() ? a.context().device.index() : 0);
 }
 
@@ -124,7 +125,7 @@ Made throughput_monitor(PartArguments& a) {
 
 Made on_exception_checkpoint(PartArguments& a) {
   const auto dirpath = a.text("dirpath");
-  if (!dirpath) throw io::Error(a.place("dirpath") + ": is required");
+  if (!dirpath) io::fail<io::Error>("{}: is required", a.place("dirpath"));
   return std::make_shared<OnExceptionCheckpoint>(*dirpath, a.file_name("filename").value_or("on_exception"));
 }
 

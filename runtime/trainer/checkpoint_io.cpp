@@ -38,13 +38,13 @@ io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
   if (const auto stored = runtime::ops::file_dtype(dtype)) return *stored;
   const auto names = runtime::ops::kFileDTypes |
                      std::views::transform([](const auto& row) { return std::string(c10::toString(row.first)); });
-  throw io::Error("[trainer] tensor '" + name + "': found dtype " + c10::toString(dtype) +
-                  ", allowed: " + io::joined(names));
+  io::fail<io::Error>("[trainer] tensor '{}': found dtype {}, allowed: {}", name, c10::toString(dtype),
+                      io::joined(names));
 }
 
 at::ScalarType tensor_dtype(const fs::path& file, const io::TensorInfo& info) {
   if (const auto own = runtime::ops::tensor_dtype(info.dtype)) return *own;
-  io::fail(file, "tensor '" + info.name + "': found dtype " + io::name_of(info.dtype) + ", which LibTorch lacks");
+  io::fail(file, "tensor '{}': found dtype {}, which LibTorch lacks", info.name, io::name_of(info.dtype));
 }
 
 /// The step in the name of a checkpoint's folder.
@@ -59,7 +59,7 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
 
 void copy_into(const at::Tensor& target, const TrainingState& state, const std::string& name) {
   const auto found = state.tensors.find(name);
-  if (found == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor '" + name + "' is missing");
+  if (found == state.tensors.end()) io::fail<io::Error>("[trainer] checkpoint: tensor '{}' is missing", name);
   const auto& from = found->second;
   if (from.sizes() != target.sizes() || from.scalar_type() != target.scalar_type())
     throw io::Error(c10::str("[trainer] checkpoint: tensor '", name,
@@ -101,8 +101,9 @@ void HPUCheckpointIO::save_checkpoint(const TrainingState& state, const fs::path
                                       const std::function<void(const fs::path&)>& fill,
                                       const std::optional<io::Json>& storage_options) const {
   if (storage_options)
-    throw std::invalid_argument("HPUCheckpointIO.save_checkpoint: storage_options is not supported, found " +
-                                storage_options->dump() + ", allowed: none");
+    io::fail<std::invalid_argument>(
+        "HPUCheckpointIO.save_checkpoint: storage_options is not supported, found {}, allowed: none",
+        storage_options->dump());
   io::OutputDirectory output(folder, /*overwrite=*/true);
   if (fill) fill(output.temporary());
   write_tensors(output.file(kTensors), state.tensors);
@@ -123,7 +124,7 @@ void HPUCheckpointIO::remove_checkpoint(const fs::path& folder) const {
   std::error_code error;
   fs::remove(folder / kJson, error);
   if (!error) fs::remove_all(folder, error);
-  if (error) io::fail(folder, "can't be removed: " + error.message());
+  if (error) io::fail(folder, "can't be removed: {}", error.message());
 }
 
 fs::path checkpoint_folder(const fs::path& root, std::int64_t step) {
@@ -193,7 +194,7 @@ void load_network(const torch::nn::Module& network, const TrainingState& state) 
   // A part of a larger model would look like the whole of this one.
   for (const auto& [name, tensor] : state.tensors)
     if ((name.starts_with("parameter.") || name.starts_with("buffer.")) && !known.contains(name))
-      throw io::Error("[trainer] checkpoint: tensor '" + name + "' is not one of the model's");
+      io::fail<io::Error>("[trainer] checkpoint: tensor '{}' is not one of the model's", name);
 }
 
 namespace {
@@ -235,8 +236,10 @@ struct Reader {
     if (value.isString()) return {{"string", named(value.toStringRef())}};
     const bool tuple = value.isTuple();
     if (!tuple && !value.isList())
-      throw io::Error("[trainer] " + prefix + ": found a value of kind " + value.tagKind() +
-                      ", allowed: None, Tensor, Int, Double, Bool, String, Tuple and lists of them");
+      io::fail<io::Error>(
+          "[trainer] {}: found a value of kind {}, allowed: None, Tensor, Int, Double, Bool, String, Tuple and lists "
+          "of them",
+          prefix, value.tagKind());
     Json items = Json::array();
     if (tuple)
       for (const auto& item : value.toTupleRef().elements()) items.push_back(this->value(item));
@@ -277,7 +280,7 @@ struct Writer {
   c10::Device device;
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw io::Error("[trainer] checkpoint, '" + where + "': " + what);
+    io::fail<io::Error>("[trainer] checkpoint, '{}': {}", where, what);
   }
 
   std::string addressed(const std::string& text) const {
@@ -349,8 +352,8 @@ void load_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& na
   const Json own = state.json.value(name, Json());
   const Json saved = own.is_object() ? own.value("learning_rates", Json()) : Json();
   if (saved.size() != groups.size())
-    throw io::Error("[trainer] checkpoint: '" + name + "': found learning_rates of " + std::to_string(saved.size()) +
-                    " groups, expected " + std::to_string(groups.size()));
+    io::fail<io::Error>("[trainer] checkpoint: '{}': found learning_rates of {} groups, expected {}", name,
+                        saved.size(), groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(saved[i].get<double>());
   optimizer.load_tensors(tensors_below(state.tensors, name + "."));
 }
@@ -375,7 +378,7 @@ void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module&
                     const TrainingState& state, c10::Device device) {
   if (auto* fused = dynamic_cast<runtime::optim::FusedOptimizer*>(&optimizer)) return load_fused(*fused, name, state);
   const auto found = state.json.find(name);
-  if (found == state.json.end()) throw io::Error("[trainer] checkpoint: '" + name + "' is missing");
+  if (found == state.json.end()) io::fail<io::Error>("[trainer] checkpoint: '{}' is missing", name);
   Writer writer{{}, name, state, device};
   for (const auto& item : network.named_parameters()) writer.addresses.emplace(item.key(), address_of(item.value()));
   OutputArchive archive;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
@@ -61,7 +62,7 @@ class QuietLoop {
         group_(group_of_several(options)),
         batches_(resolve_limit(kind.limit_name, kind.limit, source.batches())) {
     if (batches_ < 1)
-      throw std::invalid_argument("[trainer] " + std::string(kind.name) + " data: found no batch, allowed: 1 or more");
+      io::fail<std::invalid_argument>("[trainer] {} data: found no batch, allowed: 1 or more", kind.name);
     if (group_ != nullptr && options.strategy.use_distributed_sampler) share_ = {group_->rank(), group_->size()};
     index_ = share_.rank - share_.size;
     parts_.resize(static_cast<std::size_t>(kColumns * batches_));

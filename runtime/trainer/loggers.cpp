@@ -16,14 +16,15 @@
 #include <system_error>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
 
 void check_loggers(const Trainer& trainer, const char* who) {
   if (trainer.options().fast_dev_run > 0 || !trainer.loggers().empty()) return;
-  throw std::invalid_argument(std::string("[") + who +
-                              "] loggers: found none among the trainer's callbacks, allowed: 1 or more (JsonlLogger)");
+  io::fail<std::invalid_argument>(
+      "[{}] loggers: found none among the trainer's callbacks, allowed: 1 or more (JsonlLogger)", who);
 }
 
 void log_to_all(const Trainer& trainer, const io::Json& row, std::int64_t step) {
@@ -75,8 +76,7 @@ std::uint64_t LogFile::size() const {
 void LogFile::truncate(std::uint64_t size) {
   if (!writes()) return;
   if (const auto found = this->size(); found < size)
-    io::fail(path_, "holds " + std::to_string(found) + " bytes, but had " + std::to_string(size) +
-                        " when the checkpoint was written");
+    io::fail(path_, "holds {} bytes, but had {} when the checkpoint was written", found, size);
   if (ftruncate(file_.get(), static_cast<off_t>(size)) != 0) io::fail_errno(path_, "truncate", errno);
 }
 
@@ -134,8 +134,9 @@ CsvLogger::CsvLogger(std::filesystem::path file) : file_(std::move(file)) {
   if (!std::getline(in, line)) return;
   columns_ = cells_of(line);
   if (columns_.front() != kStep)
-    io::fail(file_.path(), "line 1: found '" + io::printable(line.substr(0, 40)) +
-                               "', allowed: names of columns that begin with step, as this logger writes them");
+    io::fail(file_.path(),
+             "line 1: found '{}', allowed: names of columns that begin with step, as this logger writes them",
+             io::printable(line.substr(0, 40)));
   while (std::getline(in, line)) ++lines_;
 }
 
@@ -144,8 +145,7 @@ void CsvLogger::load_state(const io::Json& state) {
   row_.clear();
   if (!file_.writes()) return;
   if (keep > lines_ || keep < 0)
-    io::fail(file_.path(), "holds " + std::to_string(lines_) + " lines, but had " + std::to_string(keep) +
-                               " when the checkpoint was written");
+    io::fail(file_.path(), "holds {} lines, but had {} when the checkpoint was written", lines_, keep);
   std::ifstream in(file_.path());
   std::string line;
   std::uint64_t size = 0;
@@ -308,7 +308,7 @@ TensorBoardLogger::TensorBoardLogger(std::filesystem::path folder)
     : folder_(std::move(folder)), first_rank_(io::is_first_process()) {
   std::error_code error;
   if (first_rank_ && !std::filesystem::create_directories(folder_, error) && error)
-    io::fail(folder_, "can't be made: " + error.message());
+    io::fail(folder_, "can't be made: {}", error.message());
 }
 
 void TensorBoardLogger::begin(const std::string& name) { file_ = std::make_unique<LogFile>(folder_ / name); }
@@ -324,7 +324,7 @@ void TensorBoardLogger::load_state(const io::Json& state) {
   if (!first_rank_) return;
   const auto kept = file.is_null() ? std::string() : file.get<std::string>();
   if (!kept.empty() && (!kept.starts_with(kPrefix) || kept.find('/') != std::string::npos))
-    io::fail(folder_, "checkpoint: file '" + io::printable(kept) + "', allowed: " + kPrefix + "...");
+    io::fail(folder_, "checkpoint: file '{}', allowed: {}...", io::printable(kept), kPrefix);
   file_.reset();
   if (kept.empty()) return;
   if (!std::filesystem::exists(folder_ / kept)) io::fail(folder_ / kept, "is not there, but the checkpoint names it");

@@ -63,16 +63,16 @@ void Metrics::begin(Stage stage, double weight) {
 
 void Metrics::log(const std::string& name, double value, LogWhen when) {
   if (stage_ == Stage::none)
-    throw std::logic_error("[trainer] log(\"" + name +
-                           "\"): called outside of a step, allowed: in training_step, "
-                           "validation_step and test_step");
+    io::fail<std::logic_error>(
+        "[trainer] log(\"{}\"): called outside of a step, allowed: in training_step, validation_step and test_step",
+        name);
   const bool training = stage_ == Stage::train;
   const bool on_step = when.on_step.value_or(training && !when.on_epoch.value_or(false));
   const bool on_epoch = when.on_epoch.value_or(!training && !when.on_step.value_or(false));
   if (name.empty() || name == "epoch" || name == "step")
-    throw std::invalid_argument("[trainer] log: found the name \"" + name + "\", allowed: another, not empty");
+    io::fail<std::invalid_argument>("[trainer] log: found the name \"{}\", allowed: another, not empty", name);
   if (!on_step && !on_epoch)
-    throw std::invalid_argument("[trainer] log(\"" + name + "\"): found neither on_step nor on_epoch, allowed: one");
+    io::fail<std::invalid_argument>("[trainer] log(\"{}\"): found neither on_step nor on_epoch, allowed: one", name);
   if (on_step) {
     const auto key = on_epoch ? name + "_step" : name;
     step_[key] = value;

@@ -81,14 +81,15 @@ void PartArguments::finish() const {
   for (const auto& [name, value] : part_.init_args.items())
     if (!known_.contains(name)) {
       const std::vector<std::string> names(known_.begin(), known_.end());
-      throw io::Error(place(name) + ": found an argument that " + part_.class_path +
-                      " does not have, allowed: " + (names.empty() ? "none" : io::joined(names)) +
-                      (names.empty() ? "" : "; " + io::the_nearest(name, names)));
+      io::fail<io::Error>("{}: found an argument that {} does not have, allowed: {}{}", place(name), part_.class_path,
+                          names.empty() ? "none" : io::joined(names),
+                          names.empty() ? "" : "; " + io::the_nearest(name, names));
     }
 }
 
 void PartArguments::fail(const std::string& name, const std::string& allowed) const {
-  throw io::Error(place(name) + ": found " + io::printable(part_.init_args.at(name).dump()) + ", allowed: " + allowed);
+  io::fail<io::Error>("{}: found {}, allowed: {}", place(name), io::printable(part_.init_args.at(name).dump()),
+                      allowed);
 }
 
 std::string PartArguments::place(const std::string& name) const {
@@ -176,12 +177,13 @@ std::shared_ptr<T> make_part(const Part& part, const PartContext& context) {
     const auto names = part_names<T>();
     const std::string found = part.place + ": found " + io::in_quotes(part.class_path) + ", ";
     if (is_python(part.class_path))
-      throw io::Error(found +
-                      "a class of Python: python your_training.py fit --config FILE runs it (torch there loads " +
-                      "libfp8_runtime.so); allowed here: " + (names.empty() ? "none" : io::joined(names)));
-    throw io::Error(found + "which is not " + kKind<T>.what + " that is known, allowed: " +
-                    (names.empty() ? "what a library that --load loads makes known"
-                                   : io::joined(names) + "; " + io::the_nearest(own_name(part.class_path), names)));
+      io::fail<io::Error>(
+          "{}a class of Python: python your_training.py fit --config FILE runs it (torch there loads "
+          "libfp8_runtime.so); allowed here: {}",
+          found, names.empty() ? "none" : io::joined(names));
+    io::fail<io::Error>("{}which is not {} that is known, allowed: {}", found, kKind<T>.what,
+                        names.empty() ? "what a library that --load loads makes known"
+                                      : io::joined(names) + "; " + io::the_nearest(own_name(part.class_path), names));
   }
   PartArguments arguments(part, context);
   try {
@@ -189,7 +191,7 @@ std::shared_ptr<T> make_part(const Part& part, const PartContext& context) {
     arguments.finish();
     return made;
   } catch (const std::invalid_argument& error) {  // of a constructor
-    throw io::Error(part.place + ": " + error.what());
+    io::fail<io::Error>("{}: {}", part.place, error.what());
   }
 }
 

@@ -85,9 +85,10 @@ inline std::string python_strategy_refusal(std::string_view name) {
                                    ? "torch.distributed.fsdp.fully_shard(model.to(\"hpu\")) shards it"
                                    : "deepspeed.initialize(model=model, config=\"ds.json\") has it (fp8 config check "
                                      "ds.json reads the same)";
-  return "found '" + std::string(name) +
-         "', which comes with a package of Python: torchrun --nproc-per-node 2 your_training.py, where " + sharding +
-         "; allowed here: " + allowed_names<StrategyKind>();
+  return io::message(
+      "found '{}', which comes with a package of Python: torchrun --nproc-per-node 2 your_training.py, where {}; "
+      "allowed here: {}",
+      name, sharding, allowed_names<StrategyKind>());
 }
 
 /// The value of the name, else an error with the nearest of them and of `others`.
@@ -96,8 +97,8 @@ E named(const std::string& where, std::string_view name, const std::vector<std::
   if (const auto value = parse_enum<E>(name)) return *value;
   auto known = others;
   for (const auto& row : enum_names<E>) known.emplace_back(row.name);
-  throw std::invalid_argument(where + ": found " + io::in_quotes(name) + ", allowed: " + allowed_names<E>() +
-                              "; did you mean '" + io::closest(name, known) + "'?");
+  io::fail<std::invalid_argument>("{}: found {}, allowed: {}; did you mean '{}'?", where, io::in_quotes(name),
+                                  allowed_names<E>(), io::closest(name, known));
 }
 
 inline AcceleratorKind accelerator_named(const std::string& where, std::string_view name) {
@@ -106,7 +107,7 @@ inline AcceleratorKind accelerator_named(const std::string& where, std::string_v
 
 inline StrategyKind strategy_named(const std::string& where, std::string_view name) {
   if (const std::string refusal = python_strategy_refusal(name); !refusal.empty())
-    throw std::invalid_argument(where + ": " + refusal);
+    io::fail<std::invalid_argument>("{}: {}", where, refusal);
   return named<StrategyKind>(where, name, {std::begin(kPythonStrategies), std::end(kPythonStrategies)});
 }
 
@@ -120,8 +121,7 @@ inline std::string launch_line(std::int64_t devices, std::int64_t num_nodes,
                                                    " --node-rank $NODE_RANK --master-addr $MASTER_ADDR " +
                                                    "--master-port $MASTER_PORT "
                                              : "";
-  return "torchrun " + machines + "--nproc-per-node " + std::to_string(devices) + " --no-python " +
-         std::string(command);
+  return io::message("torchrun {}--nproc-per-node {} --no-python {}", machines, devices, command);
 }
 
 /// Ends a run that asks for other processes than there are. devices: processes on each machine, 1 to kMostDevices, each
@@ -132,9 +132,7 @@ inline void require_ranks(std::optional<std::int64_t> devices, std::int64_t num_
                           std::string_view command = "fp8 train ...",
                           const io::GetVariable& get = io::environment_value) {
   const auto in_range = [](const char* name, std::int64_t value, std::int64_t most) {
-    if (value < 1 || value > most)
-      throw std::invalid_argument(std::string(name) + ": found " + std::to_string(value) + ", allowed: 1 to " +
-                                  std::to_string(most));
+    if (value < 1 || value > most) io::fail<std::invalid_argument>("{}: found {}, allowed: 1 to {}", name, value, most);
   };
   in_range("devices", devices.value_or(1), kMostDevices);
   in_range("num_nodes", num_nodes, io::kMaxRanks);
@@ -145,17 +143,18 @@ inline void require_ranks(std::optional<std::int64_t> devices, std::int64_t num_
   std::string asked = "devices: found " + (devices.has_value() ? std::to_string(*devices) : "auto");
   if (num_nodes != 1) asked += " with num_nodes " + std::to_string(num_nodes);
   if (size > 1)
-    throw std::invalid_argument(asked + ", allowed: what makes " + std::to_string(size) + " processes, for " +
-                                started->text());
-  throw std::invalid_argument(asked + ", which is more than this process, and a launcher starts them: " +
-                              launch_line(devices.value_or(1), num_nodes, command));
+    io::fail<std::invalid_argument>("{}, allowed: what makes {} processes, for {}", asked, size, started->text());
+  io::fail<std::invalid_argument>("{}, which is more than this process, and a launcher starts them: {}", asked,
+                                  launch_line(devices.value_or(1), num_nodes, command));
 }
 
 /// use_hpu_graphs_for_training and its like. name: the key or option. Throws where it is on.
 inline void require_no_hpu_graphs(const std::string& name, bool value) {
   if (value)
-    throw std::invalid_argument(name + ": found true, allowed: false; HPU graphs are not there yet: each operation " +
-                                "runs when it is called, and nothing is recorded that a replay could save");
+    io::fail<std::invalid_argument>(
+        "{}: found true, allowed: false; HPU graphs are not there yet: each operation runs when it is called, and "
+        "nothing is recorded that a replay could save",
+        name);
 }
 
 // The learning rate of each optimizer step, as a share of the highest. No torch here.
@@ -226,8 +225,9 @@ inline std::string own_name(const std::string& class_path) {
 /// Throws io::Error naming `place` and what is allowed.
 inline double seconds_of(const io::Json& value, const std::string& place) {
   const auto fail = [&]() {
-    throw io::Error(place + ": found " + io::printable(value.dump()) +
-                    ", allowed: seconds, \"DD:HH:MM:SS\", or an object of weeks, days, hours, minutes, seconds");
+    io::fail<io::Error>(
+        "{}: found {}, allowed: seconds, \"DD:HH:MM:SS\", or an object of weeks, days, hours, minutes, seconds", place,
+        io::printable(value.dump()));
   };
   constexpr std::pair<const char*, double> kUnits[] = {
       {"days", 86400}, {"hours", 3600}, {"minutes", 60}, {"seconds", 1}, {"weeks", 604800}};

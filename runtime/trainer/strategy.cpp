@@ -19,6 +19,7 @@
 #include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::trainer {
 namespace {
@@ -220,8 +221,8 @@ void Strategy::backward(const at::Tensor& loss, bool /*last*/) { loss.backward()
 StrategyKind resolve_strategy(StrategyKind kind, int ranks) {
   if (kind == StrategyKind::automatic) return ranks > 1 ? StrategyKind::hpu_parallel : StrategyKind::hpu_single;
   if (kind == StrategyKind::hpu_single && ranks > 1)
-    throw std::invalid_argument("[trainer] strategy: found hpu_single with " + std::to_string(ranks) +
-                                " ranks, allowed: auto, hpu_parallel, hpu_ddp, fast_ddp");
+    io::fail<std::invalid_argument>(
+        "[trainer] strategy: found hpu_single with {} ranks, allowed: auto, hpu_parallel, hpu_ddp, fast_ddp", ranks);
   return ranks > 1 ? kind : StrategyKind::hpu_single;
 }
 
@@ -246,8 +247,8 @@ static_assert(kMostDevices == runtime::kMaxDevices);
 
 int checked_count(std::optional<int> count, const std::string& found) {
   if (!count.has_value() || *count < 1 || *count > kMostDevices)
-    throw std::invalid_argument("[HPUAccelerator] devices: found " + found + ", allowed: 1 to " +
-                                std::to_string(kMostDevices) + ", \"auto\", or nothing");
+    io::fail<std::invalid_argument>("[HPUAccelerator] devices: found {}, allowed: 1 to {}, \"auto\", or nothing", found,
+                                    kMostDevices);
   return *count;
 }
 
@@ -257,7 +258,7 @@ Availability with_second_generation(at::ScalarType type, const char* name) {
 }
 
 c10::Device checked_device(c10::Device device) {
-  if (!device.is_hpu()) throw std::invalid_argument("Device should be HPU, got " + device.str() + " instead.");
+  if (!device.is_hpu()) io::fail<std::invalid_argument>("Device should be HPU, got {} instead.", device.str());
   return device.has_index() ? device : c10::Device(c10::kHPU, runtime::current_device());
 }
 

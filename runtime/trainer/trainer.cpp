@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
@@ -34,12 +35,12 @@ std::int64_t Trainer::estimated_stepping_batches() const {
 void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
   const bool loss = !std::isfinite(report.loss);
   const double found = loss ? report.loss : report.grad_norm;
-  throw std::runtime_error(
-      "[trainer] step " + std::to_string(report.step) + ": the " + (loss ? "loss" : "norm of the gradients") + " is " +
-      (std::isnan(found) ? "nan" : std::to_string(found)) + " (batches " + std::to_string(run.batch - report.batches) +
-      " to " + std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
-      "), allowed: a finite number; parameters are those of step " + std::to_string(run.step) +
-      (report.anomaly.empty() ? "" : "; detect_anomaly: " + report.anomaly));
+  io::fail<std::runtime_error>(
+      "[trainer] step {}: the {} is {} (batches {} to {} of epoch {}), allowed: a finite number; parameters are those "
+      "of step {}{}",
+      report.step, loss ? "loss" : "norm of the gradients", std::isnan(found) ? "nan" : std::to_string(found),
+      run.batch - report.batches, run.batch - 1, run.epoch, run.step,
+      report.anomaly.empty() ? "" : "; detect_anomaly: " + report.anomaly);
 }
 
 /// The loss of this rank's batch, and what all ranks say of theirs.

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
@@ -131,7 +132,7 @@ bool Trainer::prepare_root(const Run& run) const {
   if (root.empty() || !run.first()) return false;
   std::error_code error;
   const bool new_one = std::filesystem::create_directories(root, error);
-  if (error) io::fail(root, "can't be made: " + error.message());
+  if (error) io::fail(root, "can't be made: {}", error.message());
   remove_incomplete_checkpoints(root);
   return options_.resume && !new_one && checkpoint_steps(root).empty();
 }
@@ -148,7 +149,7 @@ void Trainer::load_callbacks(const Run& run) {
       callback->load_state(*found);
       callback->load_state_tensors(tensors_below(run.callback_tensors, "callback." + key + "."));
     } catch (const io::Json::exception& error) {
-      throw io::Error("[trainer] checkpoint, callback " + key + ": " + error.what());
+      io::fail<io::Error>("[trainer] checkpoint, callback {}: {}", key, error.what());
     }
   }
 }
@@ -172,7 +173,7 @@ void Trainer::load_newest(Run& run) {
     if (state.json.contains("metrics")) metrics_.load(state.json["metrics"]);
     if (!run.first() && state.json.value("ranks", 1) != run.group->size()) metrics_.drop_train_means();
   } catch (const io::Json::exception& error) {
-    throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
+    io::fail<io::Error>("[trainer] checkpoint, {}: {}", HPUCheckpointIO::kJson, error.what());
   }
   run.first_step = run.saved_step = run.step;
   run.resumed_from = std::move(state);
@@ -219,7 +220,7 @@ TrainingState Trainer::Run::state(TrainingState own) const {
 void Trainer::Run::find_place(const io::Json& shares) {
   const BatchShare before{0, shares.value("size", 1), epoch, shares.value("offset", std::int64_t{0})};
   if (before.size < 1 || before.offset < 0 || before.offset >= before.size)
-    throw io::Error("[trainer] checkpoint: shares " + shares.dump() + ", allowed: an offset below the size");
+    io::fail<io::Error>("[trainer] checkpoint: shares {}, allowed: an offset below the size", shares.dump());
   if (before.size == share.size) {
     share.offset_epoch = epoch;
     share.offset = before.offset;
@@ -235,8 +236,7 @@ void Trainer::Run::restore(const TrainingState& state) {
   const auto& json = state.json;
   try {
     if (json.at("format") != kFormat)
-      throw io::Error("[trainer] checkpoint: format " + json.at("format").dump() +
-                      ", allowed: " + std::to_string(kFormat));
+      io::fail<io::Error>("[trainer] checkpoint: format {}, allowed: {}", json.at("format").dump(), kFormat);
     step = json.at("step");
     epoch = json.at("epoch");
     batch = json.at("batch");
@@ -252,12 +252,11 @@ void Trainer::Run::restore(const TrainingState& state) {
     load_network(module.network(), state);
     module.load_extra_state(extra_of(state));
   } catch (const io::Json::exception& error) {
-    throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
+    io::fail<io::Error>("[trainer] checkpoint, {}: {}", HPUCheckpointIO::kJson, error.what());
   }
   if (step < 0 || epoch < 0 || batch < 0 || batch > train_batches)
-    throw io::Error("[trainer] checkpoint: step " + std::to_string(step) + ", epoch " + std::to_string(epoch) +
-                    ", batch " + std::to_string(batch) + " is not a place in " + std::to_string(train_batches) +
-                    " batches an epoch");
+    io::fail<io::Error>("[trainer] checkpoint: step {}, epoch {}, batch {} is not a place in {} batches an epoch", step,
+                        epoch, batch, train_batches);
 }
 
 void Trainer::Run::restore_optimizers() {
@@ -268,12 +267,11 @@ void Trainer::Run::restore_optimizers() {
   try {
     const auto steps = state.json.at("schedulers").get<std::vector<std::int64_t>>();
     if (steps.size() != scheduler_steps.size())
-      throw io::Error("[trainer] checkpoint: " + std::to_string(steps.size()) + " schedulers, the module has " +
-                      std::to_string(scheduler_steps.size()));
+      io::fail<io::Error>("[trainer] checkpoint: {} schedulers, the module has {}", steps.size(),
+                          scheduler_steps.size());
     for (const auto taken : steps)
       if (taken < 0 || taken > step)
-        throw io::Error("[trainer] checkpoint: a scheduler of " + std::to_string(taken) +
-                        " steps, allowed: 0 to step " + std::to_string(step));
+        io::fail<io::Error>("[trainer] checkpoint: a scheduler of {} steps, allowed: 0 to step {}", taken, step);
     // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
     for (std::size_t i = 0; i < steps.size(); ++i)
       for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();
@@ -281,7 +279,7 @@ void Trainer::Run::restore_optimizers() {
     for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
       load_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state, device);
   } catch (const io::Json::exception& error) {
-    throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
+    io::fail<io::Error>("[trainer] checkpoint, {}: {}", HPUCheckpointIO::kJson, error.what());
   }
   const auto rng = state.tensors.find("rng.cpu");
   if (rng == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor 'rng.cpu' is missing");

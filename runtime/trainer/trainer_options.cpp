@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
@@ -22,7 +23,7 @@ namespace fp8::trainer {
 namespace {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& found, const std::string& allowed) {
-  throw std::invalid_argument("[trainer] " + name + ": found " + found + ", allowed: " + allowed);
+  io::fail<std::invalid_argument>("[trainer] {}: found {}, allowed: {}", name, found, allowed);
 }
 
 void check_at_least(const char* name, std::int64_t value, std::int64_t least, bool or_minus_one = false) {
@@ -204,9 +205,10 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
 
 void TrainingModule::log(const std::string& name, double value, LogWhen when) {
   if (metrics_ == nullptr)
-    throw std::logic_error("[trainer] log(\"" + name +
-                           "\"): found no trainer that runs this module, allowed: in "
-                           "training_step, validation_step and test_step");
+    io::fail<std::logic_error>(
+        "[trainer] log(\"{}\"): found no trainer that runs this module, allowed: in training_step, validation_step and "
+        "test_step",
+        name);
   metrics_->log(name, value, when);
 }
 
@@ -263,7 +265,7 @@ void Trainer::close_loggers() {
 
 const Trainer::Run& Trainer::running(const char* call) const {
   if (run_ == nullptr)
-    throw std::logic_error(std::string("[trainer] ") + call + ": called outside of fit(), allowed: in its callbacks");
+    io::fail<std::logic_error>("[trainer] {}: called outside of fit(), allowed: in its callbacks", call);
   return *run_;
 }
 

@@ -20,6 +20,7 @@
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::trainer {
 namespace {
@@ -28,8 +29,7 @@ constexpr double kMost = 0x1p60;  // a loss of 1e20 is still a float
 
 void check_scaler(const char* name, bool fine, const io::Json& found, const char* allowed) {
   if (!fine)
-    throw std::invalid_argument("[trainer] grad_scaler." + std::string(name) + ": found " + found.dump() +
-                                ", allowed: " + allowed);
+    io::fail<std::invalid_argument>("[trainer] grad_scaler.{}: found {}, allowed: {}", name, found.dump(), allowed);
 }
 
 constexpr std::size_t kRecent = 20;
@@ -67,8 +67,8 @@ io::Json GradScaler::state() const { return {{"scale", scale_}, {"growth_tracker
 
 void GradScaler::load(const io::Json& state) {
   const auto fail = [](const char* key, const io::Json& found, const char* allowed) {
-    throw io::Error("[trainer] checkpoint: key 'grad_scaler." + std::string(key) + "': found " + found.dump() +
-                    ", allowed: " + allowed);
+    io::fail<io::Error>("[trainer] checkpoint: key 'grad_scaler.{}': found {}, allowed: {}", key, found.dump(),
+                        allowed);
   };
   const auto scale = state.is_object() ? state.value("scale", io::Json()) : io::Json();
   const auto tracker = state.is_object() ? state.value("growth_tracker", io::Json()) : io::Json();
@@ -137,9 +137,9 @@ void Trainer::Run::set_learning_rates() {
   for (std::size_t i = 0; i < base_rates.size(); ++i) {
     auto& groups = optimizers.optimizers[i]->param_groups();
     if (groups.size() != base_rates[i].size())
-      throw std::invalid_argument("[trainer] optimizer " + std::to_string(i) + ": found " +
-                                  std::to_string(groups.size()) + " groups, expected " +
-                                  std::to_string(base_rates[i].size()) + ", as when training began (lr_factor)");
+      io::fail<std::invalid_argument>(
+          "[trainer] optimizer {}: found {} groups, expected {}, as when training began (lr_factor)", i, groups.size(),
+          base_rates[i].size());
     for (std::size_t g = 0; g < groups.size(); ++g) groups[g].options().set_lr(base_rates[i][g] * factor);
   }
 }

@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/trainer.h"
 
@@ -45,22 +46,18 @@ inline std::int64_t weight_of(const Batch& batch) { return batch.tokens > 0 ? ba
 /// The next batch; the source promised it.
 inline Batch take(BatchSource& source, std::int64_t index, std::int64_t count, const char* what) {
   auto batch = source.next();
-  if (!batch)
-    throw std::invalid_argument("[trainer] " + std::string(what) + " data: ended after " + std::to_string(index) +
-                                " of " + std::to_string(count) + " batches");
+  if (!batch) io::fail<std::invalid_argument>("[trainer] {} data: ended after {} of {} batches", what, index, count);
   if (batch->samples < 1)
-    throw std::invalid_argument("[trainer] " + std::string(what) + " data: batch " + std::to_string(index) +
-                                " is empty, allowed: 1 sample or more");
+    io::fail<std::invalid_argument>("[trainer] {} data: batch {} is empty, allowed: 1 sample or more", what, index);
   return std::move(*batch);
 }
 
 inline at::Tensor check_loss(at::Tensor loss, const char* step) {
   if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
-    throw std::invalid_argument("[trainer] " + std::string(step) + ": found " +
-                                (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements of " +
-                                                      c10::toString(loss.scalar_type())
-                                                : "no tensor") +
-                                ", allowed: a loss of one floating point element");
+    io::fail<std::invalid_argument>("[trainer] {}: found {}, allowed: a loss of one floating point element", step,
+                                    loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements of " +
+                                                         c10::toString(loss.scalar_type())
+                                                   : "no tensor");
   return loss;
 }
 

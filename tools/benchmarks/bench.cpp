@@ -13,6 +13,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -74,12 +75,12 @@ Options parse(int argc, char** argv) {
       char* end = nullptr;
       const double value = i + 1 < argc ? std::strtod(argv[++i], &end) : -1.0;
       if (end == nullptr || *end != '\0' || !(value > 0 && value <= 1024)) {
-        throw std::invalid_argument(word + ": found \"" + argv[i] + "\", allowed is a number above 0, at most 1024");
+        io::fail<std::invalid_argument>("{}: found \"{}\", allowed is a number above 0, at most 1024", word, argv[i]);
       }
       if (word == "--threads") options.threads = std::max(1, static_cast<int>(value));
       if (word == "--seconds") options.seconds = value;
     } else if (word.starts_with("--") || !options.filter.empty()) {
-      throw std::invalid_argument("unexpected argument \"" + word + "\"\n" + kUsage);
+      io::fail<std::invalid_argument>("unexpected argument \"{}\"\n{}", word, kUsage);
     } else {
       options.filter = word;
     }
@@ -145,7 +146,7 @@ void Runner::print(const Line& line) const {
 Registration::Registration(const char* kernel, void (*run)(Runner&)) { entries().push_back({kernel, run}); }
 
 void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what + ": the result differs from the reference, not timed");
+  if (!ok) io::fail<std::runtime_error>("{}: the result differs from the reference, not timed", what);
 }
 
 }  // namespace fp8::bench

@@ -119,18 +119,16 @@ void HiddenStates::keep_only(const io::Json& saved) {
 void HiddenStates::restore(const io::Json& saved) {
   const auto text = [&](const char* key) {
     const io::Json value = saved.is_object() ? saved.value(key, io::Json()) : io::Json();
-    if (!value.is_string())
-      io::fail(folder_, std::string("snapshot: expected the text '") + key + "' of the hidden states");
+    if (!value.is_string()) io::fail(folder_, "snapshot: expected the text '{}' of the hidden states", key);
     return value.get<std::string>();
   };
   const std::string name = text("file"), checksum = text("checksum");
   if (!name.starts_with("hidden-") || name.find('/') != std::string::npos)
-    io::fail(folder_, "snapshot: expected a file 'hidden-<n>', found " + io::in_quotes(name));
+    io::fail(folder_, "snapshot: expected a file 'hidden-<n>', found {}", io::in_quotes(name));
   std::uint64_t size = 0;
   File file{folder_ / name, {}, {}};
   file.fd = io::open_regular(file.path, &size);
-  if (size != total())
-    io::fail(file.path, "found " + std::to_string(size) + " bytes, the snapshot says " + std::to_string(total()));
+  if (size != total()) io::fail(file.path, "found {} bytes, the snapshot says {}", size, total());
   if (checksum_of(file) != checksum) io::fail(file.path, "is damaged: its checksum is not the snapshot's");
   kept_ = name;
   if (memory_ != nullptr) {

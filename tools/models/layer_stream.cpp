@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "fp8/quant/forms/assumed_form.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::models {
 namespace {
@@ -42,7 +43,7 @@ LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions&
       head_name_(parts_.head ? loaded_.model->name_of(*parts_.head) : ""),
       tied_(parts_.head && parts_.head->weight.is_same(parts_.words->weight)) {
   if (is_quantized(folder))
-    throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
+    io::fail<io::Error>("{}: expected a high precision checkpoint, found an fp8 one", folder.string());
   quant::require_no_codes(checkpoint_, mxfp4_tensors(checkpoint_));
   for (const auto& [name, parameter] : distinct_parameters(*loaded_.model))
     check_parameter(checkpoint_, name, parameter.sizes(), loaded_.model->storage_of(name));

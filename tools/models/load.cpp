@@ -141,9 +141,9 @@ std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& a
       continue;
     }
     if (pieces[0].index.has_value())
-      throw io::Error(
-          checkpoint.folder().string() + ": " + pieces[0].tensor +
-          ": stacked experts are read in high precision only, allowed in an fp8 checkpoint: experts.E.w1, w2, w3");
+      io::fail<io::Error>(
+          "{}: {}: stacked experts are read in high precision only, allowed in an fp8 checkpoint: experts.E.w1, w2, w3",
+          checkpoint.folder().string(), pieces[0].tensor);
     Stacked s{m, {}};
     auto shape = m.weight.sizes().vec();
     shape[0] /= static_cast<std::int64_t>(pieces.size());
@@ -199,8 +199,7 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
     const auto* handler = handler_of(part.weight);
     if (handler == nullptr) {
       if (!codes.empty())
-        throw io::Error(checkpoint.folder().string() + ": " + part.name + ": expected fp8 as " + s.parts[0].name +
-                        " is");
+        io::fail<io::Error>("{}: {}: expected fp8 as {} is", checkpoint.folder().string(), part.name, s.parts[0].name);
       return false;
     }
     const bool first = codes.empty();
@@ -247,8 +246,8 @@ bool is_outside(const CausalLM& model, const std::string& module) {
 
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
   if (!options.device.is_hpu())
-    throw io::Error("[models] " + loaded.folder.string() +
-                    " is an fp8 checkpoint: it runs on hpu (--device), not on cpu");
+    io::fail<io::Error>("[models] {} is an fp8 checkpoint: it runs on hpu (--device), not on cpu",
+                        loaded.folder.string());
   std::vector<measure::WeightModule> modules;
   const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
   for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());

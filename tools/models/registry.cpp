@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/models/families/families.h"
 
 namespace fp8::models {
@@ -68,10 +69,9 @@ ModelFamily family_of(const ConfigReader& reader) {
   const std::string nearest = io::closest(found, names);
   constexpr std::size_t kMisspelt = 2;
   const bool near = found.size() > 2 * kMisspelt && io::edit_distance(found.substr(0, 64), nearest) <= kMisspelt;
-  reader.fail_with("model_type " +
-                   io::printable(type->dump(-1, ' ', true, io::Json::error_handler_t::replace), kMaxShown) +
-                   " is not supported, " + (near ? "did you mean '" + nearest + "'? " : "") + "allowed: " + allowed +
-                   "; " + kWhatStillWorks);
+  reader.fail_with(io::message("model_type {} is not supported, {}allowed: {}; {}",
+                               io::printable(type->dump(-1, ' ', true, io::Json::error_handler_t::replace), kMaxShown),
+                               near ? "did you mean '" + nearest + "'? " : "", allowed, kWhatStillWorks));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
@@ -80,7 +81,7 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto values = tensors[i].detach().to(at::kCPU).to(dtype).contiguous();
     if (!at::isfinite(values).all().item<bool>())
-      io::fail(file, "tensor '" + entries[i].name + "' holds NaN or infinity, allowed: finite weights");
+      io::fail(file, "tensor '{}' holds NaN or infinity, allowed: finite weights", entries[i].name);
     writer.write(entries[i].name, values.const_data_ptr());
   }
   writer.commit();

@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/text/data/documents.h"
 
@@ -46,10 +47,9 @@ class ChunkWriter {
     const std::int64_t chunks = seen_ / length_, skipped = skip_ / length_;
     if (seen_ == 0) io::fail(file, "holds no text");
     const std::string tokens = std::to_string(seen_) + (seen_ == 1 ? " token" : " tokens");
-    if (chunks == 0) io::fail(file, tokens + ", fewer than one chunk of " + std::to_string(length_) + " (--seq-len)");
+    if (chunks == 0) io::fail(file, "{}, fewer than one chunk of {} (--seq-len)", tokens, length_);
     if (chunks <= skipped) {
-      io::fail(file, tokens + ", " + std::to_string(chunks) + " chunks of " + std::to_string(length_) +
-                         ", none left after skipping " + std::to_string(skipped) + " (--skip)");
+      io::fail(file, "{}, {} chunks of {}, none left after skipping {} (--skip)", tokens, chunks, length_, skipped);
     }
     Chunks result;
     result.count = chunks - skipped;
@@ -68,7 +68,7 @@ class ChunkWriter {
 
 void check_options(const std::string& file, const ChunkOptions& options) {
   const auto fail = [&](const char* name, std::int64_t found, const char* allowed) {
-    io::fail(file, std::string(name) + " is " + std::to_string(found) + ", allowed: " + allowed);
+    io::fail(file, "{} is {}, allowed: {}", name, found, allowed);
   };
   if (options.seq_len < 1) fail("--seq-len", options.seq_len, "at least 1");
   if (options.samples < -1 || options.samples == 0) fail("--samples", options.samples, "at least 1, or -1 for all");
@@ -109,17 +109,14 @@ Chunks load_rows(const std::filesystem::path& file, const io::SafetensorsFile& t
                  const Tokenizer* tokenizer, const ChunkOptions& options) {
   const std::string quoted = "'" + name + "'";
   const io::TensorInfo* const tensor = tensors.find(name);
-  if (!tensor) io::fail(file, "has no tensor " + quoted);
+  if (!tensor) io::fail(file, "has no tensor {}", quoted);
   if (tensor->dtype != io::DType::I64 || tensor->shape.size() != 2) {
-    io::fail(file, quoted + " is " + io::name_of(tensor->dtype) + " with " + std::to_string(tensor->shape.size()) +
-                       " dimensions, expected I64 [chunks, length]");
+    io::fail(file, "{} is {} with {} dimensions, expected I64 [chunks, length]", quoted, io::name_of(tensor->dtype),
+             tensor->shape.size());
   }
   const std::int64_t rows = tensor->shape[0], length = tensor->shape[1];
-  if (rows < 1 || length < 1)
-    io::fail(file, quoted + " is empty: [" + std::to_string(rows) + ", " + std::to_string(length) + "]");
-  if (rows <= options.skip)
-    io::fail(file,
-             std::to_string(rows) + " chunks, none left after skipping " + std::to_string(options.skip) + " (--skip)");
+  if (rows < 1 || length < 1) io::fail(file, "{} is empty: [{}, {}]", quoted, rows, length);
+  if (rows <= options.skip) io::fail(file, "{} chunks, none left after skipping {} (--skip)", rows, options.skip);
   Chunks result;
   result.length = length;
   result.count = options.samples < 0 ? rows - options.skip : std::min(options.samples, rows - options.skip);
@@ -134,8 +131,7 @@ Chunks load_rows(const std::filesystem::path& file, const io::SafetensorsFile& t
                column = static_cast<std::int64_t>(i) % length;
     const std::string allowed = tokenizer ? "allowed: 0 to " + std::to_string(end - 1) + " (the tokenizer's vocabulary)"
                                           : "allowed: at least 0";
-    io::fail(file, name + "[" + std::to_string(row) + ", " + std::to_string(column) + "] is " +
-                       std::to_string(result.ids[i]) + ", " + allowed);
+    io::fail(file, "{}[{}, {}] is {}, {}", name, row, column, result.ids[i], allowed);
   }
   return result;
 }
@@ -167,13 +163,13 @@ void refuse_unread(const std::filesystem::path& file, const io::SafetensorsFile&
     if (info.name == "input_ids" || (answers && info.name == "labels")) continue;
     const std::string quoted = io::in_quotes(info.name);
     for (const char* other : {"inputs_embeds", "pixel_values", "input_features"})
-      if (info.name == other) io::fail(file, "holds " + quoted + ", which is not read; allowed: input_ids");
+      if (info.name == other) io::fail(file, "holds {}, which is not read; allowed: input_ids", quoted);
     const bool whole = info.dtype == io::DType::I64 || info.dtype == io::DType::I32 || info.dtype == io::DType::U8 ||
                        info.dtype == io::DType::I8 || info.dtype == io::DType::BOOL;
     if (!whole || info.shape.size() != 2) continue;
     const auto fail = [&](const std::string& allowed) {
-      io::fail(file, quoted + " is not read, allowed beside input_ids: " + allowed +
-                         " (rows without padding, of one length)");
+      io::fail(file, "{} is not read, allowed beside input_ids: {} (rows without padding, of one length)", quoted,
+               allowed);
     };
     if (info.shape[0] < skip + ids.count || info.shape[1] != ids.length) fail("as many rows and columns as they have");
     const auto values = whole_rows(tensors, info, skip, ids.count);
@@ -217,8 +213,7 @@ std::vector<Pair> load_row_pairs(const DataFiles& files, const Tokenizer& tokeni
       const auto [source, answer] = source_and_answer(row, where);
       Pair pair{tokenizer.encode(source), tokenizer.encode(answer)};
       if (pair.source.empty() || pair.answer.empty())
-        io::fail_at(where, "pair " + std::to_string(seen) + ": field '" + (pair.source.empty() ? "input" : "target") +
-                               "' has no tokens");
+        io::fail_at(where, "pair {}: field '{}' has no tokens", seen, pair.source.empty() ? "input" : "target");
       cut(pair.source, options.seq_len);
       cut(pair.answer, options.seq_len);
       pairs.push_back(std::move(pair));
@@ -226,9 +221,7 @@ std::vector<Pair> load_row_pairs(const DataFiles& files, const Tokenizer& tokeni
   }
   const std::string name = data_name(files);
   if (seen == 0) io::fail(name, "holds no text");
-  if (pairs.empty())
-    io::fail(name,
-             std::to_string(seen) + " pairs, none left after skipping " + std::to_string(options.skip) + " (--skip)");
+  if (pairs.empty()) io::fail(name, "{} pairs, none left after skipping {} (--skip)", seen, options.skip);
   return pairs;
 }
 
@@ -239,8 +232,7 @@ std::vector<Pair> load_safetensors_pairs(const std::filesystem::path& file, cons
              answers = load_rows(file, tensors, "labels", tokenizer, options);
   refuse_unread(file, tensors, sources, options.skip, /*answers=*/true);
   if (sources.count != answers.count)
-    io::fail(file, "'labels' has " + std::to_string(answers.count) + " rows, expected as many as 'input_ids', " +
-                       std::to_string(sources.count));
+    io::fail(file, "'labels' has {} rows, expected as many as 'input_ids', {}", answers.count, sources.count);
   std::vector<Pair> pairs;
   const auto row = [](const Chunks& chunks, std::int64_t i) {
     const auto begin = chunks.ids.begin() + i * chunks.length;

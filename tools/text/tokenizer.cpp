@@ -123,8 +123,7 @@ struct Tokenizer::Impl {
     if (const auto part = top.find("added_tokens")) added = AddedTokens(*part, model->vocabulary(), normalizer);
     for (const auto* const side : {&post_processor.before, &post_processor.after}) {
       for (const std::int64_t id : *side) {
-        if (!token_of(id))
-          throw io::Error(file + ": post_processor adds the id " + std::to_string(id) + ", which no token has");
+        if (!token_of(id)) io::fail<io::Error>("{}: post_processor adds the id {}, which no token has", file, id);
       }
     }
   }
@@ -188,8 +187,7 @@ class Encoding {
   bool add_word(std::string_view word) {
     constexpr std::size_t kMaxWord = std::numeric_limits<std::int32_t>::max();
     if (word.size() > kMaxWord)
-      throw io::Error(impl_.file + ": a word of " + std::to_string(word.size()) + " bytes, allowed " +
-                      std::to_string(kMaxWord));
+      io::fail<io::Error>("{}: a word of {} bytes, allowed {}", impl_.file, word.size(), kMaxWord);
     impl_.model->encode(word, ids_, *scratch_, limit_);
     return !full();
   }

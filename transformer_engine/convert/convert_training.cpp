@@ -238,8 +238,8 @@ std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vect
   for (const auto* m : kept) {
     const auto owner = owners.find(memory_of(m->weight));
     if (owner != owners.end())
-      report.warnings.push_back("'" + m->name + "' shares the weight of '" + owner->second +
-                                "' and runs in fp8 with it");
+      report.warnings.push_back(
+          io::message("'{}' shares the weight of '{}' and runs in fp8 with it", m->name, owner->second));
   }
   if (model != nullptr) report_other_matrices(*model, weights, report);
   selection.warn_of_idle_patterns(names, report.warnings);

@@ -10,6 +10,7 @@
 #include <exception>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 
 namespace fp8::te {
@@ -151,8 +152,8 @@ quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model
     if (!options.plan_only) set_recipe(training.recipe);
   }
   for (const char* name : unused_options(options))
-    report.warnings.push_back(std::string(name) +
-                              " has no effect with inference = " + (options.inference ? "true" : "false"));
+    report.warnings.push_back(
+        io::message("{} has no effect with inference = {}", name, options.inference ? "true" : "false"));
   return report;
 }
 

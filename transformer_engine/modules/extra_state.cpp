@@ -108,8 +108,8 @@ ExtraState read_files(const std::filesystem::path& folder) {
     if (info.dtype == io::DType::U8 && info.name.ends_with(kForeignSuffix))
       refuse_pickle(info.name, at::empty(info.shape, at::device(at::kMeta).dtype(at::kByte)));
     if (info.dtype != io::DType::F32)
-      throw io::Error(file.path().string() + ": tensor '" + info.name + "': found " + io::name_of(info.dtype) +
-                      ", allowed: F32");
+      io::fail<io::Error>("{}: tensor '{}': found {}, allowed: F32", file.path().string(), info.name,
+                          io::name_of(info.dtype));
     at::Tensor t = at::empty(info.shape, at::kFloat);
     file.read(info, t.mutable_data_ptr());
     extra.tensors[info.name] = t;

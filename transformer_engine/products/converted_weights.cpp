@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <set>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
@@ -17,8 +18,8 @@ namespace {
 
 std::string part_of(const runtime::WeightView& view) {
   if (view.batch > 1) return std::to_string(view.batch) + " matrices";
-  return "rows " + std::to_string(view.first_row) + " to " + std::to_string(view.first_row + view.rows) + ", columns " +
-         std::to_string(view.first_col) + " to " + std::to_string(view.first_col + view.cols);
+  return io::message("rows {} to {}, columns {} to {}", view.first_row, view.first_row + view.rows, view.first_col,
+                     view.first_col + view.cols);
 }
 
 using measure::WeightModule;

@@ -14,6 +14,7 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
@@ -56,8 +57,9 @@ quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previ
   const recipes::Recipe recipe = recipe_of(options);
   recipes::validate(recipe);
   if (!recipes::scaling_of(recipe).one_scale())
-    throw std::invalid_argument(std::string("quantized_model_init: recipe: found ") + recipes::name_of(recipe) +
-                                ", allowed: delayed, current (one scale per tensor)");
+    io::fail<std::invalid_argument>(
+        "quantized_model_init: recipe: found {}, allowed: delayed, current (one scale per tensor)",
+        recipes::name_of(recipe));
   t_options = std::move(options);
 }
 quantized_model_init::~quantized_model_init() { t_options = std::move(previous_); }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/version.h"
 
@@ -155,7 +156,7 @@ void require_unchanged(const StreamOptions& options) {
   if (options.source.empty() || !options.identity.is_object()) return;
   const std::string changed =
       io::difference(options.identity.value("source", io::Json::object()), identity_of(options.source));
-  if (!changed.empty()) io::fail(options.source, "changed while it was read: " + changed);
+  if (!changed.empty()) io::fail(options.source, "changed while it was read: {}", changed);
   require_carried_unchanged(options.source, options.carried);
 }
 

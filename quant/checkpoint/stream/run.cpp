@@ -2,6 +2,7 @@
 #include "fp8/quant/checkpoint/stream/run.h"
 
 #include "fp8/quant/forms/nonfinite.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -127,8 +128,8 @@ class Run::Worker final : public UnitContext {
   const Place& place_of(const std::string& tensor) const {
     const auto found = run_.places_.find(tensor);
     if (found == run_.places_.end() || found->second.unit != unit_)
-      throw io::Error(run_.folder_.path().path().string() + ": unit " + io::in_quotes(run_.units_[unit_].name) +
-                      " has no tensor " + io::in_quotes(tensor) + " to write");
+      io::fail<io::Error>("{}: unit {} has no tensor {} to write", run_.folder_.path().path().string(),
+                          io::in_quotes(run_.units_[unit_].name), io::in_quotes(tensor));
     return found->second;
   }
 
@@ -167,10 +168,11 @@ void Run::read_journal() {
     return;
   }
   if (const std::string text = io::difference(found[0], identity); !text.empty())
-    throw io::Error(folder_.path().path().string() + ": can't resume, the run that was cut short did something else: " +
-                    text.substr(0, text.find("identity: ")) +
-                    text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) +
-                    "; without " + io::option("resume") + " it begins anew");
+    io::fail<io::Error>(
+        "{}: can't resume, the run that was cut short did something else: {}{}; without {} it begins anew",
+        folder_.path().path().string(), text.substr(0, text.find("identity: ")),
+        text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10),
+        io::option("resume"));
   std::unordered_map<std::string, std::size_t> by_name;
   for (const std::size_t unit : mine_) by_name.emplace(units_[unit].name, unit);
   for (const auto& entry : found) {
@@ -204,7 +206,7 @@ void Run::open_files(const std::vector<File>& files) {
     for (const std::size_t unit : file.units) {
       for (const auto& e : units_[unit].entries) {
         if (!places_.emplace(e.name, Place{unit, files_.back().get(), layout.slots.at(e.name)}).second)
-          io::fail(final_path, "two tensors are named " + io::in_quotes(e.name));
+          io::fail(final_path, "two tensors are named {}", io::in_quotes(e.name));
       }
     }
   }
@@ -296,8 +298,8 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
     const Place& place = places_.at(e.name);
     Written& written = states_[unit]->written[e.name];
     if (written.bytes != place.slot.size)
-      throw io::Error(folder_.path().path().string() + ": tensor " + io::in_quotes(e.name) + ": " +
-                      std::to_string(written.bytes) + " of " + std::to_string(place.slot.size) + " bytes written");
+      io::fail<io::Error>("{}: tensor {}: {} of {} bytes written", folder_.path().path().string(),
+                          io::in_quotes(e.name), written.bytes, place.slot.size);
     if (written.scattered || written.pieces.size() > kMaxPieces)
       written.pieces = {{0, place.slot.size, worker.checksum_of(place, 0, place.slot.size)}};
     std::ranges::sort(written.pieces, [](const Piece& a, const Piece& b) { return a.begin < b.begin; });

@@ -36,7 +36,7 @@ std::uint64_t checksum_of(const fs::path& path, int fd, std::uint64_t begin, std
 void check_pieces(const fs::path& path, int fd, const std::string& tensor, const io::SafetensorsLayout::Slot& slot,
                   const io::Json& pieces, const StreamOptions& options) {
   const auto fail = [&](const std::string& what) {
-    io::fail(path, "tensor " + io::in_quotes(tensor) + ": " + what + "; write the share again");
+    io::fail(path, "tensor {}: {}; write the share again", io::in_quotes(tensor), what);
   };
   std::uint64_t next = 0;
   if (!pieces.is_array()) fail("share.json has no checksums of it");
@@ -49,8 +49,7 @@ void check_pieces(const fs::path& path, int fd, const std::string& tensor, const
       fail("share.json has no checksum of all of its bytes");
     if (piece[2].get_ref<const std::string&>() !=
         io::checksum_text(checksum_of(path, fd, slot.begin + begin, end - begin, options)))
-      fail("bytes " + std::to_string(begin) + " to " + std::to_string(end) +
-           " are not those that were written, by their checksum");
+      fail(io::message("bytes {} to {} are not those that were written, by their checksum", begin, end));
     next = end;
   }
   if (next != slot.size) fail("share.json has no checksum of all of its bytes");
@@ -129,8 +128,7 @@ io::Json share_json(const std::vector<Unit>& units, const std::vector<File>& fil
 }
 
 void check_head(const fs::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout) {
-  if (size != layout.file_bytes)
-    io::fail(path, std::to_string(size) + " bytes, expected " + std::to_string(layout.file_bytes));
+  if (size != layout.file_bytes) io::fail(path, "{} bytes, expected {}", size, layout.file_bytes);
   std::string head(layout.head.size(), '\0');
   io::read_at(fd, path, 0, head.data(), head.size());
   if (head != layout.head) io::fail(path, "has another header than this run would write");
@@ -146,14 +144,13 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
     found.erase(kAsWritten);
   }
   if (const std::string text = io::difference(found, share_json(units, files, rank, options)); !text.empty())
-    io::fail(folder, "was made from something else: " + text);
+    io::fail(folder, "was made from something else: {}", text);
   std::unordered_map<std::string, const io::Json*> by_unit;
   if (finished.is_object()) {
     for (const auto& [unit, tensors] : finished.items()) by_unit.emplace(unit, &tensors);
   }
   if (!finished.is_object())
-    io::fail(folder / io::kShareFile,
-             "has no checksums, expected an object '" + std::string(kChecksums) + "'; write the share again");
+    io::fail(folder / io::kShareFile, "has no checksums, expected an object '{}'; write the share again", kChecksums);
   for (const auto& file : files) {
     if (file.rank != rank) continue;
     const fs::path path = folder / file.name;

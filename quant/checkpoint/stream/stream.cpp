@@ -3,6 +3,7 @@
 #include "fp8/quant/checkpoint/stream/stream.h"
 
 #include "fp8/quant/checkpoint/stream/run.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {
@@ -14,8 +15,7 @@ io::Partial partial_of(const StreamOptions& options) { return options.resume ? i
 
 void check_rank(const StreamOptions& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    throw io::Error("rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) +
-                    ": allowed are 0 to world size - 1");
+    io::fail<io::Error>("rank {} of {}: allowed are 0 to world size - 1", options.rank, options.world_size);
 }
 
 /// True if `out` is what a run like this one finished. One of another kind is an io::Error that says so, unless it is
@@ -33,8 +33,8 @@ bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std:
     if (options.overwrite) return false;
     io::fail(out,
              "is finished, and not what this run would write: it was made of other files or with other options, "
-             "expected a new or empty folder (or " +
-                 io::option("overwrite", "overwrite") + ")");
+             "expected a new or empty folder (or {})",
+             io::option("overwrite", "overwrite"));
   }
   for (const auto& file : files) {
     const fs::path path = out / file.name;
@@ -62,8 +62,8 @@ bool share_is_finished(const fs::path& folder, const std::vector<Unit>& units, c
 void require_free(const fs::path& out, const StreamOptions& options) {
   std::error_code error;
   if (!options.overwrite && fs::exists(out, error) && !(fs::is_directory(out, error) && fs::is_empty(out, error)))
-    io::fail(out, "exists and is not empty, expected a new or empty folder (or " +
-                      io::option("overwrite", "overwrite") + ")");
+    io::fail(out, "exists and is not empty, expected a new or empty folder (or {})",
+             io::option("overwrite", "overwrite"));
 }
 
 /// Writes share.json; the files of the share are on the disk.
@@ -101,7 +101,7 @@ void check_shares(const std::vector<fs::path>& places, const std::vector<Unit>& 
       stream::check_share(places[i], units, parts, static_cast<std::int64_t>(i), options);
     } catch (const io::Error& error) {
       const fs::path mark = places[i].parent_path() / (std::to_string(i) + ".done");
-      throw io::Error(io::raw_message(error) + " (remove " + io::printable(mark.string(), 4096) + " for that)");
+      io::fail<io::Error>("{} (remove {} for that)", io::raw_message(error), io::printable(mark.string(), 4096));
     }
   }
 }
@@ -168,9 +168,9 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   }
   OutputFolder folder(target, options.overwrite, options.source, partial_of(options));
   if (folder.path().discarded())
-    result.warnings.push_back(folder.path().path().string() +
-                              ": what a run that was cut short had finished is removed; " +
-                              io::spelled(io::option("resume"), options.spelling) + " would have gone on with it");
+    result.warnings.push_back(
+        io::message("{}: what a run that was cut short had finished is removed; {} would have gone on with it",
+                    folder.path().path().string(), io::spelled(io::option("resume"), options.spelling)));
   const auto run = open_run(folder, units, files, options);
   try {
     run->work();
@@ -185,9 +185,8 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     folder.path().sync();
   } catch (const std::exception& error) {
     if (!options.resume) throw;
-    throw io::Error(io::raw_message(error) + "; what was finished is kept in " +
-                    io::printable(folder.path().temporary().string(), 4096) + ", " + io::option("resume") +
-                    " goes on with it");
+    io::fail<io::Error>("{}; what was finished is kept in {}, {} goes on with it", io::raw_message(error),
+                        io::printable(folder.path().temporary().string(), 4096), io::option("resume"));
   }
   run->remove_journal();
   folder.commit();
@@ -206,8 +205,7 @@ StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units
       missing.push_back(rank);
   }
   if (!missing.empty())
-    io::fail(out, "can't join the shares of " + std::to_string(options.world_size) +
-                      " ranks, missing: " + io::joined(missing));
+    io::fail(out, "can't join the shares of {} ranks, missing: {}", options.world_size, io::joined(missing));
   std::vector<fs::path> places;
   for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
     places.push_back(stream::share_folder(out, rank, options.world_size));
@@ -238,7 +236,7 @@ StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   require_free(out, options);
   const bool works = !join || options.shares->wait.has_value();
   if (!works && !fs::exists(place, error))
-    io::fail(out, "no shares to join stand beside it (" + place.filename().string() + ")");
+    io::fail(out, "no shares to join stand beside it ({})", place.filename().string());
   io::Shares shares(place, stream::whole_identity(units, part), *options.shares);
   if (stands()) {  // it was joined before our folder of shares was made, and another one removed
     shares.remove();

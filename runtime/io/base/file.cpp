@@ -191,9 +191,7 @@ std::string printable(std::string_view text, std::size_t limit) {
 
 std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'"; }
 
-void fail_at(std::string_view where, std::string_view what) {
-  throw Error(std::string(where) + ": " + std::string(what));
-}
+void fail_at(std::string_view where, std::string_view what) { io::fail<Error>("{}: {}", where, what); }
 
 namespace detail {
 

@@ -47,7 +47,7 @@ class JsonParser {
     const auto line = std::count(before.begin(), before.end(), '\n') + 1;
     const std::string_view row = before.substr(before.rfind('\n') + 1);  // npos + 1 == 0: the first line
     const auto column = std::count_if(row.begin(), row.end(), [](char c) { return (c & 0xc0) != 0x80; }) + 1;
-    throw Error(printable(name_, 4096) + ":" + std::to_string(line) + ":" + std::to_string(column) + ": " + what);
+    io::fail<Error>("{}:{}:{}: {}", printable(name_, 4096), line, column, what);
   }
   [[noreturn]] void fail(const std::string& what) const { fail(what, at_); }
 

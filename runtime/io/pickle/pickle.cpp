@@ -197,11 +197,11 @@ const PyValue* PyDict::find(const PyKey& key) const {
 
 const PyValue& PyDict::at(const PyKey& key) const {
   if (const PyValue* found = find(key)) return *found;
-  throw Error("no key " + text_of(key));
+  io::fail<Error>("no key {}", text_of(key));
 }
 
 void PyDict::insert(PyKey key, PyValue value) {
-  if (find(key)) throw Error("duplicate key " + text_of(key));
+  if (find(key)) io::fail<Error>("duplicate key {}", text_of(key));
   if (index_.empty() && items_.size() >= kFewKeys)
     for (std::size_t i = 0; i < items_.size(); ++i) index_.emplace(items_[i].key, i);
   if (!index_.empty()) index_.emplace(key, items_.size());

@@ -29,7 +29,7 @@ class PickleWriter {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const { throw Error(printable(name_, 4096) + ": " + what); }
+  [[noreturn]] void fail(const std::string& what) const { io::fail<Error>("{}: {}", printable(name_, 4096), what); }
 
   void write(const PyValue& value, int depth) {
     if (depth > kMaxDepth) fail("can't write values nested deeper than 64 levels");

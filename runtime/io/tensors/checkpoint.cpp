@@ -172,8 +172,8 @@ void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
     fail(path, "tensor " + in_quotes(info(*found).name) + " stands in two shards, and the index does not name it");
   const auto note = [&](const std::vector<std::string>& tensors, const std::string& what) {
     if (!tensors.empty())
-      notices_.push_back(std::to_string(tensors.size()) + (tensors.size() == 1 ? " tensor" : " tensors") +
-                         " of the shards that " + what + ", the first is " + printable(tensors.front()));
+      notices_.push_back(io::message("{}{} of the shards that {}, the first is {}", tensors.size(),
+                                     tensors.size() == 1 ? " tensor" : " tensors", what, printable(tensors.front())));
   };
   note(more, path.filename().string() + " does not name, read as other readers do");
   note(twice, "another shard has too, which is read, as " + path.filename().string() + " says");

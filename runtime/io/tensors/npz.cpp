@@ -2,6 +2,7 @@
 #include "fp8/runtime/io/tensors/npz.h"
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/zip.h"
 
 namespace fp8::io {
@@ -13,7 +14,9 @@ constexpr const char* kMember = "arr_0.npy";
 // The bytes behind the header of an .npy with a 0-dim array of objects. Header length: 2 bytes in version 1, 4 in 2
 // and 3.
 std::string_view object_of(std::string_view npy, const std::string& name) {
-  const auto fail = [&](const std::string& what) { throw Error(printable(name, 4096) + ": " + kMember + ": " + what); };
+  const auto fail = [&](const std::string& what) {
+    io::fail<Error>("{}: {}: {}", printable(name, 4096), kMember, what);
+  };
   const auto byte = [&](std::size_t at) { return static_cast<std::uint8_t>(npy[at]); };
   if (npy.size() < 12 || npy.substr(0, 6) != "\x93NUMPY") fail("is not a numpy array");
   const int version = byte(6);

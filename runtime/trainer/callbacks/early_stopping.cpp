@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
@@ -19,13 +20,13 @@ double monitored(const Trainer& trainer, const std::string& name, const char* wh
   if (const auto found = trainer.metric(name)) return *found;
   std::string allowed;
   for (const auto& [other, value] : trainer.callback_metrics()) allowed += (allowed.empty() ? "" : ", ") + other;
-  throw std::invalid_argument(std::string("[") + who + "] " + key + ": found '" + name + "', allowed: " +
-                              (allowed.empty() ? "what a step has logged, which is nothing yet" : allowed));
+  io::fail<std::invalid_argument>("[{}] {}: found '{}', allowed: {}", who, key, name,
+                                  allowed.empty() ? "what a step has logged, which is nothing yet" : allowed);
 }
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(options)) {
   const auto refuse = [](const char* name, const std::string& found, const char* allowed) {
-    throw std::invalid_argument(std::string("[EarlyStopping] ") + name + ": found " + found + ", allowed: " + allowed);
+    io::fail<std::invalid_argument>("[EarlyStopping] {}: found {}, allowed: {}", name, found, allowed);
   };
   if (options_.monitor.empty()) refuse("monitor", "none", "the name of a number that a step logs");
   if (options_.patience < 0) refuse("patience", std::to_string(options_.patience), "0 or more");
@@ -90,8 +91,8 @@ std::string EarlyStopping::judge(double value) {
     return "";
   }
   if (++wait_ < options_.patience) return "";
-  return "'" + options_.monitor + "' was not better than " + io::number_text(*best_) + " for " + std::to_string(wait_) +
-         " looks in a row";
+  return io::message("'{}' was not better than {} for {} looks in a row", options_.monitor, io::number_text(*best_),
+                     wait_);
 }
 
 void EarlyStopping::look(Trainer& trainer) {
@@ -110,8 +111,8 @@ double seconds_now() {
 
 Timer::Timer(std::optional<double> duration, ScheduleInterval interval) : duration_(duration), interval_(interval) {
   if (duration && (!(*duration >= 0) || std::isinf(*duration)))
-    throw std::invalid_argument("[Timer] duration: found " + io::number_text(*duration) +
-                                ", allowed: 0 seconds or more");
+    io::fail<std::invalid_argument>("[Timer] duration: found {}, allowed: 0 seconds or more",
+                                    io::number_text(*duration));
 }
 
 double Timer::time_elapsed() const { return before_ + (start_ ? seconds_now() - *start_ : 0); }

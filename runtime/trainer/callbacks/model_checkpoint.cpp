@@ -9,13 +9,14 @@
 #include <utility>
 
 #include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
 namespace {
 
 [[noreturn]] void refuse_checkpoint(const char* name, const std::string& found, const std::string& allowed) {
-  throw std::invalid_argument(std::string("[ModelCheckpoint] ") + name + ": found " + found + ", allowed: " + allowed);
+  io::fail<std::invalid_argument>("[ModelCheckpoint] {}: found {}, allowed: {}", name, found, allowed);
 }
 
 constexpr const char* kFilename =
@@ -102,8 +103,8 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
 }
 
 std::string ModelCheckpoint::state_key() const {
-  return "ModelCheckpoint." + options_.dirpath.filename().string() + "." + options_.monitor.value_or("") + "." +
-         options_.filename;
+  return io::message("ModelCheckpoint.{}.{}.{}", options_.dirpath.filename().string(), options_.monitor.value_or(""),
+                     options_.filename);
 }
 
 io::Json ModelCheckpoint::state() const {
@@ -212,15 +213,17 @@ OnExceptionCheckpoint::OnExceptionCheckpoint(std::filesystem::path dirpath, cons
     : folder_(dirpath / filename) {
   if (dirpath.empty()) throw std::invalid_argument("[OnExceptionCheckpoint] dirpath: found none, allowed: a folder");
   if (!io::is_file_name(filename))
-    throw std::invalid_argument("[OnExceptionCheckpoint] filename: found '" + filename +
-                                "', allowed: a name without '/' that is not '..'");
+    io::fail<std::invalid_argument>(
+        "[OnExceptionCheckpoint] filename: found '{}', allowed: a name without '/' that is not '..'", filename);
 }
 
 void OnExceptionCheckpoint::on_fit_start(Trainer& trainer, std::int64_t) {
   const auto& group = trainer.options().group;
   if (group != nullptr && group->size() > 1)
-    throw std::invalid_argument("[OnExceptionCheckpoint] ranks: found " + std::to_string(group->size()) +
-                                ", allowed: 1; checkpoints of several are written on the way (save_every_n_steps)");
+    io::fail<std::invalid_argument>(
+        "[OnExceptionCheckpoint] ranks: found {}, allowed: 1; checkpoints of several are written on the way "
+        "(save_every_n_steps)",
+        group->size());
 }
 
 void OnExceptionCheckpoint::on_exception(Trainer& trainer, const std::exception&) { trainer.save_checkpoint(folder_); }

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer.h"
 
@@ -63,8 +64,7 @@ void LearningRateMonitor::on_before_optimizer_step(Trainer& trainer) {
 
 GradientNorms::GradientNorms(double norm_type) : norm_type_(norm_type) {
   if (!(norm_type > 0))
-    throw std::invalid_argument("[GradientNorms] norm_type: found " + std::to_string(norm_type) +
-                                ", allowed: above 0, or infinity");
+    io::fail<std::invalid_argument>("[GradientNorms] norm_type: found {}, allowed: above 0, or infinity", norm_type);
 }
 
 void GradientNorms::on_fit_start(Trainer& trainer, std::int64_t) { check_loggers(trainer, "GradientNorms"); }
@@ -125,8 +125,7 @@ bool MemoryLog::first_rank() const {
 
 MemoryLog::MemoryLog(MemoryLogOptions options) : options_(std::move(options)) {
   if (options_.logging_steps < 1)
-    throw std::invalid_argument("[MemoryLog] logging_steps: found " + std::to_string(options_.logging_steps) +
-                                ", allowed: 1 or more");
+    io::fail<std::invalid_argument>("[MemoryLog] logging_steps: found {}, allowed: 1 or more", options_.logging_steps);
   if (options_.gather == Gather::max && options_.group == nullptr)
     throw std::invalid_argument("[MemoryLog] gather: found max without a group, allowed: none, or max with a group");
 }
@@ -150,8 +149,7 @@ void ThroughputRows::on_loop_end(Trainer& trainer, Loop) { log_to_all(trainer, t
 ThroughputMonitor::ThroughputMonitor(std::int64_t window_size, std::string separator)
     : window_size_(static_cast<std::size_t>(window_size)), separator_(std::move(separator)) {
   if (window_size < 2)
-    throw std::invalid_argument("[ThroughputMonitor] window_size: found " + std::to_string(window_size) +
-                                ", allowed: 2 or more");
+    io::fail<std::invalid_argument>("[ThroughputMonitor] window_size: found {}, allowed: 2 or more", window_size);
 }
 
 void ThroughputMonitor::on_fit_start(Trainer& trainer, std::int64_t) {
@@ -208,8 +206,8 @@ std::string ProgressBar::line(const std::string& what, std::int64_t done, std::i
   const auto filled = static_cast<std::size_t>(done * kWidth / total);
   char share[16];
   std::snprintf(share, sizeof share, "%3d%%", static_cast<int>(done * 100 / total));
-  return what + " [" + std::string(filled, '#') + std::string(static_cast<std::size_t>(kWidth) - filled, '.') + "] " +
-         share + " " + std::to_string(done) + "/" + std::to_string(total) + tail;
+  return io::message("{} [{}{}] {} {}/{}{}", what, std::string(filled, '#'),
+                     std::string(static_cast<std::size_t>(kWidth) - filled, '.'), share, done, total, tail);
 }
 
 void ProgressBar::draw(const std::string& what, std::int64_t done, std::int64_t total, const std::string& more) {

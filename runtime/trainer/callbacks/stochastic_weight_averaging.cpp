@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/trainer.h"
 
@@ -20,8 +21,7 @@ namespace fp8::trainer {
 namespace {
 
 [[noreturn]] void refuse_swa(const char* name, const std::string& found, const std::string& allowed) {
-  throw std::invalid_argument(std::string("[StochasticWeightAveraging] ") + name + ": found " + found +
-                              ", allowed: " + allowed);
+  io::fail<std::invalid_argument>("[StochasticWeightAveraging] {}: found {}, allowed: {}", name, found, allowed);
 }
 
 /// Batch norm layers count from nothing, each batch the same (torch.optim.swa_utils.update_bn), while this lives.
@@ -135,8 +135,8 @@ void StochasticWeightAveraging::on_fit_start(Trainer& trainer, std::int64_t) {
     const auto found = loaded_.find(names_[i]);
     const auto& to = average_->averages()[i];
     if (found == loaded_.end() || found->second.sizes() != to.sizes())
-      throw io::Error("[StochasticWeightAveraging] checkpoint: the average of '" + names_[i] +
-                      "' is missing or has another shape");
+      io::fail<io::Error>("[StochasticWeightAveraging] checkpoint: the average of '{}' is missing or has another shape",
+                          names_[i]);
     to.copy_(found->second);
   }
   loaded_.clear();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
 #include "fp8/version.h"
@@ -117,7 +118,7 @@ void write_man_pages(const ManOptions& o, Context& context) {
   std::string text;
   std::error_code error;
   fs::create_directories(o.out, error);
-  if (error) io::fail(o.out, "can't be made: " + error.message());
+  if (error) io::fail(o.out, "can't be made: {}", error.message());
   for (const CommandPage& page : all_pages()) {
     const fs::path file = o.out / (man_name(page) + ".1");
     write_output_file(file, man_page(page, FP8_VERSION));
@@ -137,7 +138,7 @@ void print_man_page(const ManOptions& o, Context& context) {
     }
     if (!page.name.empty()) names.push_back(page.name);
   }
-  throw UsageError("man: unknown command '" + name + "'" + did_you_mean(name, names));
+  io::fail<UsageError>("man: unknown command '{}'{}", name, did_you_mean(name, names));
 }
 
 }  // namespace
@@ -164,7 +165,7 @@ Action add_man(Options& options) {
   options.path("--out", values->out, "Folder to write the pages of all commands to, as share/man/man1");
   return [values](Context& context) {
     if (values->out.empty()) return print_man_page(*values, context);
-    if (!values->command.empty()) throw UsageError("man: --out writes all pages, found '" + values->command + "'");
+    if (!values->command.empty()) io::fail<UsageError>("man: --out writes all pages, found '{}'", values->command);
     write_man_pages(*values, context);
   };
 }

@@ -72,8 +72,8 @@ void refuse_unread(const CLI::App& app) {
     const CommonReader* reader = reader_of(common, app.get_name());
     const bool reads = reader != nullptr && ((reader->always & common.reads) != 0 || app.count(reader->with) > 0);
     if (!reads)
-      throw UsageError(app.get_name() + ": " + common.name +
-                       " has no effect here, it goes with: " + names_of_readers(common));
+      io::fail<UsageError>("{}: {} has no effect here, it goes with: {}", app.get_name(), common.name,
+                           names_of_readers(common));
   }
 }
 

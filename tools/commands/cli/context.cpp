@@ -104,7 +104,7 @@ void apply(const Context& context) {
 kernels::Dialect device_dialect(const Context& context, const std::string& command) {
   if (context.dialect.has_value()) return *context.dialect;
   const auto kind = kernels::kind_from_environment();
-  if (!kernels::has_fp8(kind)) throw io::Error("[" + command + "] " + kernels::kNoFp8);
+  if (!kernels::has_fp8(kind)) io::fail<io::Error>("[{}] {}", command, kernels::kNoFp8);
   return kernels::dialect_of(kind);
 }
 
@@ -202,9 +202,10 @@ bool measures_as_rank(bool separate_files, const Context& context) {
   const auto process = one_of_several(io::environment_value);
   if (!process.has_value()) return true;
   if (!separate_files) return first_alone(*process, "measure", context);
-  context.warn(process->text() + ": each rank measures all of the samples, into files of its own (_" +
-               std::to_string(process->rank) + "_" + std::to_string(process->size) +
-               " in their names); fp8 measurements unify makes one of them");
+  context.warn(
+      io::message("{}: each rank measures all of the samples, into files of its own (_{}_{} in their names); fp8 "
+                  "measurements unify makes one of them",
+                  process->text(), process->rank, process->size));
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {
@@ -37,8 +38,8 @@ void load_named_torch() {
   if (folder == nullptr) return;
   if (dlopen((std::string(folder) + "/lib/libtorch_cpu.so").c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
   const char* reason = dlerror();
-  throw io::Error("FP8_LIBTORCH: found '" + io::printable(folder) + "', allowed: a folder with lib/libtorch_cpu.so: " +
-                  one_line(reason != nullptr ? reason : "no reason given"));
+  io::fail<io::Error>("FP8_LIBTORCH: found '{}', allowed: a folder with lib/libtorch_cpu.so: {}", io::printable(folder),
+                      one_line(reason != nullptr ? reason : "no reason given"));
 }
 
 /// The reason why `library` can't be loaded; "" where it is now.
@@ -56,7 +57,7 @@ std::string load(const char* library) {
 void load_program() {
   load_named_torch();
   const std::string reason = load(kProgram);
-  if (!reason.empty()) throw io::Error("LibTorch is needed here and can't be loaded: " + reason);
+  if (!reason.empty()) io::fail<io::Error>("LibTorch is needed here and can't be loaded: {}", reason);
   dl_iterate_phdr(give_back_code, nullptr);
 }
 
@@ -66,11 +67,11 @@ void load_training() {
   if (reason.empty()) return;
   if (reason.starts_with(std::string(kTraining) + ": cannot open"))
     throw io::Error("training is not built; this builds it: cmake --build build --target fp8_train");
-  throw io::Error("training can't be loaded: " + reason);
+  io::fail<io::Error>("training can't be loaded: {}", reason);
 }
 
 void fail_not_provided() {
-  throw io::Error(std::string(kProgram) + ": found that of another version; install all of fp8's libraries together");
+  io::fail<io::Error>("{}: found that of another version; install all of fp8's libraries together", kProgram);
 }
 
 }  // namespace fp8::commands

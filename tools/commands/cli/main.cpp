@@ -62,8 +62,8 @@ const Command& command_called(const std::string& word, const std::vector<Command
   if (found != list.end()) return *found;
   Words names = names_of(list);
   if (group.empty()) names.emplace_back("help");
-  throw UsageError((group.empty() ? "" : group + ": ") + "unknown command '" + word + "'" + did_you_mean(word, names) +
-                   (meant(word, names).empty() ? ", allowed: " + io::joined(names) : ""));
+  io::fail<UsageError>("{}unknown command '{}'{}{}", group.empty() ? "" : group + ": ", word, did_you_mean(word, names),
+                       meant(word, names).empty() ? ", allowed: " + io::joined(names) : "");
 }
 
 /// Commands that `words` begin with: none, one, or a group and one of it. Throws UsageError as command_called().
@@ -86,7 +86,7 @@ void run_help(Words words) {
   if (words == Words{"help"} || (asked && words.empty())) return print_help(page_of_program().children.back(), all);
   const Found found = find_command(words);
   if (found.words < words.size())
-    throw UsageError("help: unexpected argument '" + words[found.words] + "', allowed: a command, --help-all");
+    io::fail<UsageError>("help: unexpected argument '{}', allowed: a command, --help-all", words[found.words]);
   print_help(page_found(found), all);
 }
 
@@ -97,16 +97,16 @@ void run_without_command(const Found& found, const Words& words) {
   const std::string where = group.empty() ? "" : group + ": ";
   const Words names = names_of(group.empty() ? commands() : found.command->children);
   if (found.words == words.size())
-    throw UsageError(where + "no command given, allowed: " + io::joined(names) + " (see fp8 " + group +
-                     (group.empty() ? "" : " ") + "--help)");
+    io::fail<UsageError>("{}no command given, allowed: {} (see fp8 {}{}--help)", where, io::joined(names), group,
+                         group.empty() ? "" : " ");
   const std::string& option = words[found.words];
   if (option == "--help" || option == "-h" || option == "--help-all")
     return print_help(page_found(found), option == "--help-all");
   if (option == "--version" || option == "-V") return write_stdout("fp8 " FP8_VERSION "\n");
   const std::string near = did_you_mean(option, {"--help", "--help-all", "--version"});
-  throw UsageError(where + "unknown option '" + option + "'" + near +
-                   (near.empty() ? ", allowed: --help, --version or a command: " + io::joined(names) : "") +
-                   (near.empty() && words.size() > 1 ? " (options follow the command)" : ""));
+  io::fail<UsageError>("{}unknown option '{}'{}{}{}", where, option, near,
+                       near.empty() ? ", allowed: --help, --version or a command: " + io::joined(names) : "",
+                       near.empty() && words.size() > 1 ? " (options follow the command)" : "");
 }
 
 /// CLI11 drops the dashes when a flag is given a value.
@@ -120,7 +120,7 @@ std::string message_of(const CLI::ParseError& error) {
 void refuse_environment() {
   const auto problems = environment_problems();
   if (!problems.empty())
-    throw io::Error("environment: " + problems[0] + (problems.size() > 1 ? " (fp8 doctor lists more)" : ""));
+    io::fail<io::Error>("environment: {}{}", problems[0], problems.size() > 1 ? " (fp8 doctor lists more)" : "");
 }
 
 /// "--trainer.max_steps 5" as "--trainer.max_steps=5": keys of files, which have dots or underscores as no option has,

@@ -27,7 +27,7 @@ std::string long_name(const CLI::Option& option) {
 }  // namespace
 
 void bad_value(const std::string& name, const std::string& found, const std::string& allowed) {
-  throw UsageError(name + ": found '" + found + "', allowed: " + allowed);
+  io::fail<UsageError>("{}: found '{}', allowed: {}", name, found, allowed);
 }
 
 std::optional<std::int64_t> parse_integer(std::string_view text) {
@@ -154,7 +154,7 @@ bool Options::take(const std::string& name, const std::vector<std::string>& valu
   if (option->count() > 0 && !taken_.contains(name)) return false;
   const auto flag = flags_.find(name);
   if (flag != flags_.end() && values.at(0) != "true" && values[0] != "false")
-    throw io::Error(source + ": found " + io::in_quotes(values[0]) + ", allowed: true, false");
+    io::fail<io::Error>("{}: found {}, allowed: true, false", source, io::in_quotes(values[0]));
   option->clear();
   taken_[name] = source;
   if (flag != flags_.end()) {
@@ -168,7 +168,7 @@ bool Options::take(const std::string& name, const std::vector<std::string>& valu
     const std::string text = error.what();
     throw io::Error(source + text.substr(std::min(text.size(), name.size())));
   } catch (const CLI::ParseError& error) {
-    throw io::Error(source + ": " + error.what());
+    io::fail<io::Error>("{}: {}", source, error.what());
   }
   return true;
 }
@@ -265,7 +265,7 @@ void Options::check() {
       continue;
     }
     if (argument.size() < 2 || argument[0] != '-')
-      throw UsageError(app_.get_name() + ": unexpected argument '" + argument + "'");
+      io::fail<UsageError>("{}: unexpected argument '{}'", app_.get_name(), argument);
     fail_unknown(argument);
   }
   std::vector<std::string> missing;
@@ -281,7 +281,7 @@ void Options::check() {
 void fail_missing(const std::string& command, const std::vector<std::string>& names) {
   const std::vector<std::string> first(names.begin(), names.end() - 1);
   const std::string list = first.empty() ? names.back() : io::joined(first) + " and " + names.back();
-  throw UsageError(command + ": " + list + (first.empty() ? " is required" : " are required"));
+  io::fail<UsageError>("{}: {}{}", command, list, first.empty() ? " is required" : " are required");
 }
 
 namespace {

@@ -51,7 +51,7 @@ void write_stdout(std::string_view text) {
   const bool terminal = ::isatty(STDOUT_FILENO) != 0;
   const int error = write_all(STDOUT_FILENO, terminal ? for_terminal(text) : text);
   if (error == EPIPE) throw io::Error("stdout: closed by its reader");
-  if (error != 0) throw io::Error(std::string("stdout: can't be written: ") + std::strerror(error));
+  if (error != 0) io::fail<io::Error>("stdout: can't be written: {}", std::strerror(error));
 }
 
 void write_stderr(std::string_view text) noexcept { write_all(STDERR_FILENO, text); }

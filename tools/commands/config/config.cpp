@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "fp8/measure/files/observer_types.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {
@@ -53,12 +54,13 @@ ConfigKind kind_of_file(const ConfigOptions& o, const io::Json& json) {
   const ConfigKind kind = o.kind.value_or(kind_of(json, o.file));
   const std::string is = o.file.string() + " is " + name_of(kind);
   if (kind != ConfigKind::deepspeed && o.world_size > 0)
-    throw UsageError("config: --world-size goes with a DeepSpeed JSON, " + is);
-  if (kind != ConfigKind::deepspeed && o.reader) throw UsageError("config: --reader goes with a DeepSpeed JSON, " + is);
+    io::fail<UsageError>("config: --world-size goes with a DeepSpeed JSON, {}", is);
+  if (kind != ConfigKind::deepspeed && o.reader)
+    io::fail<UsageError>("config: --reader goes with a DeepSpeed JSON, {}", is);
   if (kind != ConfigKind::quant && !o.model.empty())
-    throw UsageError("config: --model goes with a QUANT_CONFIG, " + is);
+    io::fail<UsageError>("config: --model goes with a QUANT_CONFIG, {}", is);
   if (kind != ConfigKind::gaudi && !o.out.empty())
-    throw UsageError("config: --out goes with deepspeed, or explain of a gaudi_config.json; " + is);
+    io::fail<UsageError>("config: --out goes with deepspeed, or explain of a gaudi_config.json; {}", is);
   return kind;
 }
 
@@ -86,8 +88,7 @@ void run_check(const ConfigOptions& o, const Context& context) {
                   {"notes", found.notes}},
                  text);
   const auto count = found.problems.size();
-  if (count > 0)
-    throw io::Error(o.file.string() + ": " + std::to_string(count) + (count == 1 ? " problem" : " problems"));
+  if (count > 0) io::fail<io::Error>("{}: {}{}", o.file.string(), count, count == 1 ? " problem" : " problems");
 }
 
 Report explain_quant(const ConfigOptions& o, const io::Json& json, const Context& context) {
@@ -157,7 +158,7 @@ Action add_config(Options& options) {
     if (!values->settings.empty()) throw UsageError("config: --set goes with deepspeed");
     if (values->action == "explain") return run_explain(*values, context);
     if (values->action != "check")
-      throw UsageError("config: found '" + values->action + "', allowed: explain, check, deepspeed");
+      io::fail<UsageError>("config: found '{}', allowed: explain, check, deepspeed", values->action);
     if (!values->model.empty()) throw UsageError("config: --model goes with explain");
     if (!values->out.empty()) throw UsageError("config: --out goes with deepspeed and explain");
     run_check(*values, context);

@@ -9,6 +9,7 @@
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/config/config.h"
 
@@ -49,8 +50,8 @@ std::vector<std::string> unused_methods(const QuantConfig& config, const std::se
     if (entry == "default" || used.count(entry) != 0 ||
         (entry.starts_with(kLayerTypes) && is_foreign(entry.substr(kLayerTypes.size()))))
       continue;
-    messages.push_back(config.source + ": key 'scale_method." + io::printable(entry) +
-                       "': no selected module takes it");
+    messages.push_back(
+        io::message("{}: key 'scale_method.{}': no selected module takes it", config.source, io::printable(entry)));
   }
   return messages;
 }
@@ -238,7 +239,7 @@ decltype(modules_of_script) modules_of_script;
 
 ModelModules modules_of(const fs::path& model) {
   std::error_code ignored;
-  if (!fs::exists(model, ignored)) throw io::Error(model.string() + ": no such file or folder");
+  if (!fs::exists(model, ignored)) io::fail<io::Error>("{}: no such file or folder", model.string());
   return fs::is_directory(model, ignored) ? modules_of_checkpoint(model) : modules_of_script(model);
 }
 

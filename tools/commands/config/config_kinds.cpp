@@ -137,7 +137,7 @@ class StrategyArguments {
   void set(const std::string& setting) {
     const auto equals = setting.find('=');
     if (equals == std::string::npos || equals == 0)
-      throw UsageError("--set: found '" + io::printable(setting) + "', allowed: NAME=VALUE, such as stage=3");
+      io::fail<UsageError>("--set: found '{}', allowed: NAME=VALUE, such as stage=3", io::printable(setting));
     set(setting.substr(0, equals), setting_value(setting.substr(equals + 1)));
   }
 
@@ -214,7 +214,7 @@ void write_op_lists(const io::Json& json, const fs::path& folder) {
   if (!ops) return;
   std::error_code error;
   if (!fs::create_directories(folder, error) && error)
-    throw io::Error(folder.string() + ": can't be made: " + error.message());
+    io::fail<io::Error>("{}: can't be made: {}", folder.string(), error.message());
   for (const auto& [name, file] : command.variables)
     write_output_file(folder / file, configs::op_list_text(name == "LOWER_LIST" ? ops->bf16 : ops->fp32));
 }
@@ -229,7 +229,7 @@ io::Json deepspeed_of(const fs::path& strategy, const std::vector<std::string>& 
                           strategy.string());
   } catch (const io::Error& error) {
     if (is_file) throw;
-    throw UsageError(std::string("config: ") + error.what());
+    io::fail<UsageError>("config: {}", error.what());
   }
 }
 

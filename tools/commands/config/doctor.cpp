@@ -238,13 +238,13 @@ std::string verdict_of(const Diagnosis& report) {
   if (report.json["libtorch"].is_null())
     return "ready to quantize, convert and inspect; measure, evaluate, generate, train and run need LibTorch";
   const std::string level = report.json["simd_level"];
-  return "ready: every command runs here, the kernels with " + level +
-         (level == kernels::name_of(kernels::SimdLevel::scalar) ? " (slow)" : "");
+  return io::message("ready: every command runs here, the kernels with {}{}", level,
+                     level == kernels::name_of(kernels::SimdLevel::scalar) ? " (slow)" : "");
 }
 
 void doctor(Context& context, bool all, bool device) {
   if (context.device != "hpu")
-    throw UsageError("doctor: --device: found '" + context.device + "', allowed: hpu, or nothing");
+    io::fail<UsageError>("doctor: --device: found '{}', allowed: hpu, or nothing", context.device);
   Diagnosis report;
   report.add("version", "fp8", FP8_VERSION, "build");
   report.add("compiler", "compiler", __VERSION__, "build");
@@ -275,8 +275,7 @@ void doctor(Context& context, bool all, bool device) {
   below += "\n" + verdict + "\n";
   report.print(context);
   if (!report.problems.empty())
-    throw io::Error("doctor found " + std::to_string(report.problems.size()) +
-                    " problem(s), the first: " + report.problems[0]);
+    io::fail<io::Error>("doctor found {} problem(s), the first: {}", report.problems.size(), report.problems[0]);
 }
 
 }  // namespace

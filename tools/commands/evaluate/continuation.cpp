@@ -16,6 +16,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/commands/cli/output.h"
 
@@ -61,7 +62,7 @@ class Sequence {
  private:
   std::int64_t pick(const LogitsRow& logits, TokenDraw& draw) {
     const auto largest = largest_of(logits);
-    if (!largest) throw io::Error(options_.model + ": NaN or infinite logits");
+    if (!largest) io::fail<io::Error>("{}: NaN or infinite logits", options_.model);
     if (result_.ids.empty() && shape_.forced_first) return *shape_.forced_first;
     return options_.temperature <= 0 ? largest->index : draw.draw(logits, largest->value, generator_);
   }

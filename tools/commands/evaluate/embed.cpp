@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fp8/quant/model/convert_inference.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
@@ -68,7 +69,7 @@ Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
   text::Documents documents(o.data, o.model, text::RowUse::text, check_interrupted);
   for (text::Document document; documents.read(kWholeText, document); documents.advance())
     if (documents.of_rows() || !document.text.empty()) add(document);
-  if (texts.empty()) throw io::Error(name + ": found no text");
+  if (texts.empty()) io::fail<io::Error>("{}: found no text", name);
   return texts;
 }
 
@@ -103,7 +104,8 @@ at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::Loa
                                     shape.vocab - 1));
     const auto batch = at::tensor(ids, at::kLong).view({-1, static_cast<std::int64_t>(length)});
     const auto vectors = pooled(loaded.model->hidden(batch.to(resolve_device(context))), way);
-    if (!vectors.isfinite().all().item<bool>()) throw io::Error(o.model.string() + ": NaN or infinite hidden states");
+    if (!vectors.isfinite().all().item<bool>())
+      io::fail<io::Error>("{}: NaN or infinite hidden states", o.model.string());
     for (std::size_t i = first; i < end; ++i)
       all[static_cast<std::int64_t>(order[i])].copy_(vectors[static_cast<std::int64_t>(i - first)]);
     first = end;
@@ -169,7 +171,7 @@ std::string path_of(const fs::path& file, const io::Json& module) {
 std::string read_modules(const fs::path& file, SentenceFiles& found) {
   std::string folder = "1_Pooling";
   const auto modules = io::read_python_json(file);
-  if (!modules.is_array()) throw io::Error(file.string() + ": expected a list of modules");
+  if (!modules.is_array()) io::fail<io::Error>("{}: expected a list of modules", file.string());
   std::size_t next = 0;
   for (const auto& module : modules) {
     const auto* value = module.is_object() && module.contains("type") ? &module["type"] : nullptr;
@@ -177,8 +179,9 @@ std::string read_modules(const fs::path& file, SentenceFiles& found) {
     const std::string name = type.substr(type.rfind('.') + 1);
     while (next < kModules.size() && name != kModules[next]) ++next;
     if (next == kModules.size())
-      throw io::Error(file.string() + ": found module \"" + io::printable(type) +
-                      "\", allowed: Transformer, Pooling, Normalize, one of each in that order");
+      io::fail<io::Error>(
+          "{}: found module \"{}\", allowed: Transformer, Pooling, Normalize, one of each in that order", file.string(),
+          io::printable(type));
     if (name == "Pooling") folder = path_of(file, module);
     found.normalize |= name == "Normalize";
     ++next;

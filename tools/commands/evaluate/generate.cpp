@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fp8/quant/model/convert_inference.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/evaluate/continuation.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/options/model_options.h"
@@ -27,7 +28,7 @@ std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const st
                                         const models::ModelShape& shape) {
   auto ids = tokenizer.encode(prompt.text, prompt.special);
   if (ids.empty()) ids = shape.bos;
-  if (ids.empty()) throw UsageError(source + ": found no tokens, and the model has no bos_token_id to start from");
+  if (ids.empty()) io::fail<UsageError>("{}: found no tokens, and the model has no bos_token_id to start from", source);
   if (static_cast<std::int64_t>(ids.size()) > shape.context)
     throw io::Error(fmt::format("{}: found {} tokens, allowed: up to max_position_embeddings {}", source, ids.size(),
                                 shape.context));
@@ -52,14 +53,14 @@ struct Prompts {
 std::vector<text::RowText> documents_of(const GenerateOptions& options) {
   const std::string name = text::data_name(options.prompts);
   if (text::data_kind(options.prompts) == text::DataKind::tensors)
-    throw io::Error(name + ": holds token ids, allowed: .txt, .md, .jsonl, .json");
+    io::fail<io::Error>("{}: holds token ids, allowed: .txt, .md, .jsonl, .json", name);
   std::vector<text::RowText> all;
   text::Documents documents(options.prompts, options.model, text::RowUse::prompt, check_interrupted);
   for (text::Document document; documents.read(kMostPrompt, document); documents.advance()) {
     if (!document.complete) throw io::Error(fmt::format("{}: found a prompt of more than {} bytes", name, kMostPrompt));
     all.push_back({std::move(document.text), document.special});
   }
-  if (all.empty()) throw io::Error(name + ": found no prompts");
+  if (all.empty()) io::fail<io::Error>("{}: found no prompts", name);
   return all;
 }
 
@@ -150,9 +151,9 @@ void generate(const GenerateOptions& options, Context& context) {
   const auto& shape = loaded.model->shape();
   if (shape.task == models::Task::answer) start_of_answers(options.model, shape);
   if (shape.task != models::Task::causal && shape.task != models::Task::answer)
-    throw io::Error(
-        options.model.string() + ": " + loaded.model->name() +
-        " is an encoder, which continues no text, allowed: causal language models (fp8 evaluate takes both)");
+    io::fail<io::Error>(
+        "{}: {} is an encoder, which continues no text, allowed: causal language models (fp8 evaluate takes both)",
+        options.model.string(), loaded.model->name());
   EnvironmentConfig quant_config(loaded, context);
   quant::serve(*loaded.model);
   set_kv_cache(loaded, options.kv_cache, context);

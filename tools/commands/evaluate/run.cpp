@@ -32,8 +32,8 @@ namespace {
 io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
   const auto stored = runtime::ops::file_dtype(dtype);
   if (stored && !runtime::ops::is_fp8(dtype)) return *stored;
-  throw io::Error("forward's result: " + name + " is of dtype " + c10::toString(dtype) +
-                  ", allowed: bool, integers, f16, bf16, f32, f64");
+  io::fail<io::Error>("forward's result: {} is of dtype {}, allowed: bool, integers, f16, bf16, f32, f64", name,
+                      c10::toString(dtype));
 }
 
 /// Collects the outputs of all calls along dimension 0. Memory is bounded by one call: the file's layout follows from
@@ -182,8 +182,8 @@ std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
   }
   if (!config.has_value() || config->mode == configs::QuantMode::NONE) return std::nullopt;
   if (config->mode == configs::QuantMode::MEASURE || config->mode == configs::QuantMode::SHAPE) {
-    throw io::Error(config->source + ": key 'mode': found " + configs::name_of(config->mode) +
-                    ", expected QUANTIZE (fp8 measure --config measures)");
+    io::fail<io::Error>("{}: key 'mode': found {}, expected QUANTIZE (fp8 measure --config measures)", config->source,
+                        configs::name_of(config->mode));
   }
   configs::refuse_type_paths(*config);
   return config;
@@ -267,7 +267,7 @@ void convert_and_run(const RunOptions& o, Context& context) {
   if (!plan.has_value() && context.dialect.has_value())
     throw UsageError("run: --dialect goes with --measurements, --config or a QUANT_CONFIG");
   if (plan.has_value() && context.device != "hpu")
-    throw UsageError("--device: found '" + context.device + "', but fp8 modules run on hpu");
+    io::fail<UsageError>("--device: found '{}', but fp8 modules run on hpu", context.device);
   auto model = load_script(o.model, context);
   const ScriptInputs inputs(o.inputs, model, o);
   quant::ConversionReport converted;

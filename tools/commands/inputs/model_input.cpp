@@ -19,6 +19,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 
@@ -51,8 +52,7 @@ text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::
       text::load_chunks(options.data, tokenizer ? &*tokenizer : nullptr,
                         {options.seq_len, options.samples, options.skip, options.shorter, check_interrupted}, model);
   const auto name = text::data_name(options.data);
-  if (chunks.length < 2)
-    throw io::Error(name + ": found chunks of " + std::to_string(chunks.length) + " token, allowed: 2 or more");
+  if (chunks.length < 2) io::fail<io::Error>("{}: found chunks of {} token, allowed: 2 or more", name, chunks.length);
   if (chunks.length > shape.context)
     throw io::Error(fmt::format("{}: chunks of {} tokens (--seq-len), allowed: up to max_position_embeddings {}", name,
                                 chunks.length, shape.context));
@@ -76,9 +76,10 @@ std::string weights_checksum(const torch::nn::Module& network) {
 
 std::int64_t start_of_answers(const std::filesystem::path& folder, const models::ModelShape& shape) {
   if (!shape.start)
-    throw io::Error((folder / io::kConfigFile).string() +
-                    ": key 'decoder_start_token_id': missing, allowed: the id that answers begin with (also in "
-                    "generation_config.json, or bos_token_id)");
+    io::fail<io::Error>(
+        "{}: key 'decoder_start_token_id': missing, allowed: the id that answers begin with (also in "
+        "generation_config.json, or bos_token_id)",
+        (folder / io::kConfigFile).string());
   return *shape.start;
 }
 
@@ -198,16 +199,16 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
   const auto config = configs::read_quant_config(*path, measure::parse_options());
   if (config.mode == configs::QuantMode::NONE) return;
   if (config.mode == configs::QuantMode::AUTO) {
-    throw io::Error(
-        config.source +
-        ": key 'mode': found AUTO in QUANT_CONFIG, which leaves the choice open, allowed: NONE, MEASURE, QUANTIZE");
+    io::fail<io::Error>(
+        "{}: key 'mode': found AUTO in QUANT_CONFIG, which leaves the choice open, allowed: NONE, MEASURE, QUANTIZE",
+        config.source);
   }
   if (context.device != "hpu")
-    throw UsageError("--device: found '" + context.device + "', but QUANT_CONFIG asks for " +
-                     configs::name_of(config.mode) + ", allowed: hpu");
+    io::fail<UsageError>("--device: found '{}', but QUANT_CONFIG asks for {}, allowed: hpu", context.device,
+                         configs::name_of(config.mode));
   if (model.config_json.contains("quantization_config")) {
-    throw io::Error(model.folder.string() + ": the checkpoint is fp8 already; QUANT_CONFIG asks for " +
-                    configs::name_of(config.mode) + " of a high precision one");
+    io::fail<io::Error>("{}: the checkpoint is fp8 already; QUANT_CONFIG asks for {} of a high precision one",
+                        model.folder.string(), configs::name_of(config.mode));
   }
   const bool quantize = config.mode == configs::QuantMode::QUANTIZE || config.mode == configs::QuantMode::LOAD;
   // A checkpoint with a quantized head has an embedding of its own too, in high precision; so has the model quantized
@@ -301,15 +302,15 @@ void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Con
   if (!o.measurements.empty()) use_measurements(model, nodes, o, context);
   const auto* scheme = quant::kv_cache_scheme(nodes);
   if (scheme == nullptr && o.mode == Mode::fp8) {
-    throw io::Error(model.folder.string() +
-                    ": found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 "
-                    "measure), or put them into the checkpoint (fp8 quantize --kv-cache fp8)");
+    io::fail<io::Error>(
+        "{}: found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 measure), or "
+        "put them into the checkpoint (fp8 quantize --kv-cache fp8)",
+        model.folder.string());
   }
   const auto heads = static_cast<std::size_t>(model.model->shape().kv_heads);
   if (scheme != nullptr && scheme->input_scale_inv.size() > 1 && scheme->input_scale_inv.size() != heads) {
-    throw io::Error(model.folder.string() + ": found key-value scales of " +
-                    std::to_string(scheme->input_scale_inv.size()) + " heads, config.json says num_key_value_heads " +
-                    std::to_string(heads));
+    io::fail<io::Error>("{}: found key-value scales of {} heads, config.json says num_key_value_heads {}",
+                        model.folder.string(), scheme->input_scale_inv.size(), heads);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <new>
 
 #include "fp8/runtime/intercept/module_handler.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 
 namespace fp8::commands {
@@ -36,7 +37,7 @@ class ScriptArchive {
 
   torch::jit::Module read() {
     if (reader_.hasRecord("model.json"))
-      throw io::Error(file_ + ": found a TorchScript file of before PyTorch 1.4, allowed: of a later one");
+      io::fail<io::Error>("{}: found a TorchScript file of before PyTorch 1.4, allowed: of a later one", file_);
     check_sizes();
     torch::jit::populate_upgraders_graph_map();
     const c10::IValue constants = unpickle("constants");
@@ -151,8 +152,8 @@ torch::jit::Module read_with(const std::filesystem::path& path, const Body& body
     text = error.what();
   }
   text.erase(0, text.find_first_not_of('\n'));
-  throw io::Error(path.string() +
-                  ": not a TorchScript file that LibTorch can load: " + io::printable(text.substr(0, text.find('\n'))));
+  io::fail<io::Error>("{}: not a TorchScript file that LibTorch can load: {}", path.string(),
+                      io::printable(text.substr(0, text.find('\n'))));
 }
 
 }  // namespace

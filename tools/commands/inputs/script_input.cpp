@@ -106,7 +106,7 @@ c10::IValue number_of(const at::Tensor& tensor, const c10::Argument& argument, c
 
 void collect(const c10::IValue& value, const std::string& name, int depth,
              std::vector<std::pair<std::string, at::Tensor>>& out) {
-  if (depth > kMaxDepth) throw io::Error("forward's result: found more than " + std::to_string(kMaxDepth) + " levels");
+  if (depth > kMaxDepth) io::fail<io::Error>("forward's result: found more than {} levels", kMaxDepth);
   if (value.isNone()) return;
   if (value.isTensor()) {
     out.emplace_back(name, value.toTensor());
@@ -120,13 +120,13 @@ void collect(const c10::IValue& value, const std::string& name, int depth,
   } else if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict()) {
       if (!item.key().isString())
-        throw io::Error("forward's result: found a dict with keys that are " + item.key().tagKind() +
-                        ", allowed: strings");
+        io::fail<io::Error>("forward's result: found a dict with keys that are {}, allowed: strings",
+                            item.key().tagKind());
       collect(item.value(), name + "." + item.key().toStringRef(), depth + 1, out);
     }
   } else {
-    throw io::Error("forward's result: " + name + " is " + value.tagKind() +
-                    ", allowed: tensors, tuples, lists and dicts of them");
+    io::fail<io::Error>("forward's result: {} is {}, allowed: tensors, tuples, lists and dicts of them", name,
+                        value.tagKind());
   }
 }
 
@@ -137,7 +137,7 @@ torch::jit::Module load_script(const std::filesystem::path& path, const Context&
   torch::jit::setPrintHandler([](const std::string& text) { write_stderr(one_line(text) + "\n"); });
   torch::jit::Module model = read_script(path);
   if (!model.find_method("forward").has_value())
-    throw io::Error(path.string() + ": the module has no method 'forward'");
+    io::fail<io::Error>("{}: the module has no method 'forward'", path.string());
   model.eval();
   const auto device = resolve_device(context);
   model.to(device);
@@ -156,9 +156,9 @@ c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arg
   try {
     return model.forward(std::move(arguments));
   } catch (const c10::Error& error) {
-    throw io::Error(path.string() + ": forward failed: " + last_line(error.what_without_backtrace()));
+    io::fail<io::Error>("{}: forward failed: {}", path.string(), last_line(error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw io::Error(path.string() + ": forward failed: " + last_line(what_of(error)));
+    io::fail<io::Error>("{}: forward failed: {}", path.string(), last_line(what_of(error)));
   }
 }
 
@@ -180,7 +180,7 @@ ScriptInputs::ScriptInputs(const std::filesystem::path& data, const torch::jit::
   } else if (extension == ".safetensors") {
     read_tensors(data, model);
   } else {
-    throw io::Error(data.string() + ": a TorchScript model takes its inputs from a .safetensors or .wav file");
+    io::fail<io::Error>("{}: a TorchScript model takes its inputs from a .safetensors or .wav file", data.string());
   }
   const std::int64_t all = samples_;
   first_ = std::min(options.skip, all);
@@ -218,7 +218,7 @@ void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::
     }
     arguments_.push_back(std::move(a));
   }
-  if (samples_ < 0) throw io::Error(name + ": expected a tensor for one of forward's arguments, found none");
+  if (samples_ < 0) io::fail<io::Error>("{}: expected a tensor for one of forward's arguments, found none", name);
   arguments_.resize(needed);
 }
 
@@ -248,7 +248,7 @@ void ScriptInputs::read_sound(const std::filesystem::path& data, const torch::ji
     }
     arguments_.push_back(std::move(a));
   }
-  if (!sound_given) throw io::Error(name + ": forward takes no Tensor, expected one for the sound");
+  if (!sound_given) io::fail<io::Error>("{}: forward takes no Tensor, expected one for the sound", name);
 }
 
 std::vector<c10::IValue> ScriptInputs::arguments(std::int64_t first, std::int64_t count, at::Device device,

@@ -35,18 +35,18 @@ fs::path find_measurement(const fs::path& folder) {
   if (plain.size() == 1) return plain[0];
   if (all.size() == 1) return all[0];
   if (all.empty())
-    throw io::Error(
-        folder.string() +
-        ": found neither model.safetensors, model.safetensors.index.json, pytorch_model.bin nor *_hooks_*.json");
+    io::fail<io::Error>(
+        "{}: found neither model.safetensors, model.safetensors.index.json, pytorch_model.bin nor *_hooks_*.json",
+        folder.string());
   std::sort(all.begin(), all.end());
-  throw io::Error(folder.string() + ": found " + std::to_string(all.size()) + " measurement files, name one: " +
-                  all[0].filename().string() + ", " + all[1].filename().string() + (all.size() > 2 ? ", ..." : ""));
+  io::fail<io::Error>("{}: found {} measurement files, name one: {}, {}{}", folder.string(), all.size(),
+                      all[0].filename().string(), all[1].filename().string(), all.size() > 2 ? ", ..." : "");
 }
 
 Inspection inspect(const fs::path& path, const InspectDetail& detail) {
   std::error_code ignored;
   if (!fs::exists(path, ignored))
-    throw io::Error(path.string() + ": no such file or folder" + quant::advice_on_name(path));
+    io::fail<io::Error>("{}: no such file or folder{}", path.string(), quant::advice_on_name(path));
   if (fs::is_directory(path, ignored)) {
     for (const char* name :
          {io::kWeightsFile, io::kIndexFile, io::kTorchWeightsFile, io::kTorchIndexFile, io::kConfigFile})
@@ -59,8 +59,8 @@ Inspection inspect(const fs::path& path, const InspectDetail& detail) {
   if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt")
     return inspect_checkpoint(path, detail);
   if (extension == ".json" || extension == ".npz") return inspect_measurement(path, detail.all);
-  throw io::Error(path.string() + ": found a file ending in '" + extension +
-                  "', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz");
+  io::fail<io::Error>("{}: found a file ending in '{}', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz",
+                      path.string(), extension);
 }
 
 struct InspectOptions : DamageOptions {
@@ -95,8 +95,7 @@ void refuse_cast_options(const InspectOptions& o, const Context& context, const 
                       : !o.reference.empty() && !compares ? "--reference"
                                                           : nullptr;
   if (given != nullptr)
-    throw UsageError(std::string("inspect: ") + given + " goes with a checkpoint folder, found " + what + " in " +
-                     o.path.string());
+    io::fail<UsageError>("inspect: {} goes with a checkpoint folder, found {} in {}", given, what, o.path.string());
 }
 
 void add_damage_text(const InspectOptions& o, const quant::CheckpointDamage& damage, Inspection& inspection) {
@@ -122,8 +121,8 @@ void add_damage_text(const InspectOptions& o, const quant::CheckpointDamage& dam
 
 void refuse_plot(const InspectOptions& o, const char* what) {
   if (!o.plot.empty())
-    throw UsageError(std::string("inspect: --plot goes with a checkpoint or a measurement, found ") + what + " in " +
-                     o.path.string() + ": see --html");
+    io::fail<UsageError>("inspect: --plot goes with a checkpoint or a measurement, found {} in {}: see --html", what,
+                         o.path.string());
 }
 
 /// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
@@ -192,14 +191,14 @@ std::string hint_of(const InspectOptions& o, const Inspection& inspection) {
 void run_inspect(const InspectOptions& o, Context& context) {
   if (!o.module.empty() && o.plot.empty()) throw UsageError("inspect: --module goes with --plot FILE");
   if (!o.plot.empty() && o.plot.extension() != ".svg")
-    throw UsageError("--plot: found '" + o.plot.string() + "', allowed: a name ending in .svg");
+    io::fail<UsageError>("--plot: found '{}', allowed: a name ending in .svg", o.plot.string());
   if (is_training(o.path)) {
     refuse_plot(o, "a training run");
     refuse_cast_options(o, context, "a training run", /*compares=*/true);
     return run_inspect_training(o, context);
   }
   if (!o.with.empty())
-    throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
+    io::fail<UsageError>("--with: found '{}', but {} is no training run", o.with[0], o.path.string());
   if (is_trace(o.path)) {
     refuse_plot(o, "a trace");
     refuse_cast_options(o, context, "a trace");
@@ -209,11 +208,11 @@ void run_inspect(const InspectOptions& o, Context& context) {
     if (!o.data.empty()) throw UsageError("inspect: --data does not go with --plan, which runs nothing");
     for (const auto& [given, name] :
          {std::pair{!o.html.empty(), "--html"}, {!o.plot.empty(), "--plot"}, {!o.reference.empty(), "--reference"}})
-      if (given) throw UsageError(std::string("inspect: ") + name + " does not go with --plan, which draws nothing");
+      if (given) io::fail<UsageError>("inspect: {} does not go with --plan, which draws nothing", name);
     return print_plan(o.path, o, context);
   }
   if (context.device != "hpu")
-    throw UsageError("--device: found '" + context.device + "', but inspect --data runs the model on: hpu");
+    io::fail<UsageError>("--device: found '{}', but inspect --data runs the model on: hpu", context.device);
   auto inspection = inspect(o.path, {context.json, !o.tensors_only, o.all});
   check_shapes(o, inspection);
   add_damage(o, context, inspection);

@@ -13,6 +13,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/names/model_names.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {
@@ -74,8 +75,8 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
   quant::CheckpointDamage out;
   const bool fp8 = is_fp8_checkpoint(model), casts = !o.data.empty() || !o.measurements.empty() || context.dialect;
   if (casts && fp8)
-    throw io::Error(model.string() +
-                    ": --data, --measurements and --dialect expect a high precision checkpoint, found an fp8 one");
+    io::fail<io::Error>("{}: --data, --measurements and --dialect expect a high precision checkpoint, found an fp8 one",
+                        model.string());
   if (casts && !o.reference.empty())
     throw UsageError("inspect: --data, --measurements and --dialect do not go with --reference, which casts nothing");
   if (!o.reference.empty() && (!o.include.empty() || !o.exclude.empty() || o.scheme || o.weights_only))

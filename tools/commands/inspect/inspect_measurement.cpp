@@ -139,9 +139,8 @@ void collect(const io::Json& value, const std::string& where, Range& range) {
   if (value.is_string()) {
     if (const auto number = nonfinite_word(value.get<std::string>())) return range.add(*number);
   }
-  throw io::Error(where + ": found " +
-                  one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60) +
-                  ", allowed: numbers, lists and objects of numbers");
+  io::fail<io::Error>("{}: found {}, allowed: numbers, lists and objects of numbers", where,
+                      one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60));
 }
 
 /// Whether the numbers of a measurement or a scale file can't be what they should be.
@@ -188,7 +187,7 @@ Column column(const io::Json& node, const std::string& key, const std::string& w
   if (it == node.end()) return result;
   const auto place = where + "." + key;
   if (!it->is_array() && !it->is_object())
-    throw io::Error(place + ": found a " + it->type_name() + ", allowed: a list or an object");
+    io::fail<io::Error>("{}: found a {}, allowed: a list or an object", place, it->type_name());
   result.json = it->is_object() ? io::Json::object() : io::Json::array();
   std::string text;
   for (const auto& [name, tensor] : it->items()) {
@@ -225,11 +224,10 @@ std::string measurement_kind(const io::Json& file, const std::string& name) {
   if (word == "DynamicRange") return "measurement";
   if (word == "Scale") return "scales";
   if (word == "Shape") return "shapes";
-  throw io::Error(name + ": key 'Mode': found " +
-                  (mode == file.end()
-                       ? "nothing"
-                       : one_line(mode->dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60)) +
-                  ", allowed: DynamicRange, Scale, Shape");
+  io::fail<io::Error>("{}: key 'Mode': found {}, allowed: DynamicRange, Scale, Shape", name,
+                      mode == file.end()
+                          ? "nothing"
+                          : one_line(mode->dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60));
 }
 
 /// Modules of one folded name: the ranges of all of them.
@@ -296,10 +294,10 @@ Inspection inspect_measurement(const std::filesystem::path& path, bool all) {
   const auto name = path.string();
   const auto file = path.extension() == ".npz" ? to_json(io::read_npz(path)) : read_with_nonfinite(path);
   if (!file.is_object())
-    throw io::Error(name + ": found a " + file.type_name() + ", allowed: a measurement or scale file");
+    io::fail<io::Error>("{}: found a {}, allowed: a measurement or scale file", name, file.type_name());
   const auto nodes = file.find("Nodes");
   if (nodes == file.end() || !nodes->is_object())
-    throw io::Error(name + ": key 'Nodes': missing or not an object; is this a measurement?");
+    io::fail<io::Error>("{}: key 'Nodes': missing or not an object; is this a measurement?", name);
   const auto kind = measurement_kind(file, name);
   Table table({"module", ">inputs", ">outputs", ">weight"});
   Members modules;
@@ -307,7 +305,7 @@ Inspection inspect_measurement(const std::filesystem::path& path, bool all) {
   Folded folded;
   for (const auto& [module, node] : nodes->items()) {
     const auto where = name + ": " + one_line(module);
-    if (!node.is_object()) throw io::Error(where + ": found a " + node.type_name() + ", allowed: an object");
+    if (!node.is_object()) io::fail<io::Error>("{}: found a {}, allowed: an object", where, node.type_name());
     const auto inputs = either(node, "inputs", "input", where, kind, problems),
                outputs = either(node, "outputs", "output", where, kind, problems);
     const auto params = column(node, "params", where, kind, problems);

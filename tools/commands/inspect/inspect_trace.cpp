@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "trace_page_html.h"
 
@@ -66,7 +67,7 @@ bool is_trace(const std::filesystem::path& path) {
 
 Inspection inspect_trace(const std::filesystem::path& path, bool timeline) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw io::Error(path.string() + ": can't be read");
+  if (!file) io::fail<io::Error>("{}: can't be read", path.string());
   auto trace = read_trace(file, path.string(), timeline);
   std::string of = "cpu_op";
   for (const char* category : {"kernel", "hpu_op"})

@@ -47,7 +47,7 @@ double number(const io::Json& entry, const char* key) {
 io::Json summary(const fs::path& path) {
   const auto log = log_of(path);
   const auto entries = read_log(log);
-  if (entries.empty()) throw io::Error(log.string() + ": holds no step yet");
+  if (entries.empty()) io::fail<io::Error>("{}: holds no step yet", log.string());
   const auto settings = settings_beside(log);
   double seconds = 0, tokens = 0, last = 0, evaluation = std::nan("");
   std::int64_t skipped = 0, counted = 0, stale = 0;

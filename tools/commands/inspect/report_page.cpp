@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "report_page_html.h"
@@ -105,7 +106,7 @@ void write_report_page(const std::filesystem::path& path, const io::Json& report
 io::Json report_of(const std::string& title, const io::Json& inspected) {
   if (inspected["kind"] != "checkpoint") return measurement_report(title, inspected);
   if (!inspected.contains("modules"))
-    throw io::Error(title + ": --html and --plot expect a checkpoint folder with config.json, or a measurement");
+    io::fail<io::Error>("{}: --html and --plot expect a checkpoint folder with config.json, or a measurement", title);
   io::Json page = {{"kind", "damage"},
                    {"title", title},
                    {"summary", inspected["summary"]},
@@ -259,7 +260,8 @@ Picture heat_map(const io::Json& report) {
     return std::ranges::any_of(report["modules"], [&](const io::Json& module) { return m.of(module).has_value(); });
   });
   if (metric == metrics.end())
-    throw io::Error(report["title"].get<std::string>() + ": --plot expects modules with a number to draw, found none");
+    io::fail<io::Error>("{}: --plot expects modules with a number to draw, found none",
+                        report["title"].get<std::string>());
   const Grid grid = grid_of(report["modules"], *metric);
   double label = 0;
   for (const auto& row : grid.rows) label = std::max(label, text_width(one_line(row)));
@@ -298,8 +300,8 @@ Picture histogram(const io::Json& report, const std::string& module) {
   const auto& modules = report["modules"];
   const auto found = std::ranges::find_if(modules, [&](const io::Json& m) { return m["name"] == module; });
   if (found == modules.end())
-    throw io::Error("--module: found '" + module + "', allowed: one of the " + std::to_string(modules.size()) +
-                    " modules of " + report["title"].get<std::string>() + " (--all lists them)");
+    io::fail<io::Error>("--module: found '{}', allowed: one of the {} modules of {} (--all lists them)", module,
+                        modules.size(), report["title"].get<std::string>());
   Picture picture{760, kMargin + kLine};
   picture.texts.push_back({kMargin, kMargin + 12, one_line(module), Anchor::start, kBlack});
   for (const auto& [part, title, color] :
@@ -315,7 +317,7 @@ Picture histogram(const io::Json& report, const std::string& module) {
     picture.height += 2 * kLine + 130 + 36;
   }
   if (picture.height <= kMargin + kLine)
-    throw io::Error("--module: '" + module + "' has no histogram: it is drawn of a checkpoint's weights and inputs");
+    io::fail<io::Error>("--module: '{}' has no histogram: it is drawn of a checkpoint's weights and inputs", module);
   return picture;
 }
 

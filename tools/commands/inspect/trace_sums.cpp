@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/profile/owner.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 
@@ -152,8 +153,9 @@ class TraceReader final : public nlohmann::json_sax<io::Json> {
 TraceContents read_trace(std::istream& file, const std::string& name, bool timeline) {
   TraceReader reader(timeline);
   io::Json::sax_parse(file, &reader);
-  if (!reader.problem.empty()) throw io::Error(name + ": " + reader.problem);
-  if (!reader.is_trace) throw io::Error(name + ": found no key 'traceEvents', allowed: a trace as profilers write it");
+  if (!reader.problem.empty()) io::fail<io::Error>("{}: {}", name, reader.problem);
+  if (!reader.is_trace)
+    io::fail<io::Error>("{}: found no key 'traceEvents', allowed: a trace as profilers write it", name);
   return std::move(reader.contents);
 }
 

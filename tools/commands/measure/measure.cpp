@@ -13,6 +13,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/quant/forms/form.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/script_input.h"
@@ -119,7 +120,7 @@ void measure_folder(MeasureRun& run) {
   const auto& o = run.options;
   auto model = load_language_model(o.model, run.context, o.attention);
   if (models::is_quantized(o.model))
-    throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
+    io::fail<io::Error>("{}: expected a high precision checkpoint, found an fp8 one", o.model.string());
   const auto samples = load_samples(o, o.model, model.model->shape());
   run.sources.check_unchanged();  // what is in memory now is of one model
   const auto together = [&](std::int64_t first) { return samples.together(first, o.batch_or_default()); };
@@ -139,10 +140,10 @@ void measure_script(MeasureRun& run) {
   run.sources.check_unchanged();
   const bool state = keeps_state(model);
   if (state && (run.shares != nullptr || run.share.world_size > 1))
-    throw io::Error(
-        o.model.string() +
-        ": the model keeps state from one call to the next, so that its samples can't be shared out; measure "
-        "it with one process (--world-size 1)");
+    io::fail<io::Error>(
+        "{}: the model keeps state from one call to the next, so that its samples can't be shared out; measure it with "
+        "one process (--world-size 1)",
+        o.model.string());
   const auto together = [&](std::int64_t first) { return std::min(inputs.batch(), inputs.samples() - first); };
   for_samples(run, Forwards(inputs.samples(), together), [&](MeasureRun& part, SampleRange range) {
     watch(part, model);
@@ -300,7 +301,7 @@ void measure(const MeasureOptions& given, Context& context) {
 void MeasureRun::require_selection() {
   if (!session->result().selected.empty()) return;
   session->discard();
-  throw io::Error(options.model.string() + ": no module is selected to be measured");
+  io::fail<io::Error>("{}: no module is selected to be measured", options.model.string());
 }
 
 void MeasureRun::require_memory(std::int64_t needed, const std::string& what) const {

@@ -62,10 +62,11 @@ class PipelineRun : LayerRun {
   };
   void refuse_observer() const {
     if (session_->keeps_states()) return;
-    throw io::Error("observer " + io::in_quotes(run_.calibration.observer) +
-                    ": what it keeps of several processes can't be put together (--pipeline), allowed: " +
-                    io::joined(measure::observer_names(
-                        [](const measure::ObserverType& type) { return type.kept != measure::Kept::tensors; })));
+    io::fail<io::Error>(
+        "observer {}: what it keeps of several processes can't be put together (--pipeline), allowed: {}",
+        io::in_quotes(run_.calibration.observer),
+        io::joined(measure::observer_names(
+            [](const measure::ObserverType& type) { return type.kept != measure::Kept::tensors; })));
   }
   void divide() {
     if (group_.size() > layers_)

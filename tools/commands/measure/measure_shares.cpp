@@ -45,11 +45,10 @@ SharePlaces places_of(const StatsName& joined) {
 void refuse_observer(const std::string& observer) {
   const auto type = measure::find_observer(observer);
   if (type.keeps_state || type.kept == measure::Kept::amax || type.kept == measure::Kept::sizes) return;
-  throw io::Error("observer " + io::in_quotes(observer) +
-                  ": what it keeps of several processes can't be joined, allowed: " +
-                  io::joined(measure::observer_names([](const measure::ObserverType& t) {
-                    return t.keeps_state || t.kept == measure::Kept::amax || t.kept == measure::Kept::sizes;
-                  })));
+  io::fail<io::Error>("observer {}: what it keeps of several processes can't be joined, allowed: {}",
+                      io::in_quotes(observer), io::joined(measure::observer_names([](const measure::ObserverType& t) {
+                        return t.keeps_state || t.kept == measure::Kept::amax || t.kept == measure::Kept::sizes;
+                      })));
 }
 
 /// One share: its own session, its own files.
@@ -204,8 +203,8 @@ void join_measurements(MeasureRun& run) {
   if (const auto file = joined_before(run)) return leave_finished(run, *file);
   std::error_code error;
   if (!fs::exists(shares_folder(run), error))
-    throw io::Error(run.options.out.string() + ": no shares to join stand there (" +
-                    shares_folder(run).filename().string() + ")");
+    io::fail<io::Error>("{}: no shares to join stand there ({})", run.options.out.string(),
+                        shares_folder(run).filename().string());
   io::Shares shares(shares_folder(run), run.work, *run.share.shares);
   join_and_report(run, shares, stands);
 }
@@ -256,10 +255,9 @@ measure::MeasurementFile read_part(const StatsName& name, const std::string& mar
   if (is_empty(file) || !fs::exists(name.fingerprint(), error) || has_mark(name, file, mark)) return file;
   const io::Json fingerprint = io::read_json(name.fingerprint());
   const bool finished = fingerprint.is_object() && fingerprint.contains("run");
-  throw io::Error(name.json().string() +
-                  (finished ? ": is of other files, samples or options than these"
-                            : ": was cut short before all of its samples were measured") +
-                  "; measure it again");
+  io::fail<io::Error>("{}{}; measure it again", name.json().string(),
+                      finished ? ": is of other files, samples or options than these"
+                               : ": was cut short before all of its samples were measured");
 }
 
 /// In the order in which one process has them: that of its list of modules.
@@ -318,7 +316,7 @@ void back_up(const std::vector<FileBytes>& files, const StatsName& target) {
   fs::create_directory(backup, error);
   for (const auto& path : others) {
     fs::rename(path, backup / path.filename(), error);
-    if (error) io::fail(path, "can't be moved to a backup: " + error.message());
+    if (error) io::fail(path, "can't be moved to a backup: {}", error.message());
   }
 }
 
@@ -335,7 +333,7 @@ JoinedParts join_parts(const std::vector<Part>& parts, const StatsName& target, 
     measured.push_back(name);
     names.push_back(name.json().string());
   }
-  if (files.empty()) throw io::Error(target.base() + ": no part has any samples");
+  if (files.empty()) io::fail<io::Error>("{}: no part has any samples", target.base());
   auto merged = measure::merge(files, names);
   if (merged.mode == measure::MeasurementMode::shape) {
     merged.modules = files.back().modules;  // of the last call, which is the last part's

@@ -14,6 +14,7 @@
 
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 
 namespace fp8::commands {
@@ -41,11 +42,10 @@ void merge(const MergeOptions& o, Context& context) {
   for (const auto& path : o.paths) {
     const StatsName name = measure::find_measurement(path.string());
     if (name.is_scales())
-      throw io::Error(path.string() +
-                      ": found scales, expected a measurement; merge measurements and compute scales from them");
+      io::fail<io::Error>("{}: found scales, expected a measurement; merge measurements and compute scales from them",
+                          path.string());
     if (!files.empty() && name.observer != out.observer) {
-      throw io::Error(path.string() + ": found observer '" + name.observer + "', " + names[0] + " has '" +
-                      out.observer + "'");
+      io::fail<io::Error>("{}: found observer '{}', {} has '{}'", path.string(), name.observer, names[0], out.observer);
     }
     if (files.empty()) out = {(o.out / fs::path(name.prefix).filename()).string(), name.observer, "", name.rank};
     files.push_back(measure::read_measurements(name));
@@ -55,8 +55,8 @@ void merge(const MergeOptions& o, Context& context) {
   for (const auto& name : sets) {
     std::error_code ignored;
     if (fs::equivalent(name.json(), out.json(), ignored) || fs::equivalent(name.npz(), out.npz(), ignored))
-      throw io::Error(o.out.string() + ": " + short_name(out) +
-                      " of it is one of the measurements to merge; name another folder");
+      io::fail<io::Error>("{}: {} of it is one of the measurements to merge; name another folder", o.out.string(),
+                          short_name(out));
   }
   auto merged = measure::merge(files, names);
   std::vector<std::string> warnings;
@@ -125,7 +125,7 @@ std::vector<StatsName> sets_at(const fs::path& path) {
   const bool folder = fs::is_directory(path, ignored);
   if (!folder) {
     if (auto name = measure::parse_stats_name(path.string())) {
-      if (!name->exists()) throw io::Error(path.string() + ": no such file");
+      if (!name->exists()) io::fail<io::Error>("{}: no such file", path.string());
       return {*name};
     }
   }
@@ -138,7 +138,8 @@ std::vector<StatsName> sets_at(const fs::path& path) {
     }
   }
   if (found.empty())
-    throw io::Error(path.string() + ": expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none");
+    io::fail<io::Error>("{}: expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none",
+                        path.string());
   return found;
 }
 
@@ -153,9 +154,9 @@ std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const S
   }
   if (paths.empty()) return {};
   if (paths.size() != names.size()) {
-    warnings.push_back(short_name(target) + ": only " + std::to_string(paths.size()) + " of " +
-                       std::to_string(names.size()) +
-                       " files have observers' states; the largest values are taken instead");
+    warnings.push_back(
+        io::message("{}: only {} of {} files have observers' states; the largest values are taken instead",
+                    short_name(target), paths.size(), names.size()));
     return {};
   }
   const auto states = merged_states(paths, file);
@@ -263,8 +264,8 @@ io::Json diff_report(const DiffOptions& o, const measure::Difference& d) {
 void diff(const DiffOptions& o, Context& context) {
   const StatsName a = one_set(o.before), b = one_set(o.after);
   if (a.is_scales() != b.is_scales())
-    throw io::Error(short_name(b) + ": found " + (b.is_scales() ? "scales" : "a measurement") + ", " + short_name(a) +
-                    " is the other kind");
+    io::fail<io::Error>("{}: found {}, {} is the other kind", short_name(b), b.is_scales() ? "scales" : "a measurement",
+                        short_name(a));
   const auto d = measure::compare(nodes_of(a), nodes_of(b));
   const auto beyond = d.beyond(o.tolerance);
   Report report({"module", "tensor", ">before", ">after", ">ratio"});

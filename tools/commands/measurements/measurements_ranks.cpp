@@ -23,8 +23,8 @@ constexpr std::int64_t kMostRanks = 65536;
 void require_one_family(const std::vector<StatsName>& sets, const fs::path& path) {
   for (const auto& name : sets) {
     if (name.prefix == sets[0].prefix && name.observer == sets[0].observer) continue;
-    throw io::Error(path.string() + ": found " + short_name(sets[0]) + " and " + short_name(name) +
-                    ", expected files of one prefix and observer; name the prefix");
+    io::fail<io::Error>("{}: found {} and {}, expected files of one prefix and observer; name the prefix",
+                        path.string(), short_name(sets[0]), short_name(name));
   }
 }
 
@@ -53,23 +53,22 @@ int world_of(const std::vector<StatsName>& sets, const UnifyOptions& o) {
   std::vector<std::string> words;
   for (int world : all) words.push_back(std::to_string(world));
   if (all.empty())
-    throw io::Error(o.path.string() + ": expected files of ranks (" +
-                    short_name(sets[0].with_rank(configs::Rank{0, 8})) + ".json), found none");
+    io::fail<io::Error>("{}: expected files of ranks ({}.json), found none", o.path.string(),
+                        short_name(sets[0].with_rank(configs::Rank{0, 8})));
   if (o.world != 0) {
     if (all.count(static_cast<int>(o.world)) == 0)
-      throw io::Error(o.path.string() + ": found files of " + io::joined_first(words) +
-                      " ranks, none of --world-size " + std::to_string(o.world));
+      io::fail<io::Error>("{}: found files of {} ranks, none of --world-size {}", o.path.string(),
+                          io::joined_first(words), o.world);
     if (o.world <= o.ranks || o.world % o.ranks != 0)
-      throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) + ", allowed: a divisor of " +
-                       std::to_string(o.world) + ", smaller than it");
+      io::fail<UsageError>("unify: --ranks: found {}, allowed: a divisor of {}, smaller than it", o.ranks, o.world);
     return static_cast<int>(o.world);
   }
   if (fitting.empty())
-    throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) +
-                     ", allowed: a divisor of the number of ranks (" + io::joined_first(words) + "), smaller than it");
+    io::fail<UsageError>("unify: --ranks: found {}, allowed: a divisor of the number of ranks ({}), smaller than it",
+                         o.ranks, io::joined_first(words));
   if (fitting.size() > 1)
-    throw UsageError("unify: " + o.path.string() + " has files of " + io::joined_first(words) +
-                     " ranks; say which with --world-size");
+    io::fail<UsageError>("unify: {} has files of {} ranks; say which with --world-size", o.path.string(),
+                         io::joined_first(words));
   return *fitting.begin();
 }
 
@@ -82,8 +81,8 @@ std::vector<StatsName> all_ranks(const StatsName& set, int world) {
     if (!names.back().exists()) missing.push_back(short_name(names.back()) + ".json");
   }
   if (!missing.empty()) {
-    throw io::Error(fs::path(set.prefix).parent_path().string() + ": " + std::to_string(missing.size()) + " of " +
-                    std::to_string(world) + " ranks are missing: " + io::joined_first(missing));
+    io::fail<io::Error>("{}: {} of {} ranks are missing: {}", fs::path(set.prefix).parent_path().string(),
+                        missing.size(), world, io::joined_first(missing));
   }
   return names;
 }
@@ -138,7 +137,7 @@ std::vector<StatsName> ranked_sets(const fs::path& path) {
 void unify(const UnifyOptions& o, Context& context) {
   const auto sets = ranked_sets(o.path);
   if (sets.empty())
-    throw io::Error(o.path.string() + ": expected files of ranks (*_hooks_maxabs_0_8.json), found none");
+    io::fail<io::Error>("{}: expected files of ranks (*_hooks_maxabs_0_8.json), found none", o.path.string());
   require_one_family(sets, o.path);
   const int world = world_of(sets, o);
   std::vector<FileBytes> files;
@@ -171,9 +170,9 @@ std::vector<StatsName> unified_sets(const fs::path& path) {
     if (!name.rank.has_value()) plain.push_back(name);
   }
   if (unified.empty() && plain.empty())
-    throw io::Error(
-        path.string() +
-        ": expected a unified measurement (*_hooks_maxabs_0_1.json), found files of ranks only; unify them first");
+    io::fail<io::Error>(
+        "{}: expected a unified measurement (*_hooks_maxabs_0_1.json), found files of ranks only; unify them first",
+        path.string());
   return unified.empty() ? plain : unified;
 }
 

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::commands {
 
 void add_data_option(Options& options, const std::string& name, text::DataFiles& target, const std::string& help,
@@ -46,7 +48,7 @@ void take_built_in_text(DataOptions& target, const Context& context) {
 
 std::filesystem::path one_file(const text::DataFiles& files) {
   if (files.size() != 1)
-    throw UsageError("--data: found " + std::to_string(files.size()) + " files, allowed: one, .safetensors or .wav");
+    io::fail<UsageError>("--data: found {} files, allowed: one, .safetensors or .wav", files.size());
   return files[0];
 }
 
@@ -107,13 +109,12 @@ text::DataFiles data_files(const std::string& option, const std::vector<std::str
     for (const auto& part : pattern.relative_path()) parts.push_back(part.string());
     std::vector<fs::path> found;
     find_files(pattern.root_path(), parts, 0, found);
-    if (found.empty()) throw UsageError(option + ": found '" + name + "', which no file fits");
-    if (found.size() > kMostFiles)
-      throw UsageError(option + ": '" + name + "' fits more than " + std::to_string(kMostFiles) + " files");
+    if (found.empty()) io::fail<UsageError>("{}: found '{}', which no file fits", option, name);
+    if (found.size() > kMostFiles) io::fail<UsageError>("{}: '{}' fits more than {} files", option, name, kMostFiles);
     files.insert(files.end(), found.begin(), found.end());
   }
   if (std::ranges::count(files, fs::path(text::kStandardInput)) > 1)
-    throw UsageError(option + ": found - (standard input) twice, allowed: once");
+    io::fail<UsageError>("{}: found - (standard input) twice, allowed: once", option);
   return files;
 }
 
@@ -157,10 +158,10 @@ void add_kv_cache_options(Options& options, KvCacheOptions& target) {
 void check_kv_cache_options(const KvCacheOptions& o, const Context& context) {
   using Mode = KvCacheOptions::Mode;
   if (o.mode == Mode::fp8 && context.device != "hpu")
-    throw UsageError("--kv-cache fp8: found --device " + context.device + ", allowed: hpu");
+    io::fail<UsageError>("--kv-cache fp8: found --device {}, allowed: hpu", context.device);
   if (o.mode != Mode::fp8 && !o.measurements.empty())
-    throw UsageError("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache " +
-                     std::string(name_of(o.mode)));
+    io::fail<UsageError>("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache {}",
+                         name_of(o.mode));
   if (o.scales.has_value() && o.measurements.empty())
     throw UsageError("--kv-cache-scales: says what is made of --measurements, which is not given");
 }
@@ -193,12 +194,12 @@ runtime::ProfileSchedule ProfileOptions::schedule() const {
     }
     rest.remove_prefix(comma + 1);
   }
-  throw UsageError("--profile-schedule: found '" + schedule_text + "'" + kAllowed);
+  io::fail<UsageError>("--profile-schedule: found '{}'{}", schedule_text, kAllowed);
 }
 
 void check_profile_options(const ProfileOptions& o) {
   if (o.schedule_text.empty()) return;
-  if (o.folder.empty()) throw UsageError("--profile-schedule: found '" + o.schedule_text + "', but no --profile");
+  if (o.folder.empty()) io::fail<UsageError>("--profile-schedule: found '{}', but no --profile", o.schedule_text);
   (void)o.schedule();
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {
@@ -130,7 +131,7 @@ void check_pipeline(const MeasureOptions& o) {
        {std::pair{"--block-wise", o.block_wise}, std::pair{"--whole", o.whole}, std::pair{"--resume", o.resume},
         std::pair{"--rank", s.rank >= 0}, std::pair{"--world-size", s.world_size > 0},
         std::pair{"--shares", s.shares > 0}, std::pair{"--join", s.join}, std::pair{"--wait", s.wait.has_value()}}) {
-    if (given) throw UsageError(std::string("--pipeline: excludes ") + option);
+    if (given) io::fail<UsageError>("--pipeline: excludes {}", option);
   }
   if (is_script(o.model))
     throw UsageError("--pipeline: a TorchScript model is measured whole, allowed: checkpoint folders");
@@ -146,12 +147,12 @@ void check_stdin(const MeasureOptions& o) {
   const bool several = o.pipeline || o.share.world_size > 1 || o.share.shares > 0 || o.share.join ||
                        (process.has_value() && process->size > 1);
   if (o.resume || several)
-    throw UsageError(std::string("--data: found - (standard input) with ") +
-                     (o.resume ? "--resume" : "several processes") + ", allowed: files, which can be read again");
+    io::fail<UsageError>("--data: found - (standard input) with {}, allowed: files, which can be read again",
+                         o.resume ? "--resume" : "several processes");
 }
 
 void check_measure_options(const MeasureOptions& o, const Context& context) {
-  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
+  if (context.device != "hpu") io::fail<UsageError>("--device: found '{}', allowed: hpu", context.device);
   if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
   if (o.block_wise && is_script(o.model))
     throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
@@ -172,8 +173,9 @@ std::int64_t limit_of(const MeasureOptions& o) {
   if (o.memory_limit.empty()) return 0;
   const auto bytes = parse_bytes(o.memory_limit);
   if (!bytes)
-    throw UsageError("--memory-limit: found '" + o.memory_limit +
-                     "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
+    io::fail<UsageError>(
+        "--memory-limit: found '{}', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB",
+        o.memory_limit);
   return *bytes;
 }
 

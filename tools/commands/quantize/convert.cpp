@@ -8,6 +8,7 @@
 
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form_table.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/work/process.h"
@@ -56,9 +57,9 @@ void check_usage(ConvertCommand& c, const Context& context) {
                         : o.rescale.has_value()      ? "--rescale"
                         : o.dialect.has_value()      ? "--dialect"
                                                      : nullptr;
-    if (given != nullptr) throw UsageError(std::string("convert: ") + given + " is for fp8 forms, found --to " + c.to);
+    if (given != nullptr) io::fail<UsageError>("convert: {} is for fp8 forms, found --to {}", given, c.to);
   } else if (o.cast_all) {
-    throw UsageError("convert: --cast-all is for --to bf16, f16, f32, found --to " + c.to);
+    io::fail<UsageError>("convert: --cast-all is for --to bf16, f16, f32, found --to {}", c.to);
   }
   const bool block = o.weights.value_or(quant::WeightGranularity::block) == quant::WeightGranularity::block;
   if (!block && (o.block.has_value() || o.power_of_two.has_value()))
@@ -154,8 +155,8 @@ void check_ranks_usage(const ConvertCommand& c, const Context& context) {
                       : s.join || s.shares > 0          ? "--shares and --join"
                       : s.rank >= 0 || s.world_size > 0 ? "--rank and --world-size"
                                                         : nullptr;
-  if (c.to != "inc") throw UsageError("convert: --ranks is for --to inc, found --to " + c.to);
-  if (given != nullptr) throw UsageError(std::string("convert: ") + given + " doesn't go with --ranks");
+  if (c.to != "inc") io::fail<UsageError>("convert: --ranks is for --to inc, found --to {}", c.to);
+  if (given != nullptr) io::fail<UsageError>("convert: {} doesn't go with --ranks", given);
 }
 
 void convert_ranks(const ConvertCommand& c, Context& context) {

@@ -80,8 +80,8 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
     }
     plan.config = configs::read_quant_config(o.config, measure::parse_options());
     if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO) {
-      throw io::Error(o.config.string() + ": key 'mode': found " + configs::name_of(plan.config->mode) +
-                      ", expected QUANTIZE");
+      io::fail<io::Error>("{}: key 'mode': found {}, expected QUANTIZE", o.config.string(),
+                          configs::name_of(plan.config->mode));
     }
     configs::refuse_type_paths(*plan.config);
     plan.dialect = device_dialect(context, "quantize");
@@ -306,7 +306,7 @@ Action add_quantize(Options& options) {
 double parse_budget(const std::string& text) {
   const auto value = text.starts_with("kl=") ? parse_number(text.substr(3)) : std::nullopt;
   if (!value.has_value() || !(*value > 0))
-    throw UsageError("--budget: found '" + text + "', allowed: kl=X with X > 0, e.g. kl=0.01");
+    io::fail<UsageError>("--budget: found '{}', allowed: kl=X with X > 0, e.g. kl=0.01", text);
   return *value;
 }
 

@@ -69,40 +69,17 @@ std::string bash_script(const CommandPage& program) {
       groups += "    " + page.name +
                 ") [ \"$COMP_CWORD\" -eq 2 ] && words=" + io::shell_word(names_of_children(page) + " --help") +
                 "; command+=\" ${COMP_WORDS[2]-}\" ;;\n";
-  return "# bash completion for fp8, made by: fp8 completion bash\n"
-         "_fp8() {\n"
-         "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]-}\n"
-         "  local words='' options='' files='' value=''\n"
-         "  COMPREPLY=()\n"
-         "  # --option=value is three words to bash\n"
-         "  if [ \"$cur\" = = ]; then cur=''; elif [ \"$prev\" = = ]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi\n"
-         "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-         "    COMPREPLY=($(compgen -W " +
-         io::shell_word(names_of_children(program) + " --help --version") +
-         " -- \"$cur\"))\n"
-         "    return\n"
-         "  fi\n"
-         "  case $command in\n" +
-         groups +
-         "  esac\n"
-         "  if [ -z \"$words\" ]; then\n"
-         "  value=1\n"
-         "  case \"$command $prev\" in\n" +
-         of_options +
-         "    *) value='' ;;\n"
-         "  esac\n"
-         "  if [ -z \"$value\" ]; then\n"
-         "  case $command in\n" +
-         of_commands +
-         "  esac\n"
-         "  if [[ $cur == -* ]]; then words=$options files=''; fi\n"
-         "  fi\n"
-         "  fi\n"
-         "  [ -z \"$words\" ] || COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
-         "  [ -z \"$files\" ] || { compopt -o filenames 2>/dev/null; local IFS=$'\\n'; COMPREPLY+=($(compgen -f -- "
-         "\"$cur\")); }\n"
-         "}\n"
-         "complete -F _fp8 fp8\n";
+  return io::message(
+      "# bash completion for fp8, made by: fp8 completion bash\n_fp8() {\n  local cur=${COMP_WORDS[COMP_CWORD]} "
+      "prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]-}\n  local words='' options='' files='' value=''\n  "
+      "COMPREPLY=()\n  # --option=value is three words to bash\n  if [ \"$cur\" = = ]; then cur=''; elif [ \"$prev\" = "
+      "= ]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi\n  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen "
+      "-W {} -- \"$cur\"))\n    return\n  fi\n  case $command in\n{}  esac\n  if [ -z \"$words\" ]; then\n  value=1\n  "
+      "case \"$command $prev\" in\n{}    *) value='' ;;\n  esac\n  if [ -z \"$value\" ]; then\n  case $command in\n{}  "
+      "esac\n  if [[ $cur == -* ]]; then words=$options files=''; fi\n  fi\n  fi\n  [ -z \"$words\" ] || "
+      "COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n  [ -z \"$files\" ] || { compopt -o filenames 2>/dev/null; "
+      "local IFS=$'\\n'; COMPREPLY+=($(compgen -f -- \"$cur\")); }\n}\ncomplete -F _fp8 fp8\n",
+      io::shell_word(names_of_children(program) + " --help --version"), groups, of_options, of_commands);
 }
 
 // --- zsh
@@ -162,14 +139,11 @@ std::string zsh_script(const CommandPage& program) {
     for (const OptionRow& option : page->options) arms += " \\\n        " + zsh_row(option);
     arms += " ;;\n";
   }
-  return "#compdef fp8\n"
-         "# zsh completion for fp8, made by: fp8 completion zsh\n"
-         "_fp8() {\n"
-         "  if (( CURRENT == 2 )); then\n" +
-         zsh_list(program) + "    return\n  fi\n" + arms +
-         "  esac\n"
-         "}\n"
-         "if [[ $funcstack[1] == _fp8 ]]; then _fp8 \"$@\"; else compdef _fp8 fp8; fi\n";
+  return io::message(
+      "#compdef fp8\n# zsh completion for fp8, made by: fp8 completion zsh\n_fp8() {\n  if (( CURRENT == 2 )); "
+      "then\n{}    return\n  fi\n{}  esac\n}\nif [[ $funcstack[1] == _fp8 ]]; then _fp8 \"$@\"; else compdef _fp8 fp8; "
+      "fi\n",
+      zsh_list(program), arms);
 }
 
 // --- fish

@@ -82,8 +82,7 @@ std::string command_line(std::string_view line, std::size_t width) {
 std::string pointer_to_rest(const CommandPage& page) {
   const auto hidden = std::ranges::count_if(page.options, [](const auto& o) { return o.shelf != Shelf::common; });
   if (hidden == 0) return "";
-  return full_name(page) + " --help-all shows " + std::to_string(hidden) + (hidden == 1 ? " option" : " options") +
-         " more.";
+  return io::message("{} --help-all shows {}{} more.", full_name(page), hidden, hidden == 1 ? " option" : " options");
 }
 
 }  // namespace

@@ -51,10 +51,10 @@ void require_named_libraries(const Options& options, const std::vector<std::stri
     if (!part.empty()) add(std::string(part.begin(), part.end()));
   for (const std::string& file : files) {
     if (named.contains(fs::weakly_canonical(file))) continue;
-    throw io::Error(
-        place + ": found the library " + io::in_quotes(file) +
-        ", whose code would run, allowed: one that the command line names as well; if you trust it, add --load " +
-        io::shell_word(io::printable(file, 4096)));
+    io::fail<io::Error>(
+        "{}: found the library {}, whose code would run, allowed: one that the command line names as well; if you "
+        "trust it, add --load {}",
+        place, io::in_quotes(file), io::shell_word(io::printable(file, 4096)));
   }
 }
 
@@ -63,14 +63,15 @@ void take_options(const RunTree& tree, Options& options) {
   const io::Json* section = tree.find("fp8");
   if (section == nullptr) return;
   if (!section->is_object())
-    throw io::Error(tree.place("fp8") + ": found " + io::printable(section->dump()) + ", allowed: an object");
+    io::fail<io::Error>("{}: found {}, allowed: an object", tree.place("fp8"), io::printable(section->dump()));
   const auto names = options.names();
   for (const auto& [key, value] : section->items()) {
     const std::string option = configs::flag_of(key);
     const std::string place = tree.place("fp8." + key);
     if (std::ranges::find(names, option) == names.end() ||
         std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun))
-      throw io::Error(place + ": there is no option " + option + " for a run file, " + io::the_nearest(option, names));
+      io::fail<io::Error>("{}: there is no option {} for a run file, {}", place, option,
+                          io::the_nearest(option, names));
     if (value.is_null()) continue;
     std::vector<std::string> list;
     for (const auto& part : value.is_array() ? value : io::Json::array({value}))
@@ -95,14 +96,15 @@ void take_checkpoint(const RunTree& tree, Options& options, RunSettings& run) {
   if (path == nullptr) return;
   const std::string place = tree.place("ckpt_path"), text = option_text(*path, place);
   if (text == "best")
-    throw io::Error(place + ": found \"best\", allowed: a folder that ModelCheckpoint wrote, last, or null");
+    io::fail<io::Error>("{}: found \"best\", allowed: a folder that ModelCheckpoint wrote, last, or null", place);
   if (run.stage != Stage::fit)
     run.ckpt_path = text;
   else if (text == "last")
     options.take("--resume", "true", place);
   else
-    throw io::Error(place + ": found " + io::in_quotes(text) +
-                    ", allowed for fit: null, or last, which is --resume from the newest checkpoint in --out");
+    io::fail<io::Error>(
+        "{}: found {}, allowed for fit: null, or last, which is --resume from the newest checkpoint in --out", place,
+        io::in_quotes(text));
 }
 
 void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
@@ -115,8 +117,8 @@ void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
   part("lr_scheduler", run.lr_scheduler);
   const bool own_model = run.model && trainer::own_name(run.model->class_path) != kLanguageModel;
   if (!own_model && run.data && trainer::own_name(run.data->class_path) != kTextData)
-    throw io::Error(run.data->place + ": found " + io::in_quotes(run.data->class_path) +
-                    " without a model of its own, allowed: " + kTextData + ", or model.class_path beside it");
+    io::fail<io::Error>("{}: found {} without a model of its own, allowed: {}, or model.class_path beside it",
+                        run.data->place, io::in_quotes(run.data->class_path), kTextData);
   if (own_model) return;
   take_language_model(tree, options, run);
 }
@@ -126,7 +128,7 @@ void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
 std::string option_text(const io::Json& value, const std::string& place) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_structured() || value.is_null())
-    throw io::Error(place + ": found " + io::printable(value.dump()) + ", allowed: a text, number or switch");
+    io::fail<io::Error>("{}: found {}, allowed: a text, number or switch", place, io::printable(value.dump()));
   if (!value.is_number_float()) return value.dump();
   char buffer[32];
   return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value.get<double>()).ptr};
@@ -200,7 +202,7 @@ void take_betas(const std::string& first, const std::string& second, Options& op
 
 void take_betas(const io::Json& value, Options& options, const std::string& place) {
   if (!value.is_array() || value.size() != 2)
-    throw io::Error(place + ": found " + io::printable(value.dump()) + ", allowed: two numbers");
+    io::fail<io::Error>("{}: found {}, allowed: two numbers", place, io::printable(value.dump()));
   take_betas(option_text(value[0], place), option_text(value[1], place), options, place);
 }
 
@@ -228,8 +230,8 @@ void take_arguments(const trainer::Part& part, const Class& one, Options& option
   }
   for (const auto& [name, value] : part.init_args.items())
     if (std::ranges::find(names, name) == names.end())
-      throw io::Error(part.places.at(name) + ": " + part.class_path + " has no such argument here, allowed: " +
-                      io::joined(names) + "; " + io::the_nearest(name, names));
+      io::fail<io::Error>("{}: {} has no such argument here, allowed: {}; {}", part.places.at(name), part.class_path,
+                          io::joined(names), io::the_nearest(name, names));
   for (const auto& name : names) {
     const TrainRow* row = find_key(std::string(one.section) + "." + name);
     const auto found = part.init_args.find(name);
@@ -251,8 +253,8 @@ void take_class(const std::optional<trainer::Part>& part, std::span<const Class>
   for (const auto& one : classes) names.emplace_back(one.name);
   const auto found = std::ranges::find(names, last);
   if (found == names.end())
-    throw io::Error(part->place + ": found " + io::in_quotes(part->class_path) +
-                    ", allowed with a language model: " + io::joined(names) + "; " + io::the_nearest(last, names));
+    io::fail<io::Error>("{}: found {}, allowed with a language model: {}; {}", part->place,
+                        io::in_quotes(part->class_path), io::joined(names), io::the_nearest(last, names));
   const Class& one = classes[static_cast<std::size_t>(found - names.begin())];
   options.take(one.option, one.value, part->place);
   take_arguments(*part, one, options, run);
@@ -270,16 +272,18 @@ void take_language_model(const RunTree& tree, Options& options, RunSettings& run
   const auto given = [&](const char* key) { return tree.contains(std::string("trainer.") + key); };
   const bool has_epochs = run.trainer.max_epochs.value_or(-1) > 0;
   if (run.trainer.max_epochs && !has_epochs && !run.trainer.max_steps)
-    throw io::Error(tree.place("trainer.max_epochs") + ": found -1 without trainer.max_steps, allowed: a number of " +
-                    "epochs, or max_steps beside it, which the learning rate's schedule ends with");
+    io::fail<io::Error>(
+        "{}: found -1 without trainer.max_steps, allowed: a number of epochs, or max_steps beside it, which the "
+        "learning rate's schedule ends with",
+        tree.place("trainer.max_epochs"));
   // Lightning's files without a length mean 1000 epochs.
   if ((given("max_steps") || given("max_epochs")) && !run.trainer.max_steps && !has_epochs &&
       tree.find("trainer.max_time") == nullptr && tree.find("fp8.steps") == nullptr &&
       tree.find("fp8.epochs") == nullptr && options.source_of("--steps") == "default")
     options.take("--epochs", "1000", "Lightning's default");
   if (run.trainer.max_steps && has_epochs)
-    throw io::Error(tree.place("trainer.max_steps") + ": found beside trainer.max_epochs (" +
-                    tree.source("trainer.max_epochs") + "), allowed: one of them, the other null or -1");
+    io::fail<io::Error>("{}: found beside trainer.max_epochs ({}), allowed: one of them, the other null or -1",
+                        tree.place("trainer.max_steps"), tree.source("trainer.max_epochs"));
 }
 
 }  // namespace fp8::commands

@@ -101,7 +101,7 @@ std::shared_ptr<torch::nn::Module> network_of(const std::shared_ptr<trainer::Tra
 Subject own_subject(const TrainOptions& o, const Context& context) {
   const auto parts = part_context(o, context);
   if (!o.run.data)
-    throw io::Error(o.run.model->place + ": found a model of its own, but no data: {class_path, init_args}");
+    io::fail<io::Error>("{}: found a model of its own, but no data: {class_path, init_args}", o.run.model->place);
   Subject subject;
   subject.module = trainer::make_part<trainer::TrainingModule>(*o.run.model, parts);
   subject.network = network_of(subject.module);
@@ -152,7 +152,7 @@ std::unique_ptr<OnDevice> source_of(trainer::DataModule& data,
 
 std::unique_ptr<OnDevice> needed(std::unique_ptr<OnDevice> source, const TrainOptions& o, const char* loader) {
   if (source == nullptr)
-    throw io::Error((o.run.data ? o.run.data->place + ": " : std::string()) + "the data has no " + loader);
+    io::fail<io::Error>("{}the data has no {}", o.run.data ? o.run.data->place + ": " : std::string(), loader);
   return source;
 }
 
@@ -163,9 +163,9 @@ void load_weights(PreparedModule& module, const fs::path& folder) {
     trainer::load_network(module.network(), state);
     module.load_state(trainer::extra_of(state));
   } catch (const io::Json::exception& error) {
-    throw io::Error(folder.string() + ": " + error.what());
+    io::fail<io::Error>("{}: {}", folder.string(), error.what());
   } catch (const io::Error& error) {
-    throw io::Error(folder.string() + ": " + error.what());
+    io::fail<io::Error>("{}: {}", folder.string(), error.what());
   }
 }
 
@@ -174,7 +174,7 @@ fs::path checkpoint_of(const TrainOptions& o) {
   if (o.run.ckpt_path != "last") return o.run.ckpt_path;
   const auto root = o.out / "checkpoints";
   const auto steps = trainer::checkpoint_steps(root);
-  if (steps.empty()) throw io::Error("ckpt_path: found \"last\", but no checkpoint is in " + root.string());
+  if (steps.empty()) io::fail<io::Error>("ckpt_path: found \"last\", but no checkpoint is in {}", root.string());
   return trainer::checkpoint_folder(root, steps.back());
 }
 

@@ -57,12 +57,12 @@ std::map<std::string, std::string> places_of(const io::LocatedJson& file, const 
 
 void check_top(const io::Json& value, const io::LocatedJson& file, const std::string& below) {
   const std::string place = file.place(below);
-  if (!value.is_object()) throw io::Error(place + ": found " + io::printable(value.dump()) + ", allowed: an object");
+  if (!value.is_object()) io::fail<io::Error>("{}: found {}, allowed: an object", place, io::printable(value.dump()));
   for (const auto& [key, part] : value.items()) {
     if (among(kTop, key) || (below.empty() && parse_enum<Stage>(key))) continue;
     const std::vector<std::string> names(std::begin(kTop), std::end(kTop));
-    throw io::Error(file.place(io::json_pointer(below, key)) + ": unknown key " + io::in_quotes(key) +
-                    ", allowed: " + io::joined(names) + "; " + io::the_nearest(key, names));
+    io::fail<io::Error>("{}: unknown key {}, allowed: {}; {}", file.place(io::json_pointer(below, key)),
+                        io::in_quotes(key), io::joined(names), io::the_nearest(key, names));
   }
 }
 
@@ -138,8 +138,8 @@ void RunTree::set(std::string_view key, io::Json value, const std::string& sourc
       sources_[io::json_pointer(pointer, "class_path")] = before;
     }
     if (!at->is_object())
-      throw io::Error(source + ": " + std::string(key) + ": found " + io::printable(at->dump()) + " at " +
-                      io::in_quotes(pointer.substr(1)) + ", allowed: an object");
+      io::fail<io::Error>("{}: {}: found {} at {}, allowed: an object", source, key, io::printable(at->dump()),
+                          io::in_quotes(pointer.substr(1)));
     pointer = io::json_pointer(pointer, name);
     at = &(*at)[name];
   }
@@ -171,7 +171,7 @@ std::string RunTree::place(std::string_view key) const { return source(key) + ":
 trainer::Part RunTree::part(const std::string& key) const {
   const io::Json* value = find(key);
   const auto fail = [&](const std::string& at, const io::Json& found, const char* allowed) {
-    throw io::Error(place(at) + ": found " + io::printable(found.dump()) + ", allowed: " + allowed);
+    io::fail<io::Error>("{}: found {}, allowed: {}", place(at), io::printable(found.dump()), allowed);
   };
   const io::Json none;
   if (value == nullptr || (!value->is_string() && !value->is_object()))
@@ -230,7 +230,7 @@ RunTree read_run(const std::vector<std::filesystem::path>& files, const std::str
   for (const auto& argument : dotted) {
     const auto equals = argument.find('=');
     const std::string key = argument.substr(2, equals - 2);
-    if (equals == std::string::npos) throw io::Error(argument + ": found no value, allowed: " + argument + "=VALUE");
+    if (equals == std::string::npos) io::fail<io::Error>("{}: found no value, allowed: {}=VALUE", argument, argument);
     tree.set(key, io::parse_yaml(argument.substr(equals + 1), "--" + key).value, "command line");
   }
   return tree;

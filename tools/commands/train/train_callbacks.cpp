@@ -234,15 +234,12 @@ void TrainLog::on_fit_start(trainer::Trainer&, std::int64_t step) {
   if (step > 0)
     for_each_step(file_.path(), [&](const io::Json& entry, std::size_t end) {
       if (entry["step"] != last + 1)
-        throw io::Error(file_.path().string() + ": step " + entry["step"].dump() + " follows step " +
-                        std::to_string(last));
+        io::fail<io::Error>("{}: step {} follows step {}", file_.path().string(), entry["step"].dump(), last);
       last = entry["step"];
       keep = end;
       return last < step;
     });
-  if (last != step)
-    io::fail(file_.path(),
-             "ends at step " + std::to_string(last) + ", but the checkpoint is of step " + std::to_string(step));
+  if (last != step) io::fail(file_.path(), "ends at step {}, but the checkpoint is of step {}", last, step);
   file_.truncate(keep);
 }
 

@@ -39,8 +39,7 @@ Given read(const fs::path& path, configs::Findings (*check)(const io::Json&, con
   Given given{io::printable(path.string(), 4096), io::read_json(path), {}};
   const auto found = check(given.json, path.string());
   if (found.problems.size() > 1)
-    throw io::Error(found.problems[0] + " (fp8 config check " + given.file + " lists " +
-                    std::to_string(found.problems.size()) + ")");
+    io::fail<io::Error>("{} (fp8 config check {} lists {})", found.problems[0], given.file, found.problems.size());
   if (!found.problems.empty()) throw io::Error(found.problems[0]);
   for (const auto& note : found.notes) context.warn(note);
   given.command = command(given.json);
@@ -54,9 +53,8 @@ fs::path gaudi_config_of(const TrainOptions& v, const Given* arguments) {
   if (path.empty() && arguments != nullptr) {
     path = configs::training::text_of(arguments->json, "gaudi_config_name");
     if (!path.empty() && !fs::exists(path, ignored))
-      throw io::Error(arguments->where("gaudi_config_name") + ": found " + io::in_quotes(path.string()) +
-                      ", allowed: a file, or a folder with " + kGaudiConfigFile +
-                      "; nothing is fetched over a network");
+      io::fail<io::Error>("{}: found {}, allowed: a file, or a folder with {}; nothing is fetched over a network",
+                          arguments->where("gaudi_config_name"), io::in_quotes(path.string()), kGaudiConfigFile);
   }
   return fs::is_directory(path, ignored) ? path / kGaudiConfigFile : path;
 }
@@ -105,8 +103,8 @@ void take_autocast_ops(TrainOptions& v, const Given& gaudi, const Context& conte
   if (!ops || v.precision == "32-true") return;
   for (const char* variable : kListVariables) {
     if (io::environment_value(variable) == nullptr) continue;
-    return context.warn(configs::key_where(gaudi.file, "autocast_bf16_ops") + ": has no effect beside the variable " +
-                        variable);
+    return context.warn(io::message("{}: has no effect beside the variable {}",
+                                    configs::key_where(gaudi.file, "autocast_bf16_ops"), variable));
   }
   v.autocast_ops = std::move(ops);
 }
@@ -115,9 +113,8 @@ void check_needed(const Options& options, const Given& from) {
   for (const TrainSetting& needed : from.command.needed) {
     const std::string flag = configs::flag_of(needed.option);
     if (options.source_of(flag) == "default")
-      throw io::Error(from.where(needed.key) + ": found " +
-                      io::in_quotes(configs::training::text_of(from.json, needed.key)) + ", but no " + flag +
-                      ", allowed: with " + flag + " FILE");
+      io::fail<io::Error>("{}: found {}, but no {}, allowed: with {} FILE", from.where(needed.key),
+                          io::in_quotes(configs::training::text_of(from.json, needed.key)), flag, flag);
   }
 }
 
@@ -139,8 +136,8 @@ std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, c
   if (gaudi) {
     if (arguments && configs::is_true(gaudi->json, "use_fused_adam") &&
         configs::training::text_of(arguments->json, "optim") == "muon")
-      throw io::Error(arguments->where("optim") + ": found \"muon\" beside use_fused_adam of " + gaudi->file +
-                      ", allowed: adamw_torch");
+      io::fail<io::Error>("{}: found \"muon\" beside use_fused_adam of {}, allowed: adamw_torch",
+                          arguments->where("optim"), gaudi->file);
     for (const auto& setting : gaudi->command.settings) taker.take(*gaudi, setting);
   }
   if (arguments) {
@@ -170,13 +167,13 @@ void check_needs(const TrainOptions& o, std::string_view needs) {
     const std::string flag = other->flag();
     if (equals == std::string_view::npos) {
       if (is_set(*other)) continue;
-      throw UsageError(row.flag() + ": found" + (value.is_number() ? " " + value.dump() : "") + ", but no " + flag);
+      io::fail<UsageError>("{}: found{}, but no {}", row.flag(), value.is_number() ? " " + value.dump() : "", flag);
     }
     const std::string allowed(need.substr(equals + 1)), found = other->field.value().get<std::string>();
     if (found == allowed) continue;
     const io::Json text = value.is_array() ? value.at(0) : value;
-    throw UsageError(row.flag() + ": found" + (row.field.is_text ? " '" + text.get<std::string>() + "'" : "") +
-                     " with " + flag + " " + found + ", allowed: " + flag + " " + allowed);
+    io::fail<UsageError>("{}: found{} with {} {}, allowed: {} {}", row.flag(),
+                         row.field.is_text ? " '" + text.get<std::string>() + "'" : "", flag, found, flag, allowed);
   }
 }
 
@@ -184,8 +181,8 @@ void check_loggers(const std::vector<std::string>& loggers) {
   std::set<std::string> seen;
   for (const auto& name : loggers) {
     if (name != "csv" && name != "tensorboard")
-      throw UsageError("--logger: found '" + name + "', allowed: csv, tensorboard");
-    if (!seen.insert(name).second) throw UsageError("--logger: found '" + name + "' twice, allowed: once");
+      io::fail<UsageError>("--logger: found '{}', allowed: csv, tensorboard", name);
+    if (!seen.insert(name).second) io::fail<UsageError>("--logger: found '{}' twice, allowed: once", name);
   }
 }
 
@@ -193,14 +190,14 @@ void check_loggers(const std::vector<std::string>& loggers) {
 void check_strategy(const TrainOptions& o) {
   const StrategySettings& s = o.ranks;
   if (const auto refusal = trainer::python_strategy_refusal(s.strategy); !refusal.empty())
-    throw UsageError("--strategy: " + refusal);
+    io::fail<UsageError>("--strategy: {}", refusal);
   check_needs(o, "strategy=");
   if (s.static_graph && s.find_unused_parameters)
     throw UsageError("--static-graph and --find-unused-parameters: found both, allowed: one of them");
   if (s.reduce_amax != "all" && o.precision != "fp8")
-    throw UsageError("--reduce-amax: found '" + s.reduce_amax + "', allowed: with --precision fp8");
+    io::fail<UsageError>("--reduce-amax: found '{}', allowed: with --precision fp8", s.reduce_amax);
   if (s.reduce_amax != "all" && s.reduce_amax != "off" && !io::parse_integer(s.reduce_amax, 1, 65536))
-    throw UsageError("--reduce-amax: found '" + s.reduce_amax + "', allowed: all, off, or a number from 1 on");
+    io::fail<UsageError>("--reduce-amax: found '{}', allowed: all, off, or a number from 1 on", s.reduce_amax);
 }
 
 void check_train_options(const TrainOptions& o) {
@@ -237,7 +234,7 @@ void check_alternatives(const Options& options) {
     if (*row.columns.instead_of == '\0') continue;
     const std::string other = configs::flag_of(row.columns.instead_of);
     if (given(other) && given(row.flag()))
-      throw UsageError(other + " and " + row.flag() + ": found both, allowed: one of them");
+      io::fail<UsageError>("{} and {}: found both, allowed: one of them", other, row.flag());
   }
 }
 
@@ -248,10 +245,10 @@ void check_own_model(const Options& options, const TrainOptions& o) {
     if (source == "default") continue;
     const std::string what = row.flag() + ": has no effect with model " + o.run.model->class_path;
     if (source == "command line") throw UsageError(what);
-    throw io::Error(source + ": " + what);
+    io::fail<io::Error>("{}: {}", source, what);
   }
   if (o.precision != "fp8" && (!o.recipe.empty() || !o.keep.empty() || !o.measurements.empty()))
-    throw UsageError("--recipe, --keep and --measurements go with --precision fp8, found " + o.precision);
+    io::fail<UsageError>("--recipe, --keep and --measurements go with --precision fp8, found {}", o.precision);
   check_profile_options(o.profile);
   check_strategy(o);
 }
@@ -270,7 +267,7 @@ void check_processes(const TrainOptions& o) {
         o.run.trainer.devices == "auto" ? std::nullopt : std::optional(std::stoi(o.run.trainer.devices)),
         o.run.trainer.num_nodes, "fp8 train --config ...");
   } catch (const std::invalid_argument& error) {
-    throw UsageError("trainer." + std::string(error.what()));
+    io::fail<UsageError>("trainer.{}", error.what());
   }
 }
 
@@ -303,7 +300,7 @@ RunTree take_files(Options& options, TrainOptions& o) {
   } catch (const io::Error& error) {
     const std::string_view text = error.what();
     if (!text.starts_with(kCommandLine)) throw;
-    throw UsageError("--" + std::string(text.substr(kCommandLine.size())));
+    io::fail<UsageError>("--{}", text.substr(kCommandLine.size()));
   }
 }
 

@@ -336,8 +336,8 @@ int StrategySettings::amax_ranks(int size) const {
   if (reduce_amax == "all") return size;
   const auto ranks = io::parse_integer(reduce_amax, 1, size);
   if (!ranks || size % *ranks != 0)
-    throw UsageError("--reduce-amax: found '" + reduce_amax + "' with " + std::to_string(size) +
-                     " ranks, allowed: all, off, or a number that divides them");
+    io::fail<UsageError>("--reduce-amax: found '{}' with {} ranks, allowed: all, off, or a number that divides them",
+                         reduce_amax, size);
   return static_cast<int>(*ranks);
 }
 

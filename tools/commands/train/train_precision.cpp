@@ -116,8 +116,9 @@ struct TrainPrecision::Impl {
     }
     const auto idle = keep.idle(model->named_modules().keys());
     if (!idle.empty())
-      throw UsageError("--keep: found '" + patterns[idle[0]] + "', which matches no module, allowed: what matches " +
-                       "one, as 'lm_head' or 'layers\\.0\\.'");
+      io::fail<UsageError>(
+          "--keep: found '{}', which matches no module, allowed: what matches one, as 'lm_head' or 'layers\\.0\\.'",
+          patterns[idle[0]]);
   }
 
   /// Early steps pass the scale a little all the time; a jump is what a user wants to hear of.
@@ -166,8 +167,10 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
   if (options.cpu_amp && context.device != "cpu")
     throw UsageError("--half-precision-backend: found cpu_amp with --device hpu, allowed: hpu_amp");
   if (context.device == "cpu" && options.precision != "32-true" && !impl_->cpu_amp)
-    throw UsageError("--precision: found '" + options.precision +
-                     "' with --device cpu, allowed: 32-true, or bf16-mixed with --half-precision-backend cpu_amp");
+    io::fail<UsageError>(
+        "--precision: found '{}' with --device cpu, allowed: 32-true, or bf16-mixed with --half-precision-backend "
+        "cpu_amp",
+        options.precision);
   if (context.dialect) {
     const bool gaudi2 = *context.dialect == kernels::Dialect::gaudi2;  // E4M3 to 240; the others' is OCP's
     impl_->kind.emplace(gaudi2 ? runtime::DeviceKind::gaudi2 : runtime::DeviceKind::gaudi3);

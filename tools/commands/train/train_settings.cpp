@@ -104,7 +104,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
 ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
                           const TrainOptions& o) {
   if (!written.is_object() || !written.value("steps", io::Json()).is_number_integer())
-    throw io::Error(file.string() + ": is no train.json of fp8 train, expected an object with an integer 'steps'");
+    io::fail<io::Error>("{}: is no train.json of fp8 train, expected an object with an integer 'steps'", file.string());
   compare_settings(file, written, asked);
   const auto before = written["steps"].get<std::int64_t>(), steps = o.optimizer.steps;
   const auto saved = trainer::checkpoint_steps(o.out / "checkpoints");
@@ -153,7 +153,7 @@ bool open_folder(const TrainOptions& o, const io::Json& settings,
   const auto file = o.out / kTrainSettingsFile;
   std::error_code error;
   if (fs::exists(o.out, error) && !fs::is_directory(o.out, error))
-    throw io::Error(o.out.string() + ": found a file, allowed: a folder");
+    io::fail<io::Error>("{}: found a file, allowed: a folder", o.out.string());
   const bool empty = holds_nothing(o.out);
   const bool run = fs::exists(file, error);
   if (o.resume && run) {
@@ -168,11 +168,13 @@ bool open_folder(const TrainOptions& o, const io::Json& settings,
     return true;
   }
   if (!empty && !run)
-    throw io::Error(o.out.string() + ": is not empty and holds no run of fp8 train, allowed: a new or empty folder");
+    io::fail<io::Error>("{}: is not empty and holds no run of fp8 train, allowed: a new or empty folder",
+                        o.out.string());
   if (!empty && !o.overwrite)
-    throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
+    io::fail<io::Error>("{}: holds a run, allowed: --resume to go on with it, --overwrite to begin anew",
+                        o.out.string());
   const bool made = fs::create_directories(o.out, error);
-  if (!made && error) throw io::Error(o.out.string() + ": can't be made: " + error.message());
+  if (!made && error) io::fail<io::Error>("{}: can't be made: {}", o.out.string(), error.message());
   if (made) io::set_mode(o.out, io::OutputModes(o.model).folder());
   if (run) TrainLog::refuse_if_locked(o.out / kTrainLogFile);  // --overwrite is not meant for a run that is going on
   for (const char* name : {"checkpoints", "measurements", kBestFolder, kTensorBoardFolder})
@@ -200,8 +202,8 @@ TrainRanks::TrainRanks(const StrategySettings& settings, bool fp8, Context& cont
   auto options = distributed::group_options_from_environment();
   const int share_amaxes = settings.amax_ranks(options.size);
   if (settings.kind() == trainer::StrategyKind::hpu_single && options.size > 1)
-    throw UsageError("--strategy: found hpu_single with " + std::to_string(options.size) +
-                     " ranks, allowed: auto, hpu_parallel, hpu_ddp, fast_ddp");
+    io::fail<UsageError>("--strategy: found hpu_single with {} ranks, allowed: auto, hpu_parallel, hpu_ddp, fast_ddp",
+                         options.size);
   if (options.size == 1) return;
   if (options.rank > 0) context.quiet = true;
   said_by_ = options.said_by;

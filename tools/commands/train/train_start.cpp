@@ -147,8 +147,8 @@ std::shared_ptr<models::CausalLM> fresh_model(const models::FamilyConfig& config
     std::string allowed;
     for (const auto& family : models::model_families())
       if (family.trainable) allowed += (allowed.empty() ? "" : ", ") + family.model_type;
-    throw io::Error(file.string() + ": key 'model_type': found \"" + config.family.model_type +
-                    "\", which cannot be trained, allowed: " + allowed);
+    io::fail<io::Error>("{}: key 'model_type': found \"{}\", which cannot be trained, allowed: {}", file.string(),
+                        config.family.model_type, allowed);
   }
   auto free = static_cast<double>(available_memory());
   if (resolve_device(context).is_hpu()) free = std::min(free, static_cast<double>(runtime::memory_stats().Limit));
@@ -168,8 +168,8 @@ Start start_of(const TrainOptions& o, const Context& context) {
     auto loaded = models::load_model(o.model, {.dtype = at::kFloat, .device = device});
     const auto quantized = loaded.config_json.find("quantization_config");
     if (quantized != loaded.config_json.end() && !quantized->is_null())
-      throw io::Error((o.model / io::kConfigFile).string() +
-                      ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
+      io::fail<io::Error>("{}: key 'quantization_config': the model is quantized, allowed: a high precision checkpoint",
+                          (o.model / io::kConfigFile).string());
     start = {loaded.model, io::read_json_edit(io::source_file(o.model, io::kConfigFile)).text(), o.model};
   } else {
     const auto file = fs::is_directory(o.init) ? io::source_file(o.init, io::kConfigFile) : o.init;
@@ -333,10 +333,10 @@ void schedule(trainer::Optimizers& optimizers, const trainer::Part& part, const 
         *optimizers.optimizers[0], static_cast<unsigned>(size), a.number("gamma", 0.1))});
   } else if (name == "CosineWithWarmup") {
     const auto steps = a.integer("steps", 0, 1);
-    if (steps == 0) throw io::Error(a.place("steps") + ": is required");
+    if (steps == 0) io::fail<io::Error>("{}: is required", a.place("steps"));
     optimizers.lr_factor = trainer::cosine_with_warmup(a.integer("warmup", 0, 0), steps, a.number("min_factor", 0));
   } else {
-    throw io::Error(part.place + ": found " + io::in_quotes(part.class_path) + ", allowed: StepLR, CosineWithWarmup");
+    io::fail<io::Error>("{}: found {}, allowed: StepLR, CosineWithWarmup", part.place, io::in_quotes(part.class_path));
   }
   a.finish();
 }
@@ -348,8 +348,8 @@ std::optional<trainer::Optimizers> optimizers_of(const torch::nn::Module& networ
                                                  const std::optional<trainer::Part>& lr_scheduler,
                                                  const trainer::PartContext& context) {
   if (!optimizer && lr_scheduler)
-    throw io::Error(lr_scheduler->place +
-                    ": found without optimizer:, allowed: beside one, else the model's own has both");
+    io::fail<io::Error>("{}: found without optimizer:, allowed: beside one, else the model's own has both",
+                        lr_scheduler->place);
   if (!optimizer) return std::nullopt;
   const std::string name = trainer::own_name(optimizer->class_path);
   std::vector<std::string> names;
@@ -366,8 +366,8 @@ std::optional<trainer::Optimizers> optimizers_of(const torch::nn::Module& networ
     if (lr_scheduler) schedule(made, *lr_scheduler, context);
     return made;
   }
-  throw io::Error(optimizer->place + ": found " + io::in_quotes(optimizer->class_path) +
-                  ", allowed: " + io::joined(names) + "; " + io::the_nearest(name, names));
+  io::fail<io::Error>("{}: found {}, allowed: {}; {}", optimizer->place, io::in_quotes(optimizer->class_path),
+                      io::joined(names), io::the_nearest(name, names));
 }
 
 }  // namespace fp8::commands

@@ -21,7 +21,7 @@ struct Reader {
   const io::Json* find(const std::string& name) const { return tree.find(key_of(name)); }
   std::string place(const std::string& name) const { return tree.place(key_of(name)); }
   [[noreturn]] void fail(const std::string& name, const std::string& allowed) const {
-    throw io::Error(place(name) + ": found " + io::printable(find(name)->dump()) + ", allowed: " + allowed);
+    io::fail<io::Error>("{}: found {}, allowed: {}", place(name), io::printable(find(name)->dump()), allowed);
   }
   std::int64_t integer(const std::string& name, std::int64_t low) const {
     const io::Json& value = *find(name);
@@ -100,9 +100,10 @@ void strategy(const Reader& r, const std::string& name) {
     if (value.is_null()) continue;
     if (argument == "process_group_backend" && (value == "hccl" || value == "gloo")) continue;
     if (option_row == nullptr)
-      throw io::Error(place + ": found " + io::printable(value.dump()) +
-                      ", allowed: bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters, " +
-                      "process_group_backend hccl");
+      io::fail<io::Error>(
+          "{}: found {}, allowed: bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters, "
+          "process_group_backend hccl",
+          place, io::printable(value.dump()));
     r.options.take(option_row->flag(), option_text(value, place), place);
   }
 }
@@ -176,7 +177,7 @@ void profiler(const Reader& r, const std::string& name) {
       else if (argument == "dirpath" || argument == "filename")
         (argument == "dirpath" ? simple.dirpath : simple.filename) = option_text(value, place);
       else
-        throw io::Error(place + ": found " + io::printable(value.dump()) + ", allowed: dirpath, filename, extended");
+        io::fail<io::Error>("{}: found {}, allowed: dirpath, filename, extended", place, io::printable(value.dump()));
     }
     return;
   }
@@ -188,8 +189,8 @@ void profiler(const Reader& r, const std::string& name) {
     else if (argument == "schedule")
       r.options.take("--profile-schedule", option_text(value, part.places.at(argument)), part.places.at(argument));
     else if (argument != "filename" && argument != "activities" && argument != "record_module_names")
-      throw io::Error(part.places.at(argument) + ": found " + io::printable(value.dump()) +
-                      ", allowed: dirpath, schedule");
+      io::fail<io::Error>("{}: found {}, allowed: dirpath, schedule", part.places.at(argument),
+                          io::printable(value.dump()));
   }
   r.options.take("--profile", folder, r.place(name));
 }
@@ -227,9 +228,10 @@ void callbacks(const Reader& r, const std::string& name) {
     if (!is_schedule(part)) continue;
     const auto found = part.init_args.find("scheduling");
     const auto fail = [&] {
-      throw io::Error(
-          part.place + ": found " + io::printable(part.init_args.dump()) +
-          ", allowed: init_args {scheduling: {epoch: batches}}, once, without trainer.accumulate_grad_batches");
+      io::fail<io::Error>(
+          "{}: found {}, allowed: init_args {scheduling: {epoch: batches}}, once, without "
+          "trainer.accumulate_grad_batches",
+          part.place, io::printable(part.init_args.dump()));
     };
     const io::Json* key = r.find("accumulate_grad_batches");
     const bool twice = !r.run.trainer.accumulate_grad_batches.empty() || (key != nullptr && *key != 1);
@@ -250,8 +252,8 @@ void plugins(const Reader& r, const std::string& name) {
     const std::string last = trainer::own_name(part.class_path);
     if (last == "HPUCheckpointIO" && part.init_args.empty()) continue;  // the writer there is
     if (last != "HPUPrecisionPlugin")
-      throw io::Error(part.place + ": found " + io::in_quotes(part.class_path) +
-                      ", allowed: HPUPrecisionPlugin, HPUCheckpointIO");
+      io::fail<io::Error>("{}: found {}, allowed: HPUPrecisionPlugin, HPUCheckpointIO", part.place,
+                          io::in_quotes(part.class_path));
     for (const auto& [argument, value] : part.init_args.items()) {
       const std::string& place = part.places.at(argument);
       if (argument == "device" && (value == "hpu" || value == "cpu")) continue;
@@ -263,8 +265,8 @@ void plugins(const Reader& r, const std::string& name) {
       } else if (argument == "precision" || argument == "recipe" || argument == "measurements" || argument == "keep") {
         r.options.take("--" + argument, option_text(value, place), place);
       } else {
-        throw io::Error(place + ": found " + io::printable(value.dump()) +
-                        ", allowed: precision, recipe, keep, measurements, device");
+        io::fail<io::Error>("{}: found {}, allowed: precision, recipe, keep, measurements, device", place,
+                            io::printable(value.dump()));
       }
     }
   }
@@ -334,13 +336,13 @@ void take_trainer(const RunTree& tree, Options& options, RunSettings& run) {
   const io::Json* section = tree.find("trainer");
   if (section == nullptr) return;
   if (!section->is_object())
-    throw io::Error(tree.place("trainer") + ": found " + io::printable(section->dump()) + ", allowed: an object");
+    io::fail<io::Error>("{}: found {}, allowed: an object", tree.place("trainer"), io::printable(section->dump()));
   const Reader reader{tree, options, run};
   std::vector<std::string> names;
   for (const auto& key : kKeys) names.emplace_back(key.name);
   for (const auto& [name, value] : section->items())
     if (std::ranges::find(names, name) == names.end())
-      throw io::Error(tree.place("trainer." + name) + ": unknown key, " + io::the_nearest(name, names));
+      io::fail<io::Error>("{}: unknown key, {}", tree.place("trainer." + name), io::the_nearest(name, names));
   for (const auto& key : kKeys)  // in this order: a plugin's precision is the later one
     if (section->contains(key.name) && (key.null_too || !section->at(key.name).is_null())) key.take(reader, key.name);
 }

@@ -121,7 +121,7 @@ class Search {
   models::LoadedModel load(const Context& context) const {
     auto loaded = load_language_model(folder_, context);
     if (loaded.config_json.contains("quantization_config"))
-      throw io::Error(folder_.string() + ": --budget expects a high precision checkpoint, found an fp8 one");
+      io::fail<io::Error>("{}: --budget expects a high precision checkpoint, found an fp8 one", folder_.string());
     return loaded;
   }
 
@@ -239,7 +239,7 @@ class Search {
 BudgetResult search(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options,
                     const Context& context) {
   if (context.device != "hpu")
-    throw UsageError("--device: found '" + context.device + "', but --budget measures on: hpu");
+    io::fail<UsageError>("--device: found '{}', but --budget measures on: hpu", context.device);
   const TorchScope scope(context);
   const at::NoGradGuard no_grad;
   return Search(model, plan, options, context).run();

@@ -51,8 +51,8 @@ const Provided g_facts(torch_facts, ask_torch);
 
 ModelModules list_script(const std::filesystem::path& file) {
   if (!io::is_torch_file(file))
-    throw io::Error(file.string() +
-                    ": found no TorchScript module, allowed: a checkpoint folder or a TorchScript file");
+    io::fail<io::Error>("{}: found no TorchScript module, allowed: a checkpoint folder or a TorchScript file",
+                        file.string());
   ModelModules model;
   const auto script = read_script_modules(file);
   for (const auto& m : measure::weight_modules(script)) model.weights.emplace_back(m.name, m.type);

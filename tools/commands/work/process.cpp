@@ -14,6 +14,7 @@
 #include <string>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {
@@ -29,8 +30,7 @@ Share from_environment(const io::GetVariable& get) {
         process->rank, process->size,
         process->text() + ": it writes its share, then --join puts all together (--world-size 1 does all of the work)"};
   } catch (const io::Error& error) {
-    throw io::Error(std::string(error.what()) +
-                    " (--rank and --world-size win over it, --world-size 1 does all of the work)");
+    io::fail<io::Error>("{} (--rank and --world-size win over it, --world-size 1 does all of the work)", error.what());
   }
 }
 
@@ -39,8 +39,8 @@ Share from_options(const ShareOptions& o) {
   if (o.rank < 0 && o.world_size > 1) throw UsageError("--world-size needs --rank (or --join)");
   const std::int64_t rank = std::max<std::int64_t>(o.rank, 0);
   if (rank >= o.world_size)
-    throw UsageError("--rank: found " + std::to_string(rank) + ", allowed: 0 to " + std::to_string(o.world_size - 1) +
-                     " (--world-size is " + std::to_string(o.world_size) + ")");
+    io::fail<UsageError>("--rank: found {}, allowed: 0 to {} (--world-size is {})", rank, o.world_size - 1,
+                         o.world_size);
   return {rank, o.world_size};
 }
 
@@ -61,11 +61,11 @@ Share share_to_join(const ShareOptions& o, const SharePlaces& places) {
   if (count.has_value() && places.world_sizes.empty()) return {0, 1, "", shares_of(o, *count)};
   const std::string folder = io::printable(places.shares.parent_path().string(), 4096);
   if (places.world_sizes.empty())
-    throw io::Error(folder + ": no shares to join stand there (" + places.of_rank +
-                    "); each rank writes one with --rank R --world-size N");
+    io::fail<io::Error>("{}: no shares to join stand there ({}); each rank writes one with --rank R --world-size N",
+                        folder, places.of_rank);
   if (count.has_value() || places.world_sizes.size() > 1)
-    throw UsageError("--join: shares of different world sizes stand in " + folder +
-                     ": say which with --world-size or --shares");
+    io::fail<UsageError>("--join: shares of different world sizes stand in {}: say which with --world-size or --shares",
+                         folder);
   return {0, places.world_sizes[0]};
 }
 

@@ -47,8 +47,8 @@ std::string shown(const io::Json& value) {
 /// Throws io::Error naming what of `now` is not as it was.
 void require_same(const io::Json& before, const io::Json& now, const fs::path& folder) {
   const auto fail = [&](const std::string& key, const io::Json& was, const io::Json& is) {
-    throw io::Error("--resume: " + folder.string() + " is of another run: " + key + " was " + shown(was) + ", found " +
-                    shown(is));
+    io::fail<io::Error>("--resume: {} is of another run: {} was {}, found {}", folder.string(), key, shown(was),
+                        shown(is));
   };
   for (const auto& [key, value] : now.items()) {
     const io::Json was = before.value(key, io::Json());
@@ -89,7 +89,7 @@ const fs::path& Snapshots::folder() {
   if (made_) return folder_;
   std::error_code error;
   const bool is_new = fs::create_directories(folder_, error);
-  if (error) io::fail(folder_, "can't be made: " + error.message());
+  if (error) io::fail(folder_, "can't be made: {}", error.message());
   lock();
   made_ = true;
   if (is_new) listed_ = std::make_unique<io::ListedTemporary>(folder_, io::TemporaryKind::folder);
@@ -208,13 +208,11 @@ void SourceFiles::check_unchanged() const {
     const auto now = look_at(before.path);
     if (now == before) continue;
     const std::string name = io::printable(before.path.string(), 4096);
-    if (!now.exists) throw io::Error(name + ": was removed while it was being read");
+    if (!now.exists) io::fail<io::Error>("{}: was removed while it was being read", name);
     if (now.bytes != before.bytes)
-      throw io::Error(name + ": changed while it was being read, from " + std::to_string(before.bytes) + " to " +
-                      std::to_string(now.bytes) + " bytes");
-    throw io::Error(name + ": was " +
-                    (now.inode != before.inode || now.device != before.device ? "replaced" : "written to") +
-                    " while it was being read");
+      io::fail<io::Error>("{}: changed while it was being read, from {} to {} bytes", name, before.bytes, now.bytes);
+    io::fail<io::Error>("{}: was {} while it was being read", name,
+                        now.inode != before.inode || now.device != before.device ? "replaced" : "written to");
   }
 }
 
@@ -253,8 +251,8 @@ void for_each_step(const std::filesystem::path& path, const std::function<bool(i
     const auto where = path.string() + ", line " + std::to_string(line);
     auto entry = io::parse_json(std::string_view(text).substr(begin, end - begin), where);
     if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer() || !entry.contains("loss"))
-      throw io::Error(where + ": is no step of a training log, expected {\"step\": N, \"loss\": X, ...}, found " +
-                      io::printable(entry.dump()));
+      io::fail<io::Error>("{}: is no step of a training log, expected {\"step\": N, \"loss\": X, ...}, found {}", where,
+                          io::printable(entry.dump()));
     if (!found(std::move(entry), end + 1)) return;
   }
 }

@@ -73,8 +73,8 @@ void write_synthetic(const fs::path& folder, bool train, std::int64_t count) {
 std::shared_ptr<const data::Dataset> read(const fs::path& folder, bool train) {
   const auto files = data::find_mnist(folder, train);
   if (!files)
-    throw io::Error(folder.string() + ": found no " + (train ? "train" : "t10k") +
-                    "-images-idx3-ubyte with its labels, expected all four files of MNIST or none");
+    io::fail<io::Error>("{}: found no {}-images-idx3-ubyte with its labels, expected all four files of MNIST or none",
+                        folder.string(), train ? "train" : "t10k");
   return std::make_shared<data::IdxDataset>(files->first, files->second);
 }
 
@@ -82,11 +82,10 @@ std::shared_ptr<const data::Dataset> read(const fs::path& folder, bool train) {
 
 MNISTDataModule::MNISTDataModule(MNISTDataModuleOptions options) : options_(std::move(options)) {
   if (!(options_.val_share >= 0 && options_.val_share < 1))
-    throw std::invalid_argument("[MNISTDataModule] val_share: found " + std::to_string(options_.val_share) +
-                                ", allowed: 0 <= val_share < 1");
+    io::fail<std::invalid_argument>("[MNISTDataModule] val_share: found {}, allowed: 0 <= val_share < 1",
+                                    options_.val_share);
   if (options_.synthetic < 4 * kDigits)
-    throw std::invalid_argument("[MNISTDataModule] synthetic: found " + std::to_string(options_.synthetic) +
-                                ", allowed: at least 40");
+    io::fail<std::invalid_argument>("[MNISTDataModule] synthetic: found {}, allowed: at least 40", options_.synthetic);
 }
 
 fs::path MNISTDataModule::folder() const {

@@ -39,13 +39,13 @@ ConfigReader::ConfigReader(const io::Json& json, std::string name, std::string p
 }
 
 void ConfigReader::fail_with(const std::string& message) const {
-  throw io::Error("[models] " + name_ + ": " + message);
+  io::fail<io::Error>("[models] {}: {}", name_, message);
 }
 
 void ConfigReader::fail(const std::string& key, const std::string& allowed) const {
   const auto* value = find(key);
-  fail_with("key '" + prefix_ + key + "': " + (value != nullptr ? "found " + shown(*value) : "missing") +
-            ", allowed: " + allowed);
+  fail_with(io::message("key '{}{}': {}, allowed: {}", prefix_, key,
+                        value != nullptr ? "found " + shown(*value) : "missing", allowed));
 }
 
 const io::Json* ConfigReader::find(const std::string& key) const {

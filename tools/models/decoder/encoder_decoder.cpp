@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {
@@ -191,9 +192,10 @@ void EncoderDecoderConfig::check(const io::Checkpoint& checkpoint) const {
   for (const auto* stack : {&encoder, &decoder})
     if (const std::string own = parent_of(stack->names.layers) + ".embed_tokens";
         has_other_weight(checkpoint, own, words))
-      throw io::Error("[models] " + checkpoint.folder().string() + ": tensor '" + own +
-                      ".weight': found another than '" + words +
-                      ".weight', allowed: one table of words for encoder and decoder");
+      io::fail<io::Error>(
+          "[models] {}: tensor '{}.weight': found another than '{}.weight', allowed: one table of words for encoder "
+          "and decoder",
+          checkpoint.folder().string(), own, words);
   check_stack(encoder, "layers of the encoder");
   if (shape.task == Task::answer) check_stack(decoder, "layers of the decoder");
 }

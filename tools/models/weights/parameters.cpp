@@ -13,6 +13,7 @@
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 
 namespace fp8::models {
@@ -25,7 +26,7 @@ bool is_finite(const at::Tensor& tensor) {
 }
 
 [[noreturn]] void fail(const io::Checkpoint& checkpoint, const std::string& message) {
-  throw io::Error("[models] " + checkpoint.folder().string() + ": " + message);
+  io::fail<io::Error>("[models] {}: {}", checkpoint.folder().string(), message);
 }
 
 /// True if what the checkpoint has is the parameter's transpose. Experts that stand one by one never are.
@@ -41,16 +42,17 @@ void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::
   const at::IntArrayRef found(checkpoint.info(name).shape);
   const bool stacked = index.has_value() && !found.empty() && found.slice(1) == shape && *index < found[0];
   if (index.has_value() ? !stacked : found != shape)
-    fail(checkpoint, "tensor '" + name + "': found shape " + io::shape_text(found.vec()) + ", config.json asks for " +
-                         (index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "") +
-                         io::shape_text(shape.vec()));
+    fail(checkpoint,
+         io::message("tensor '{}': found shape {}, config.json asks for {}{}", name, io::shape_text(found.vec()),
+                     index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "",
+                     io::shape_text(shape.vec())));
 }
 
 }  // namespace
 
 at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor) {
   if (const auto type = runtime::ops::tensor_dtype(dtype)) return *type;
-  throw io::Error("[models] tensor '" + tensor + "': dtype " + io::name_of(dtype) + " is not supported");
+  io::fail<io::Error>("[models] tensor '{}': dtype {} is not supported", tensor, io::name_of(dtype));
 }
 
 const char* name_of_dtype(at::ScalarType dtype) {
@@ -96,9 +98,10 @@ at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, 
                     static_cast<std::uint64_t>(count * row_bytes));
     const bool finite = is_finite(piece);
     if (!finite && !allow_nonfinite)
-      fail(checkpoint, "tensor '" + name + "' holds NaN or infinity: " +
-                           quant::count_nonfinite(checkpoint, name).text(static_cast<std::uint64_t>(info.numel())) +
-                           ", allowed: finite weights (--allow-nonfinite takes them as they are)");
+      fail(checkpoint,
+           io::message("tensor '{}' holds NaN or infinity: {}, allowed: finite weights (--allow-nonfinite takes them "
+                       "as they are)",
+                       name, quant::count_nonfinite(checkpoint, name).text(static_cast<std::uint64_t>(info.numel()))));
     if (!casts) continue;
     const auto stored = piece;
     piece = piece.to(dtype);
@@ -192,11 +195,11 @@ bool tells_of_mxfp4(const io::Json& config) {
 
 void check(const io::Checkpoint& checkpoint, const std::string& name, const std::vector<std::int64_t>& shape) {
   const std::string where = "[models] " + checkpoint.folder().string() + ": tensor '" + name + "'";
-  if (!checkpoint.contains(name)) throw io::Error(where + " is missing, expected U8 " + io::shape_text(shape));
+  if (!checkpoint.contains(name)) io::fail<io::Error>("{} is missing, expected U8 {}", where, io::shape_text(shape));
   const auto& info = checkpoint.info(name);
   if (info.dtype != io::DType::U8 || info.shape != shape)
-    throw io::Error(where + ": found " + io::name_of(info.dtype) + " " + io::shape_text(info.shape) +
-                    ", config.json asks for U8 " + io::shape_text(shape));
+    io::fail<io::Error>("{}: found {} {}, config.json asks for U8 {}", where, io::name_of(info.dtype),
+                        io::shape_text(info.shape), io::shape_text(shape));
 }
 
 /// Bytes of expert `e` of a stack of U8.
@@ -229,9 +232,10 @@ bool has_mxfp4(const io::Checkpoint& checkpoint, const std::string& name) {
 
 void check_mxfp4(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape) {
   if (shape.size() != 3 || shape[1] % kBlock != 0)
-    throw io::Error("[models] " + checkpoint.folder().string() + ": tensor '" + name +
-                    "_blocks': expected a stack of matrices of a multiple of 32 columns, config.json asks for " +
-                    io::shape_text(shape.vec()));
+    io::fail<io::Error>(
+        "[models] {}: tensor '{}_blocks': expected a stack of matrices of a multiple of 32 columns, config.json asks "
+        "for {}",
+        checkpoint.folder().string(), name, io::shape_text(shape.vec()));
   check(checkpoint, name + "_blocks", {shape[0], shape[2], shape[1] / kBlock, kBlock / 2});
   check(checkpoint, name + "_scales", {shape[0], shape[2], shape[1] / kBlock});
 }
@@ -249,9 +253,10 @@ at::Tensor read_mxfp4(const io::Checkpoint& checkpoint, const std::string& name,
     const auto decoded = values.index_select(0, pairs.flatten()).view(pairs.sizes()) * scales.unsqueeze(-1);
     const auto values_here = decoded.flatten(-2).t().to(dtype);
     if (!values_here.isfinite().all().item<bool>())
-      throw io::Error("[models] " + checkpoint.folder().string() + ": tensor '" + name + "_blocks': expert " +
-                      std::to_string(e) + " holds NaN or infinity in " + c10::toString(dtype) +
-                      " (a scale of 255, or --dtype f16), allowed: finite weights");
+      io::fail<io::Error>(
+          "[models] {}: tensor '{}_blocks': expert {} holds NaN or infinity in {} (a scale of 255, or --dtype f16), "
+          "allowed: finite weights",
+          checkpoint.folder().string(), name, e, c10::toString(dtype));
     whole.select(0, e).copy_(values_here);
   }
   return whole;

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {
@@ -18,7 +19,7 @@ constexpr std::uint64_t kMostTemplate = std::uint64_t{1} << 20;  // bytes, of al
 io::Json object_in(const fs::path& file) {
   if (!io::is_there(file)) return io::Json::object();
   io::Json json = io::read_python_json(io::source_file(file.parent_path(), file.filename()));
-  if (!json.is_object()) io::fail(file, std::string("holds a JSON ") + json.type_name() + ", expected an object");
+  if (!json.is_object()) io::fail(file, "holds a JSON {}, expected an object", json.type_name());
   return json;
 }
 
@@ -64,10 +65,9 @@ std::optional<ChatTemplate> ChatTemplate::read(const fs::path& folder) {
     for (const auto& one : found->is_array() ? *found : io::Json::array({nullptr})) {
       if (!one.is_object() || !one.contains("name") || !one["name"].is_string() || !one.contains("template") ||
           !one["template"].is_string())
-        throw io::Error(where + ": expected a template, or an array of objects with name and template");
+        io::fail<io::Error>("{}: expected a template, or an array of objects with name and template", where);
       bytes += one["template"].get_ref<const std::string&>().size();
-      if (bytes > kMostTemplate)
-        throw io::Error(where + ": has templates of more than " + std::to_string(kMostTemplate) + " bytes");
+      if (bytes > kMostTemplate) io::fail<io::Error>("{}: has templates of more than {} bytes", where, kMostTemplate);
       chat.add(one["name"].get<std::string>(), one["template"].get<std::string>(), where);
     }
     if (!chat.named_.empty()) return chat;
@@ -82,7 +82,7 @@ std::string ChatTemplate::render(const io::Json& messages, const io::Json& tools
   if (found == named_.end()) {
     std::vector<std::string> names;
     for (const auto& [name, one] : named_) names.push_back(io::in_quotes(name));
-    throw io::Error(where_ + ": has no template 'default', found " + io::joined_first(names));
+    io::fail<io::Error>("{}: has no template 'default', found {}", where_, io::joined_first(names));
   }
   io::Json variables = tokens_;
   variables["messages"] = messages;
@@ -113,9 +113,8 @@ const io::Json* field_of(const io::Json& row, const char* name) {
 
 std::string string_of(const io::Json& row, const char* name, const std::string& where) {
   const io::Json* const field = field_of(row, name);
-  if (!field) io::fail_at(where, std::string("has no field '") + name + "', found " + fields_of(row));
-  if (!field->is_string())
-    io::fail_at(where, std::string("field '") + name + "' is a JSON " + field->type_name() + ", expected a string");
+  if (!field) io::fail_at(where, "has no field '{}', found {}", name, fields_of(row));
+  if (!field->is_string()) io::fail_at(where, "field '{}' is a JSON {}, expected a string", name, field->type_name());
   return field->get<std::string>();
 }
 
@@ -124,7 +123,7 @@ std::string string_or_empty(const io::Json& row, const char* name, const std::st
 }
 
 void require_object(const io::Json& row, const std::string& where, const std::string& expected) {
-  if (!row.is_object()) io::fail_at(where, std::string("is a JSON ") + row.type_name() + ", expected " + expected);
+  if (!row.is_object()) io::fail_at(where, "is a JSON {}, expected {}", row.type_name(), expected);
 }
 
 /// The texts of a content of parts.
@@ -137,7 +136,7 @@ std::string text_of_parts(const io::Json& parts, const std::string& where) {
     }
     require_object(part, where, "an object or a string");
     const std::string type = string_of(part, "type", where);
-    if (type != "text") io::fail_at(where, "holds a part of type " + io::in_quotes(type) + ", allowed: text");
+    if (type != "text") io::fail_at(where, "holds a part of type {}, allowed: text", io::in_quotes(type));
     text += string_of(part, "text", where);
   }
   return text;
@@ -151,7 +150,7 @@ std::string role_of(const std::string& from, const std::string& where) {
       {"model", "assistant"}, {"tool", "tool"},           {"observation", "tool"}};
   for (const auto& [name, role] : kRoles)
     if (name == from) return role;
-  io::fail_at(where, "'from' is " + io::in_quotes(from) + ", allowed: system, human, gpt, tool");
+  io::fail_at(where, "'from' is {}, allowed: system, human, gpt, tool", io::in_quotes(from));
 }
 
 /// Adds "reasoning_content" under its other names, as transformers does.
@@ -181,7 +180,7 @@ io::Json message_of(const io::Json& given, const std::string& where) {
   const io::Json* const content = field_of(message, "content");
   if (content && content->is_array()) message["content"] = text_of_parts(*content, where);
   if (content && !content->is_array() && !content->is_string())
-    io::fail_at(where, std::string("its content is a JSON ") + content->type_name() + ", expected a string or parts");
+    io::fail_at(where, "its content is a JSON {}, expected a string or parts", content->type_name());
   if (!content && message.size() <= 2) io::fail_at(where, "has no content");  // with calls of tools it may have none
   alias_reasoning(message);
   return message;
@@ -193,7 +192,7 @@ io::Json tools_of(const io::Json& row, const std::string& where) {
   if (!given || *given == "") return {};
   const io::Json tools = given->is_string() ? io::parse_json(given->get<std::string>(), where + ": tools") : *given;
   if (!tools.is_array() && !tools.is_null())
-    io::fail_at(where, std::string("field 'tools' is a JSON ") + tools.type_name() + ", expected an array");
+    io::fail_at(where, "field 'tools' is a JSON {}, expected an array", tools.type_name());
   return tools;
 }
 
@@ -213,15 +212,16 @@ RowText RowTexts::of_messages(const io::Json& row, const io::Json& messages, con
   for (std::size_t i = 0; i < messages.size(); ++i)
     all.push_back(message_of(messages[i], where + ": message " + std::to_string(i + 1)));
   if (!chat())
-    io::fail_at(where, "holds messages, which go through a chat template, and the model has none: " +
-                           (folder_.empty() ? "no folder" : folder_.string()) +
-                           " has no chat_template.jinja, and no chat_template in tokenizer_config.json");
+    io::fail_at(where,
+                "holds messages, which go through a chat template, and the model has none: {} has no "
+                "chat_template.jinja, and no chat_template in tokenizer_config.json",
+                folder_.empty() ? "no folder" : folder_.string());
   const bool prompt = use_ == RowUse::prompt;
   if (prompt && all.size() > 1 && all.back()["role"] == "assistant") all.erase(all.size() - 1);
   try {
     return {chat()->render(all, tools_of(row, where), prompt && all.back()["role"] != "assistant", ask_), false};
   } catch (const io::Error& error) {
-    throw io::Error(where + ": " + error.what());
+    io::fail<io::Error>("{}: {}", where, error.what());
   }
 }
 
@@ -252,15 +252,15 @@ RowText RowTexts::text_of(const io::Json& row, const std::string& where) {
       io::Json messages = *prompt;
       if (continued && !completion) string_of(row, "completion", where);  // says that it is missing
       if (continued && !completion->is_array())
-        io::fail_at(where, std::string("field 'completion' is a JSON ") + completion->type_name() +
-                               ", expected messages, as 'prompt' is");
+        io::fail_at(where, "field 'completion' is a JSON {}, expected messages, as 'prompt' is",
+                    completion->type_name());
       if (continued) messages.insert(messages.end(), completion->begin(), completion->end());
       return of_messages(row, messages, where);
     }
     return {string_of(row, "prompt", where) + (continued ? string_of(row, "completion", where) : "")};
   }
   if (field_of(row, "instruction")) return of_instruction(row, where);
-  io::fail_at(where, "has no field 'text', found " + fields_of(row) + ", allowed: " + kShapes);
+  io::fail_at(where, "has no field 'text', found {}, allowed: {}", fields_of(row), kShapes);
 }
 
 std::pair<std::string, std::string> source_and_answer(const io::Json& row, const std::string& where) {

@@ -50,8 +50,7 @@ constexpr Packed kPacked[] = {{"\x1f\x8b", "gzip", "zcat % | fp8 ... --data -"},
   if (file != kStandardInput)
     for (auto at = way.find('%'); at != std::string::npos; at = way.find('%', at + name.size()))
       way.replace(at, 1, name);
-  io::fail(data_name(file),
-           std::string("is ") + packed.name + ", expected text" + (file == kStandardInput ? "" : ": " + way));
+  io::fail(data_name(file), "is {}, expected text{}", packed.name, file == kStandardInput ? "" : ": " + way);
 }
 
 /// Standard input as a file, read once.
@@ -148,8 +147,8 @@ DataKind data_kind(const fs::path& file) {
   if (suffix == ".safetensors") return DataKind::tensors;
   if (suffix == ".parquet") refuse_packed(file, *std::ranges::find(kPacked, std::string_view("PAR1"), &Packed::magic));
   open_data(file);
-  io::fail(file, "has the suffix " + io::in_quotes(file.extension().string()) +
-                     ", allowed: .txt, .md, .jsonl, .json, .safetensors, and - for standard input");
+  io::fail(file, "has the suffix {}, allowed: .txt, .md, .jsonl, .json, .safetensors, and - for standard input",
+           io::in_quotes(file.extension().string()));
 }
 
 DataKind data_kind(const DataFiles& files) {
@@ -169,8 +168,8 @@ OpenData open_data(const fs::path& file) {
   for (const auto& packed : kPacked)
     if (std::string_view(head).starts_with(packed.magic)) refuse_packed(file, packed);
   if (const auto nul = head.find('\0'); nul != std::string::npos)
-    io::fail(data_name(file), "holds a NUL byte at " + std::to_string(nul) +
-                                  ", so that it is no UTF-8 text (binary, or UTF-16: iconv -f utf-16 -t utf-8)");
+    io::fail(data_name(file),
+             "holds a NUL byte at {}, so that it is no UTF-8 text (binary, or UTF-16: iconv -f utf-16 -t utf-8)", nul);
   return data;
 }
 
@@ -216,7 +215,7 @@ JsonRows::JsonRows(std::filesystem::path path)
 }
 
 void JsonRows::too_long(const std::string& place) const {
-  throw io::Error(place + ": is longer than " + std::to_string(kMaxRow) + " bytes");
+  io::fail<io::Error>("{}: is longer than {} bytes", place, kMaxRow);
 }
 
 bool JsonRows::fill() {
@@ -266,7 +265,7 @@ bool JsonRows::next_element(std::string& element) {
   int depth = 0;
   bool in_string = false, escaped = false;
   while (!ended_) {
-    if (position_ >= buffer_.size() && !fill()) throw io::Error(place + ": the array has no end, expected ']'");
+    if (position_ >= buffer_.size() && !fill()) io::fail<io::Error>("{}: the array has no end, expected ']'", place);
     const char c = buffer_[position_++];
     if (in_string) {
       in_string = escaped || c != '"';
@@ -278,7 +277,7 @@ bool JsonRows::next_element(std::string& element) {
     } else if (depth == 0 && (c == ',' || c == ']')) {
       ended_ = c == ']';
       ++count_;
-      if (ended_ && peek_past_spaces() != -1) throw io::Error(name_ + ": found more behind the array");
+      if (ended_ && peek_past_spaces() != -1) io::fail<io::Error>("{}: found more behind the array", name_);
       return true;
     } else if (c == '}' || c == ']') {
       --depth;
@@ -286,7 +285,7 @@ bool JsonRows::next_element(std::string& element) {
     element += c;
     if (element.size() > kMaxRow) too_long(place);
   }
-  if (peek_past_spaces() != -1) throw io::Error(name_ + ": found more behind the array");
+  if (peek_past_spaces() != -1) io::fail<io::Error>("{}: found more behind the array", name_);
   return false;
 }
 

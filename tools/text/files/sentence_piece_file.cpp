@@ -2,6 +2,7 @@
 // See tokenizer_files.h.
 #include <algorithm>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
 
@@ -41,7 +42,7 @@ const Around& around_of(const TokenSettings& settings) {
 }
 
 void to_fairseq(Model& model, const std::string& name) {
-  if (model.pieces.size() < 3) throw io::Error(name + ": has less than three pieces");
+  if (model.pieces.size() < 3) io::fail<io::Error>("{}: has less than three pieces", name);
   std::vector<Model::Piece> pieces{{"<s>", 0, Model::kControl},
                                    {"<pad>", 0, Model::kControl},
                                    {"</s>", 0, Model::kControl},
@@ -74,7 +75,7 @@ io::Json bpe(const Model& model, const std::string& name, io::Json vocab) {
   std::vector<float> scores;
   for (const auto& piece : model.pieces) {
     if (piece.kind == Model::kUnused)
-      throw io::Error(name + ": piece " + io::in_quotes(piece.text) + " of a BPE is unused, which is not supported");
+      io::fail<io::Error>("{}: piece {} of a BPE is unused, which is not supported", name, io::in_quotes(piece.text));
     if (piece.kind == Model::kNormal) scores.push_back(-piece.score);
   }
   std::sort(scores.begin(), scores.end());

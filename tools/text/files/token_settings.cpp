@@ -3,6 +3,7 @@
 #include <charconv>
 #include <set>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {
@@ -61,8 +62,7 @@ void add_listed(const JsonPart& list, Collection& collection) {
     std::int64_t id = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (error != std::errc() || end != key.data() + key.size() || id < 0 || id > Vocabulary::kMaxId)
-      list.fail("has the key " + io::in_quotes(key) + ", expected an id from 0 to " +
-                std::to_string(Vocabulary::kMaxId));
+      list.fail(io::message("has the key {}, expected an id from 0 to {}", io::in_quotes(key), Vocabulary::kMaxId));
     by_id.insert_or_assign(id, list.member(key, value));
   }
   for (const auto& [id, token] : by_id) {
@@ -99,7 +99,8 @@ void TokenSettings::refuse(const std::string& file, std::initializer_list<const 
   const std::string name = kind();
   for (const char* const other : others) {
     if (name.starts_with(other))
-      throw io::Error(file + ": is of a " + io::in_quotes(name) + ", which is supported with its tokenizer.json alone");
+      io::fail<io::Error>("{}: is of a {}, which is supported with its tokenizer.json alone", file,
+                          io::in_quotes(name));
   }
 }
 
@@ -158,7 +159,7 @@ io::Json surround(const std::string& file, const TokenTable& vocab, const io::Js
       if (id < 0 && token.at("content") == content) id = token.at("id").get<std::int64_t>();
     }
     if (id < 0)
-      throw io::Error(file + ": has no token " + io::in_quotes(content) + ", which a text begins or ends with");
+      io::fail<io::Error>("{}: has no token {}, which a text begins or ends with", file, io::in_quotes(content));
     single.push_back({{"SpecialToken", {{"id", content}}}});
     tokens[content] = {{"ids", {id}}};
   };

@@ -5,6 +5,8 @@
 #include <charconv>
 #include <set>
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::text {
 namespace {
 
@@ -19,8 +21,7 @@ fs::path tiktoken_in(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     if (entry.path().extension() == ".tiktoken") found.push_back(entry.path());
   }
-  if (found.size() > 1)
-    io::fail(folder, "has " + std::to_string(found.size()) + " files *.tiktoken and no tokenizer.json, allowed: one");
+  if (found.size() > 1) io::fail(folder, "has {} files *.tiktoken and no tokenizer.json, allowed: one", found.size());
   return found.empty() ? fs::path() : found.front();
 }
 
@@ -95,8 +96,9 @@ TokenTable read_vocab(const JsonPart& part, std::int64_t count, std::int64_t fir
   constexpr std::size_t kLongest = 1024;
   const auto& list = part.json();
   if (!list.is_array() || static_cast<std::int64_t>(list.size()) < count)
-    part.fail("has " + std::to_string(list.is_array() ? list.size() : 0) + " tokens, expected an array of " +
-              std::to_string(count) + " or more (default_vocab_size - default_num_special_tokens)");
+    part.fail(
+        io::message("has {} tokens, expected an array of {} or more (default_vocab_size - default_num_special_tokens)",
+                    list.is_array() ? list.size() : 0, count));
   TokenTable vocab;
   const auto parts = part.elements();
   for (std::int64_t i = 0; i < count; ++i) {
@@ -106,9 +108,9 @@ TokenTable read_vocab(const JsonPart& part, std::int64_t count, std::int64_t fir
     const auto bytes = from_base64(spelled.string());
     const bool is_byte = bytes && bytes->size() == 1 && static_cast<unsigned char>(bytes->front()) == i;
     if (!bytes || bytes->empty() || bytes->size() > kLongest || (i < 256 && !is_byte))
-      spelled.fail("is " + io::in_quotes(spelled.string()) + ", expected " +
-                   (i < 256 ? "the byte " + std::to_string(i) : "1 to " + std::to_string(kLongest) + " bytes") +
-                   " in base64");
+      spelled.fail(
+          io::message("is {}, expected {} in base64", io::in_quotes(spelled.string()),
+                      i < 256 ? "the byte " + std::to_string(i) : "1 to " + std::to_string(kLongest) + " bytes"));
     std::string letters;
     append_byte_letters(letters, *bytes);
     if (vocab.contains(letters)) spelled.fail("repeats an earlier token");
@@ -163,7 +165,7 @@ io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings) {
   for (std::int64_t i = 0; i < count; ++i) ranks.push_back(i);
   for (const std::string& content : read_special(top, config, special_count)) {
     if (vocab.contains(content))
-      io::fail_at(file.name, "has the special token " + io::in_quotes(content) + " in its vocab too");
+      io::fail_at(file.name, "has the special token {} in its vocab too", io::in_quotes(content));
     added.push_back({{"id", added.size()}, {"content", content}, {"special", true}, {"normalized", false}});
   }
   std::vector<std::string> before, after;
@@ -211,7 +213,7 @@ TokenTable read_ranks(const NamedBytes& file) {
     const std::string& line = lines[i];
     if (line.empty()) continue;
     const auto fail = [&](const std::string& expected) {
-      io::fail_at(file.name, "line " + std::to_string(i + 1) + " is " + io::in_quotes(line) + ", expected " + expected);
+      io::fail_at(file.name, "line {} is {}, expected {}", i + 1, io::in_quotes(line), expected);
     };
     const std::size_t space = line.find(' ');
     if (space == std::string::npos) fail("BASE64 RANK");

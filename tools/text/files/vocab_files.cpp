@@ -90,10 +90,10 @@ std::vector<std::string> vocabulary_lines(const NamedBytes& file) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::size_t size = end - begin - (end > begin && text[end - 1] == '\r' ? 1 : 0);
     const std::string where = "line " + std::to_string(lines.size() + 1);
-    if (lines.size() == kMaxLines) io::fail_at(file.name, "has more than " + std::to_string(kMaxLines) + " lines");
+    if (lines.size() == kMaxLines) io::fail_at(file.name, "has more than {} lines", kMaxLines);
     lines.emplace_back(text.substr(begin, size));
     if (!io::is_utf8(lines.back()))
-      io::fail_at(file.name, where + " is " + io::in_quotes(lines.back()) + ", expected UTF-8");
+      io::fail_at(file.name, "{} is {}, expected UTF-8", where, io::in_quotes(lines.back()));
     begin = end + 1;
   }
   if (lines.empty()) io::fail_at(file.name, "holds no tokens");
@@ -113,8 +113,7 @@ io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings) {
   std::int64_t id = 0;
   for (const std::string& token : vocabulary_lines(file)) vocab.set(token, id++);
   if (!vocab.contains(name("unk_token")))
-    io::fail_at(file.name,
-                "has no token " + io::in_quotes(name("unk_token")) + ", which unknown words become (unk_token)");
+    io::fail_at(file.name, "has no token {}, which unknown words become (unk_token)", io::in_quotes(name("unk_token")));
   io::Json result;
   result["added_tokens"] = settings.added_tokens(vocab, defaults);
   result["normalizer"] = {{"type", "BertNormalizer"},
@@ -147,8 +146,7 @@ io::Json from_vocab_and_merges(const NamedBytes& vocab_file, const NamedBytes& m
     if (lines[i].empty() || (i == 0 && lines[i].starts_with("#version"))) continue;
     const std::size_t space = lines[i].find(' ');
     if (space == std::string::npos || lines[i].find(' ', space + 1) != std::string::npos)
-      io::fail_at(merges_file.name,
-                  "line " + std::to_string(i + 1) + " is " + io::in_quotes(lines[i]) + ", expected \"LEFT RIGHT\"");
+      io::fail_at(merges_file.name, "line {} is {}, expected \"LEFT RIGHT\"", i + 1, io::in_quotes(lines[i]));
     merges.push_back({lines[i].substr(0, space), lines[i].substr(space + 1)});
   }
   const Kind kind = kind_of(settings);

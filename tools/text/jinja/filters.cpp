@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
@@ -134,11 +135,11 @@ Value chosen(Machine& m, const Value& v, const Arguments& a) {
     test = name ? find_test(*name) : nullptr;
     rest = behind(a, kFrom + 1).positional;
     if (!test)
-      m.fail(filter + ": the test " + (name ? io::in_quotes(*name) : type_of(a.positional[kFrom])) +
-             " is not supported");
+      m.fail(io::message("{}: the test {} is not supported", filter,
+                         name ? io::in_quotes(*name) : type_of(a.positional[kFrom])));
     if (rest.size() != test->arguments)
-      m.fail(filter + ": the test " + io::in_quotes(*name) + " is given " + std::to_string(rest.size()) +
-             " arguments, allowed: " + std::to_string(test->arguments));
+      m.fail(io::message("{}: the test {} is given {} arguments, allowed: {}", filter, io::in_quotes(*name),
+                         rest.size(), test->arguments));
   }
   std::vector<Value> out;
   for (const auto& item : items_of(m, v)) {

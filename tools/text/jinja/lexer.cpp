@@ -9,6 +9,7 @@
 #include <charconv>
 #include <optional>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/jinja/parser.h"
 #include "fp8/tools/text/unicode/characters.h"
 
@@ -54,9 +55,7 @@ class Lexer {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& message) const {
-    throw io::Error(name_ + ":" + std::to_string(line_) + ": " + message);
-  }
+  [[noreturn]] void fail(const std::string& message) const { io::fail<io::Error>("{}:{}: {}", name_, line_, message); }
   bool here(std::string_view what) const { return std::string_view(source_).substr(at_, what.size()) == what; }
   char at(std::size_t place) const { return place < source_.size() ? source_[place] : '\0'; }
   void push(Token::Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }

@@ -17,7 +17,7 @@ constexpr std::size_t kAsked = 4096;  // steps between two looks at whether to g
 thread_local Machine* Machine::at_work_ = nullptr;
 
 void Machine::fail(std::string_view message) const {
-  throw io::Error(name_ + ":" + std::to_string(line) + ": " + io::printable(message, 1000));
+  io::fail<io::Error>("{}:{}: {}", name_, line, io::printable(message, 1000));
 }
 
 void Machine::spend_more(std::size_t steps) {
@@ -57,8 +57,8 @@ Level::Level(Machine& m) : m_(m) {
 Given::Given(Machine& m, std::string_view function, const Arguments& arguments, std::vector<std::string_view> names)
     : m_(m), function_(function), names_(std::move(names)), values_(names_.size()) {
   if (arguments.positional.size() > names_.size())
-    m.fail(function_ + " is given " + std::to_string(arguments.positional.size()) + " arguments, allowed: up to " +
-           std::to_string(names_.size()));
+    m.fail(io::message("{} is given {} arguments, allowed: up to {}", function_, arguments.positional.size(),
+                       names_.size()));
   for (std::size_t i = 0; i < arguments.positional.size(); ++i) values_[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.named) {
     const auto place = std::ranges::find(names_, name);
@@ -72,8 +72,8 @@ Given::Given(Machine& m, std::string_view function, const Arguments& arguments, 
 void Given::fail(const std::string& message) const { m_.fail(function_ + ": " + message); }
 
 void Given::wrong(std::size_t parameter, const char* expected) const {
-  fail(std::string(names_[parameter]) + ": expected " + expected + ", found " +
-       (values_[parameter] ? type_of(*values_[parameter]) : "nothing"));
+  fail(io::message("{}: expected {}, found {}", names_[parameter], expected,
+                   values_[parameter] ? type_of(*values_[parameter]) : "nothing"));
 }
 
 const Value& Given::at(std::size_t parameter) const {

@@ -2,6 +2,7 @@
 // See parser.h.
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/jinja/parser.h"
 
 namespace fp8::text::jinja {
@@ -26,16 +27,16 @@ std::vector<NodePtr> pair_of(NodePtr a, NodePtr b) {
 }  // namespace
 
 void ExpressionParser::fail_in(int line, const std::string& message) const {
-  throw io::Error(name_ + ":" + std::to_string(line) + ": " + message);
+  io::fail<io::Error>("{}:{}: {}", name_, line, message);
 }
 
 void ExpressionParser::unexpected(std::string_view expected) const {
   const auto& token = current();
   const bool text = token.kind == Token::Kind::data || token.kind == Token::Kind::end;
-  fail("expected " + std::string(expected) + ", found " +
-       (token.kind == Token::Kind::end ? token.text
-        : text                         ? "text"
-                                       : io::in_quotes(token.text)));
+  fail(io::message("expected {}, found {}", expected,
+                   token.kind == Token::Kind::end ? token.text
+                   : text                         ? "text"
+                                                  : io::in_quotes(token.text)));
 }
 
 bool ExpressionParser::skip_symbol(std::string_view symbol) {
@@ -379,8 +380,8 @@ NodePtr ExpressionParser::test(NodePtr node) {
     node->height = std::max(node->height, node->kids.back()->height + 1);
   }
   if (!node->named.empty() || node->kids.size() != known->arguments + 1)
-    fail("the test " + io::in_quotes(name) + " is given " + std::to_string(node->kids.size() - 1 + node->named.size()) +
-         " arguments, allowed: " + std::to_string(known->arguments));
+    fail(io::message("the test {} is given {} arguments, allowed: {}", io::in_quotes(name),
+                     node->kids.size() - 1 + node->named.size(), known->arguments));
   return negated ? make(Node::Kind::negated, line, alone(std::move(node))) : std::move(node);
 }
 

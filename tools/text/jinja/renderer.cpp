@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::text::jinja {
 
 Template::Template(std::string_view source, std::string name)
@@ -183,8 +185,7 @@ void Renderer::assign(const Target& target, const Value& value) {
   if (!target.several) return scope_->set(target.names[0], value);
   const auto items = items_of(m_, value);
   if (items.size() != target.names.size())
-    m_.fail("expected " + std::to_string(target.names.size()) + " values to assign, found " +
-            std::to_string(items.size()));
+    m_.fail(io::message("expected {} values to assign, found {}", target.names.size(), items.size()));
   for (std::size_t i = 0; i < items.size(); ++i) scope_->set(target.names[i], items[i]);
 }
 
@@ -229,8 +230,8 @@ void Renderer::bind(Scope& scope, const std::string& name, const Parameters& p, 
       others.emplace_back(key, std::move(value));
   }
   if (!more.empty() && !p.varargs)
-    m_.fail("the macro '" + name + "' is given " + std::to_string(given.positional.size()) +
-            " arguments, allowed: " + std::to_string(p.names.size()));
+    m_.fail(io::message("the macro '{}' is given {} arguments, allowed: {}", name, given.positional.size(),
+                        p.names.size()));
   if (!others.empty() && !p.kwargs) m_.fail("the macro '" + name + "' takes no argument '" + others[0].first + "'");
   if (p.varargs) scope.set("varargs", make_list(m_, std::move(more), List::Form::tuple));
   if (p.kwargs) scope.set("kwargs", make_dict(m_, std::move(others)));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {
@@ -51,11 +52,10 @@ AddedTokens::AddedTokens(const JsonPart& part, const Vocabulary& vocabulary, con
     const std::int64_t in_vocab = vocabulary.find(content);
     const std::int64_t id = in_vocab >= 0 ? in_vocab : given;
     if (in_vocab < 0 && vocabulary.token_of(given))
-      entry.fail("has the id " + std::to_string(given) + ", which model.vocab gives to " +
-                 io::in_quotes(*vocabulary.token_of(given)));
+      entry.fail(io::message("has the id {}, which model.vocab gives to {}", given,
+                             io::in_quotes(*vocabulary.token_of(given))));
     if (ids_.count(content) > 0 || by_id_.count(id) > 0)
-      entry.fail("repeats the content or id of an earlier token: " + io::in_quotes(content) + ", " +
-                 std::to_string(id));
+      entry.fail(io::message("repeats the content or id of an earlier token: {}, {}", io::in_quotes(content), id));
     const bool special = entry.boolean_or("special", false);
     const bool normalized = entry.boolean_or("normalized", !special);
     Token token{normalized && normalizer ? normalizer(content) : content, id, entry.boolean_or("lstrip", false),

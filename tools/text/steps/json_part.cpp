@@ -6,7 +6,7 @@
 namespace fp8::text {
 
 void JsonPart::fail(const std::string& message) const {
-  throw io::Error(file_ + ": " + (path_.empty() ? "" : path_ + " ") + message);
+  io::fail<io::Error>("{}: {}{}", file_, path_.empty() ? "" : path_ + " ", message);
 }
 
 void JsonPart::unsupported(const std::string& found, const std::string& allowed) const {

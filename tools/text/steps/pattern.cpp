@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <new>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
@@ -209,9 +210,9 @@ bool Pattern::find(std::string_view text, std::size_t from, Stretch& match) cons
   }
   if (result == PCRE2_ERROR_NOMATCH) return false;
   if (result < 0)
-    throw io::Error("the pattern " + regex_->name + " can't be matched with this text: " + error_text(result));
+    io::fail<io::Error>("the pattern {} can't be matched with this text: {}", regex_->name, error_text(result));
   const PCRE2_SIZE* const bounds = pcre2_get_ovector_pointer(data);
-  if (bounds[0] < from || bounds[1] < bounds[0]) throw io::Error("the pattern " + regex_->name + " matches backwards");
+  if (bounds[0] < from || bounds[1] < bounds[0]) io::fail<io::Error>("the pattern {} matches backwards", regex_->name);
   match = {bounds[0], bounds[1], true};
   return true;
 }

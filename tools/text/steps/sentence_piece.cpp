@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
@@ -43,8 +44,8 @@ class Fields {
         content = take(4);
         break;
       default:
-        throw io::Error(name_ + ": is no sentencepiece model: a field of wire type " + std::to_string(tag & 7) +
-                        ", allowed: 0, 1, 2, 5");
+        io::fail<io::Error>("{}: is no sentencepiece model: a field of wire type {}, allowed: 0, 1, 2, 5", name_,
+                            tag & 7);
     }
     return true;
   }
@@ -57,8 +58,8 @@ class Fields {
  private:
   std::string_view take(std::uint64_t size) {
     if (size > bytes_.size())
-      throw io::Error(name_ + ": is no whole sentencepiece model: a field of " + std::to_string(size) +
-                      " bytes, left are " + std::to_string(bytes_.size()));
+      io::fail<io::Error>("{}: is no whole sentencepiece model: a field of {} bytes, left are {}", name_, size,
+                          bytes_.size());
     const std::string_view taken = bytes_.substr(0, size);
     bytes_.remove_prefix(size);
     return taken;
@@ -70,7 +71,7 @@ class Fields {
       result |= std::uint64_t{byte & 0x7Fu} << shift;
       if (byte < 0x80) return result;
     }
-    throw io::Error(name_ + ": is no sentencepiece model: a number of more than ten bytes");
+    io::fail<io::Error>("{}: is no sentencepiece model: a number of more than ten bytes", name_);
   }
 
   std::string_view bytes_;
@@ -79,9 +80,7 @@ class Fields {
 
 SentencePieceModel::Piece read_piece(std::string_view bytes, const std::string& name, std::size_t index) {
   SentencePieceModel::Piece piece;
-  const auto fail = [&](const std::string& what) {
-    throw io::Error(name + ": piece " + std::to_string(index) + " " + what);
-  };
+  const auto fail = [&](const std::string& what) { io::fail<io::Error>("{}: piece {} {}", name, index, what); };
   for (Fields fields(bytes, name); fields.next();) {
     if (fields.number == 1) piece.text = fields.content;
     if (fields.number == 2) piece.score = fields.f32();
@@ -102,7 +101,7 @@ void read_trainer(std::string_view bytes, const std::string& name, SentencePiece
   for (Fields fields(bytes, name); fields.next();) {
     if (fields.number == 3) {
       if (fields.value != SentencePieceModel::kUnigram && fields.value != SentencePieceModel::kBpe)
-        throw io::Error(name + ": model_type is " + std::to_string(fields.value) + ", supported: 1 (unigram), 2 (bpe)");
+        io::fail<io::Error>("{}: model_type is {}, supported: 1 (unigram), 2 (bpe)", name, fields.value);
       model.type = static_cast<SentencePieceModel::Type>(fields.value);
     }
     if (fields.number == 24) model.treat_whitespace_as_suffix = fields.value != 0;
@@ -125,12 +124,12 @@ void check(SentencePieceModel& model, const std::string& name) {
   for (std::size_t i = 0; i < model.pieces.size(); ++i) {
     const auto& piece = model.pieces[i];
     if (!seen.insert(piece.text).second)
-      throw io::Error(name + ": piece " + std::to_string(i) + " repeats " + io::in_quotes(piece.text));
+      io::fail<io::Error>("{}: piece {} repeats {}", name, i, io::in_quotes(piece.text));
     if (piece.kind != SentencePieceModel::kUnknown) continue;
     model.unk_id = static_cast<std::int32_t>(i);
     ++unknown;
   }
-  if (unknown != 1) throw io::Error(name + ": has " + std::to_string(unknown) + " unknown pieces, expected one");
+  if (unknown != 1) io::fail<io::Error>("{}: has {} unknown pieces, expected one", name, unknown);
 }
 
 }  // namespace
@@ -139,8 +138,7 @@ SentencePieceModel parse_sentence_piece(std::string_view bytes, const std::strin
   SentencePieceModel model;
   for (Fields fields(bytes, name); fields.next();) {
     if (fields.number == 1) {
-      if (model.pieces.size() == kMaxPieces)
-        throw io::Error(name + ": has more than " + std::to_string(kMaxPieces) + " pieces");
+      if (model.pieces.size() == kMaxPieces) io::fail<io::Error>("{}: has more than {} pieces", name, kMaxPieces);
       model.pieces.push_back(read_piece(fields.content, name, model.pieces.size()));
     }
     if (fields.number == 2) read_trainer(fields.content, name, model);
@@ -225,8 +223,8 @@ Precompiled::Precompiled(const JsonPart& part) {
   if (!bytes) part.fail("is not base64");
   const std::size_t size = bytes->size() < 4 ? 0 : little_endian(*bytes, 0);
   if (bytes->size() < 4 || size % 4 != 0 || size == 0 || size > bytes->size() - 4)
-    part.fail("is no table of rules: " + std::to_string(bytes->size()) + " bytes, with a trie of " +
-              std::to_string(size) + ", expected a multiple of 4 that fits");
+    part.fail(io::message("is no table of rules: {} bytes, with a trie of {}, expected a multiple of 4 that fits",
+                          bytes->size(), size));
   for (std::size_t i = 4; i < size + 4; i += 4) units_.push_back(little_endian(*bytes, i));
   strings_ = bytes->substr(4 + size);
   for (std::size_t end = 0, begin = 0; end < strings_.size(); begin = end + 1) {

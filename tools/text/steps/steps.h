@@ -7,6 +7,7 @@
 #include <memory>
 #include <string_view>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/json_part.h"
 
 namespace fp8::text {
@@ -55,7 +56,7 @@ inline std::size_t most_bytes_of(std::size_t size) {
 
 /// Throws io::Error where `size` is over the limit. step: who makes it, "replacing by 'x'".
 inline void check_bytes(std::size_t size, std::size_t limit, const std::string& step) {
-  if (size > limit) throw io::Error(step + " makes too long a text: over " + std::to_string(limit) + " bytes");
+  if (size > limit) io::fail<io::Error>("{} makes too long a text: over {} bytes", step, limit);
 }
 
 /// Throws io::Error naming `part` where it is a chain of more than 64 steps, those of Sequences inside of Sequences

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::text {
 
 Vocabulary::Vocabulary(const JsonPart& part) {
@@ -14,15 +16,14 @@ Vocabulary::Vocabulary(const JsonPart& part) {
   for (const auto& [token, id] : part.json().items()) {
     const bool fits = id.is_number_integer() && id >= 0 && id <= kMaxId;
     if (!fits) {
-      part.fail("gives " + io::in_quotes(token) + " the id " + io::in_quotes(id.dump(-1, ' ', true)) +
-                ", expected an integer from 0 to " + std::to_string(kMaxId));
+      part.fail(io::message("gives {} the id {}, expected an integer from 0 to {}", io::in_quotes(token),
+                            io::in_quotes(id.dump(-1, ' ', true)), kMaxId));
     }
     if (token.size() > kLongest)
       part.fail("has a token of " + std::to_string(token.size()) + " bytes, allowed " + std::to_string(kLongest));
     const auto value = id.get<std::int32_t>();
     if (const std::string* const other = token_of(value)) {
-      part.fail("gives " + io::in_quotes(*other) + " and " + io::in_quotes(token) + " the same id " +
-                std::to_string(value));
+      part.fail(io::message("gives {} and {} the same id {}", io::in_quotes(*other), io::in_quotes(token), value));
     }
     add(token, value);
   }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"
@@ -120,8 +121,8 @@ void Bpe::Model::read_merges(const JsonPart& part) {
   for (std::size_t rank = 0; rank < list.size(); ++rank) {
     const auto& entry = list[rank];
     const auto fail = [&] {
-      part.fail("has at index " + std::to_string(rank) + " " + io::in_quotes(entry.dump(-1, ' ', true)) +
-                ", expected \"LEFT RIGHT\" or [\"LEFT\", \"RIGHT\"]");
+      part.fail(io::message("has at index {} {}, expected \"LEFT RIGHT\" or [\"LEFT\", \"RIGHT\"]", rank,
+                            io::in_quotes(entry.dump(-1, ' ', true))));
     };
     if (entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string()) {
       add_merge(part, entry[0].get_ref<const std::string&>(), entry[1].get_ref<const std::string&>(), rank);

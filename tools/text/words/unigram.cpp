@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"
@@ -28,8 +29,8 @@ Vocabulary read_vocabulary(const JsonPart& part, std::vector<double>& scores) {
     const bool known = entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number();
     const double score = known ? entry[1].get<double>() : NAN;
     if (!std::isfinite(score)) {
-      part.fail("has at index " + std::to_string(scores.size()) + " " + io::in_quotes(entry.dump(-1, ' ', true)) +
-                ", expected [\"TOKEN\", SCORE]");
+      part.fail(io::message("has at index {} {}, expected [\"TOKEN\", SCORE]", scores.size(),
+                            io::in_quotes(entry.dump(-1, ' ', true))));
     }
     vocabulary.add(entry[0].get_ref<const std::string&>(), static_cast<std::int32_t>(scores.size()));
     scores.push_back(score);
@@ -115,8 +116,7 @@ Unigram::Unigram(const JsonPart& part) : WordModel({}) {
 void Unigram::read_kinds(const JsonPart& part) {
   const auto kinds = part.elements();
   if (kinds.size() != scores_.size())
-    part.fail("has " + std::to_string(kinds.size()) + " kinds, expected one of each of " +
-              std::to_string(scores_.size()) + " tokens");
+    part.fail(io::message("has {} kinds, expected one of each of {} tokens", kinds.size(), scores_.size()));
   float low = FLT_MAX, high = -FLT_MAX;
   PrefixTrie::Entries entries;
   for (const JsonPart& kind : kinds) kinds_.push_back(static_cast<std::int8_t>(kind.integer(1, 6)));
@@ -161,8 +161,8 @@ void Unigram::add_ends(std::string_view word, std::size_t position, std::size_t 
   }
   if (character) return;
   if (unk_ == kNone)
-    throw io::Error("the tokenizer has no token for " + io::in_quotes(word.substr(position, size)) +
-                    ", and its model.unk_id is null");
+    io::fail<io::Error>("the tokenizer has no token for {}, and its model.unk_id is null",
+                        io::in_quotes(word.substr(position, size)));
   add(size, unk_, kinds_.empty() ? unk_score_ + here : static_cast<float>(unk_score_ + here));
 }
 
