@@ -47,9 +47,10 @@ class ChunkWriter {
     const std::int64_t chunks = seen_ / length_, skipped = skip_ / length_;
     if (seen_ == 0) io::fail(file, "holds no text");
     const std::string tokens = std::to_string(seen_) + (seen_ == 1 ? " token" : " tokens");
-    if (chunks == 0) io::fail(file, "{}, fewer than one chunk of {} (--seq-len)", tokens, length_);
+    if (chunks == 0) io::fail(file, io::message("{}, fewer than one chunk of {} (--seq-len)", tokens, length_));
     if (chunks <= skipped) {
-      io::fail(file, "{}, {} chunks of {}, none left after skipping {} (--skip)", tokens, chunks, length_, skipped);
+      io::fail(file, io::message("{}, {} chunks of {}, none left after skipping {} (--skip)", tokens, chunks, length_,
+                                 skipped));
     }
     Chunks result;
     result.count = chunks - skipped;
@@ -68,7 +69,7 @@ class ChunkWriter {
 
 void check_options(const std::string& file, const ChunkOptions& options) {
   const auto fail = [&](const char* name, std::int64_t found, const char* allowed) {
-    io::fail(file, "{} is {}, allowed: {}", name, found, allowed);
+    io::fail(file, io::message("{} is {}, allowed: {}", name, found, allowed));
   };
   if (options.seq_len < 1) fail("--seq-len", options.seq_len, "at least 1");
   if (options.samples < -1 || options.samples == 0) fail("--samples", options.samples, "at least 1, or -1 for all");
@@ -221,7 +222,7 @@ std::vector<Pair> load_row_pairs(const DataFiles& files, const Tokenizer& tokeni
   }
   const std::string name = data_name(files);
   if (seen == 0) io::fail(name, "holds no text");
-  if (pairs.empty()) io::fail(name, "{} pairs, none left after skipping {} (--skip)", seen, options.skip);
+  if (pairs.empty()) io::fail(name, io::message("{} pairs, none left after skipping {} (--skip)", seen, options.skip));
   return pairs;
 }
 

@@ -50,7 +50,8 @@ constexpr Packed kPacked[] = {{"\x1f\x8b", "gzip", "zcat % | fp8 ... --data -"},
   if (file != kStandardInput)
     for (auto at = way.find('%'); at != std::string::npos; at = way.find('%', at + name.size()))
       way.replace(at, 1, name);
-  io::fail(data_name(file), "is {}, expected text{}", packed.name, file == kStandardInput ? "" : ": " + way);
+  io::fail(data_name(file),
+           io::message("is {}, expected text{}", packed.name, file == kStandardInput ? "" : ": " + way));
 }
 
 /// Standard input as a file, read once.
@@ -168,8 +169,10 @@ OpenData open_data(const fs::path& file) {
   for (const auto& packed : kPacked)
     if (std::string_view(head).starts_with(packed.magic)) refuse_packed(file, packed);
   if (const auto nul = head.find('\0'); nul != std::string::npos)
-    io::fail(data_name(file),
-             "holds a NUL byte at {}, so that it is no UTF-8 text (binary, or UTF-16: iconv -f utf-16 -t utf-8)", nul);
+    io::fail(
+        data_name(file),
+        io::message("holds a NUL byte at {}, so that it is no UTF-8 text (binary, or UTF-16: iconv -f utf-16 -t utf-8)",
+                    nul));
   return data;
 }
 
