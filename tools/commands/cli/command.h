@@ -18,7 +18,7 @@ struct Command {
   const char* summary;                  ///< one line of `fp8 --help`
   const char* example;                  ///< below `fp8 NAME --help`
   std::function<Action(Options&)> add;  ///< called when the command line names it; null: a group of commands
-  Ranks ranks = Ranks::any;             ///< where a launcher started several processes; of a group: of all its children
+  Ranks ranks = Ranks::any;             ///< which processes of a launcher run it; of a group: of all its children
   std::vector<Command> children = {};   ///< of a group: `fp8 GROUP NAME ...`
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kMaxThreads = 1024;
 
-/// What not every command reads of the common options.
+/// The common options that only some commands read, as bits.
 enum Reads : unsigned { kNothing = 0, kReadsModel = 1, kReadsDtype = 2, kReadsDialect = 4 };
 
 struct CommonReader {
@@ -23,7 +23,7 @@ struct CommonReader {
   unsigned beside = kNothing;  ///< read only beside that option
 };
 
-// What a model needs is read by the commands that load one.
+// Commands that load a model read the options that a model needs.
 constexpr CommonReader kReaders[] = {{"measure", kReadsModel | kReadsDtype},
                                      {"evaluate", kReadsModel | kReadsDtype | kReadsDialect},
                                      {"generate", kReadsModel | kReadsDtype | kReadsDialect},
@@ -111,7 +111,7 @@ void Options::common(Context& context) {
   choice(
       "--color", {"auto", "always", "never"}, [](std::size_t i) { set_color_mode(static_cast<ColorMode>(i)); },
       "Colours of warnings, errors and bars (default auto: on a terminal; NO_COLOR is heeded)");
-  for (const CommonOption& common : kCommon) {  // taken, so that check() can say who reads it, but not offered
+  for (const CommonOption& common : kCommon) {  // taken, so that check() can name its readers, but not offered
     if (common.reads != kNothing && reader_of(common, app_.get_name()) == nullptr)
       app_.get_option(common.name)->group("");
   }

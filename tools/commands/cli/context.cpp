@@ -115,7 +115,7 @@ void install_signal_handlers() {
   sigset_t alarms;
   sigemptyset(&alarms);
   sigaddset(&alarms, SIGALRM);
-  sigprocmask(SIG_UNBLOCK, &alarms, nullptr);  // whoever started us may have blocked it
+  sigprocmask(SIG_UNBLOCK, &alarms, nullptr);  // the parent process may have blocked it
   for (const int number : {SIGINT, SIGTERM}) handle(number, on_stop_signal);
 }
 

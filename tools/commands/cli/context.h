@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every command gets: the common options, where to print, and whether the user asked to stop.
+// The context of a command: the common options, the output, and the user's request to stop.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -53,7 +53,8 @@ std::string what_of(const std::exception& error);
 /// Sets the thread count of our kernels.
 void apply(const Context& context);
 
-/// What --dialect names, else the device's own as FP8_HPU_DEVICE says. Throws io::Error where that has no fp8.
+/// Returns the dialect of --dialect, else that of the device in FP8_HPU_DEVICE. Throws io::Error if the device has no
+/// fp8.
 kernels::Dialect device_dialect(const Context& context, const std::string& command);
 
 /// First SIGINT or SIGTERM: interrupted() is true from now on, and a command that does not end by itself within a
@@ -82,11 +83,11 @@ void check_interrupted();
 
 // Environment variables that would give other numbers than were asked for.
 
-/// What is wrong with FP8_SIMD and those that decide what the device is and how it rounds (io::variables() of
+/// Returns the problems of FP8_SIMD and of the variables that set the device and its rounding (io::variables() of
 /// runtime/device), one line each.
 std::vector<std::string> environment_problems();
 
-// What the commands do where a launcher (torchrun, mpirun, srun) has started several processes of the program.
+// The work of each process where a launcher (torchrun, mpirun, srun) has started several of them.
 
 enum class Ranks : std::uint8_t {
   any,                    ///< it makes no difference, or the command sees to it itself: its share, files of its own

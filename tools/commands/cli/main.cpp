@@ -49,7 +49,7 @@ std::size_t help_width() {
 
 void print_help(const CommandPage& page, bool all) { write_stdout(help_text(page, help_width(), all)); }
 
-/// What the words before the options lead to.
+/// The command that the words before the options name.
 struct Found {
   const Command* command = nullptr;  ///< null: the program itself
   std::string group;                 ///< "measurements", where the command is one of it
@@ -90,8 +90,8 @@ void run_help(Words words) {
   print_help(page_found(found), all);
 }
 
-/// `fp8 --help`, `fp8 measurements --version`: options that need no command. Throws UsageError for all others, and
-/// where there is none.
+/// `fp8 --help`, `fp8 measurements --version`: options that need no command. Throws UsageError for any other
+/// option and for none.
 void run_without_command(const Found& found, const Words& words) {
   const std::string group = found.command != nullptr ? found.command->name : "";
   const std::string where = group.empty() ? "" : group + ": ";

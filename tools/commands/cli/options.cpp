@@ -290,7 +290,7 @@ struct CommonOnes {
   std::string_view command, options;  ///< spaces between
 };
 
-// What is required need not stand here.
+// Required options are always common and need no entry.
 constexpr CommonOnes kCommonOnes[] = {
     {"measure", "--data --samples --seq-len --batch --exclude --config --resume --device"},
     {"quantize",

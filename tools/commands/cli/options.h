@@ -76,7 +76,7 @@ class Options {
   void require(const std::string& name) { required_.push_back(app_.get_option(name)); }
   /// At least one of these is required, as check() says together with what else is missing.
   void one_of(std::vector<std::string> names) { one_of_.push_back(std::move(names)); }
-  /// What shells offer for a text that has its own rules.
+  /// Sets the words that shells offer for a text option with its own rules.
   void offer(const std::string& name, std::vector<std::string> words) { words_[name] = std::move(words); }
   /// One or more files, words behind one another where `several`, else one each time it is given. set gets them all.
   void files(const std::string& name, std::function<void(const std::vector<std::string>&)> set, const std::string& help,
@@ -93,7 +93,7 @@ class Options {
   /// naming it for a value that the option does not take.
   bool take(const std::string& name, const std::string& value, const std::string& source);
   bool take(const std::string& name, const std::vector<std::string>& values, const std::string& source);
-  /// Where an option's value is from: "command line", take()'s source, or "default".
+  /// Returns the source of an option's value: "command line", take()'s source, or "default".
   std::string source_of(const std::string& name) const;
 
   /// Names of the options, and what the command line gives them: {"--steps", {"5"}}, of a flag {"true"}.
@@ -102,7 +102,7 @@ class Options {
   /// The values that take() has left an option with.
   std::vector<std::string> taken(const std::string& name) const;
   bool is_list(const std::string& name) const { return lists_.contains(name); }
-  /// What is shown as default in the help, where it is a value: integers and numbers.
+  /// Returns the defaults that the help shows as values: integers and numbers.
   std::vector<std::pair<std::string, std::string>> defaults() const;
 
   /// As the help shows them: arguments first, and what every command has last.
@@ -135,7 +135,7 @@ class Options {
 /// command: "quantize", "measurements merge". Of a command that the table does not know each is common.
 Shelf shelf_of(std::string_view command, std::string_view option);
 
-// The options that every command takes, of which some have an effect in few: one table of who reads them.
+// The options that every command takes, of which some have an effect in few: one table names the readers of each.
 
 /// Throws UsageError for a common option that is given to a command that would not read it.
 void refuse_unread(const CLI::App& app);

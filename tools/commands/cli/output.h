@@ -26,7 +26,7 @@ void write_output_file(const std::filesystem::path& path, std::string_view text)
 std::size_t output_width();
 
 /// The text as a terminal may have it: what is not drawn (io/base/text.h), but for newlines and tabs, is spelled out as
-/// \uNNNN, so that a text of somebody else's can't give the terminal orders. In JSON it is the same text.
+/// \uNNNN, so that a text from a file can't control the terminal. JSON keeps the text unchanged.
 std::string for_terminal(std::string_view text);
 
 /// The text with line breaks and other control characters turned into single spaces, all else as for_terminal().

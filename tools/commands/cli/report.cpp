@@ -12,7 +12,7 @@ namespace fp8::commands {
 namespace {
 
 constexpr std::size_t kGap = 2;                     // between two columns
-constexpr std::size_t kShortest = 16, kProse = 18;  // what is left of a text, and of one that goes on below itself
+constexpr std::size_t kShortest = 16, kProse = 18;  // least columns of the first text, and of wrapped ones
 constexpr std::size_t kNumber = 24;                 // what is right-aligned and longer than this is a text
 constexpr std::string_view kCut = "..";             // in any locale
 

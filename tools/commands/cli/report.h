@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The result of a command: a JSON object for programs and a table for people, whose columns have no borders, so that awk
-// and cut read it too.
+// The result of a command: a JSON object for programs and a table for people, whose columns have no borders, so that
+// awk and cut read it too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace fp8::commands {
 
-/// "scheme  28 weights: ...\n": a word of at most six letters, and what is said of it, which goes on below itself where
-/// `width` columns (0: any number) have no room.
+/// Returns "scheme  28 weights: ...\n": a word of at most six letters and its text, which continues on indented lines
+/// where `width` columns (0: any number) have no room.
 std::string fact(std::string_view word, std::string_view said, std::size_t width);
 
 /// Lines, each broken at spaces where it is longer than `width` columns (0: none is); the rest of one is indented.
@@ -60,7 +60,7 @@ class Report {
   /// Two columns, headed by the command and the last part of the path that it worked on.
   Report(std::string command, const std::filesystem::path& path);
 
-  /// Where the JSON has another order than the table: the next members, null until they are added.
+  /// Fixes the order of the next JSON members where the table has another; they are null until they are added.
   void order(std::initializer_list<const char*> keys) {
     for (const char* key : keys) json[key] = nullptr;
   }

@@ -22,7 +22,7 @@ struct ConfigOptions {
   std::vector<std::string> settings;
 };
 
-/// What is wrong with a config that parses: rules, and class names that mean nothing.
+/// Returns the problems of a config that parses: broken rules, and class names that match no known class.
 std::vector<std::string> problems_in_use(const configs::QuantConfig& config, const configs::Environment& environment,
                                          const Context& context) {
   auto problems = configs::rule_problems(config, device_dialect(context, "config"), environment);
@@ -92,7 +92,7 @@ void run_check(const ConfigOptions& o, const Context& context) {
 }
 
 Report explain_quant(const ConfigOptions& o, const io::Json& json, const Context& context) {
-  // What does not parse has no meaning.
+  // A config that does not parse has nothing to explain, so this throws.
   const auto config = configs::parse_quant_config(json, o.file.string(), measure::parse_options());
   const auto environment = configs::environment();
   Report result = explain(config, environment, problems_in_use(config, environment, context));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `fp8 config explain` makes of a QUANT_CONFIG, without and with a model.
+// The report of `fp8 config explain` on a QUANT_CONFIG, without and with a model.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -39,7 +39,8 @@ ModelModules modules_of(const std::filesystem::path& model);
 /// Of a TorchScript file: LibTorch reads it. Throws io::Error.
 extern Late<ModelModules(const std::filesystem::path& file)> modules_of_script;
 
-/// Who is selected and with which method, who is not and why, and which entries of the config mean no module.
+/// Reports which modules are selected with which method, which are not and why, and which entries of the config match
+/// no module.
 Report explain_modules(const configs::QuantConfig& config, const ModelModules& model);
 
 // The files besides QUANT_CONFIG that `fp8 config` knows: recipes, DeepSpeed's JSON, gaudi_config.json and training
@@ -71,7 +72,7 @@ void write_op_lists(const io::Json& json, const std::filesystem::path& folder);
 /// settings: "stage=3", over those.
 io::Json deepspeed_of(const std::filesystem::path& strategy, const std::vector<std::string>& settings);
 
-/// What `fp8 doctor` asks LibTorch.
+/// The facts that `fp8 doctor` gets from LibTorch.
 struct TorchFacts {
   std::string version;
   int threads = 0;

@@ -56,7 +56,7 @@ std::vector<std::string> unused_methods(const QuantConfig& config, const std::se
   return messages;
 }
 
-/// What the config makes of modules or nodes.
+/// The modules or nodes that the config selects, for the report.
 class Selection {
  public:
   /// report: gets an entry of "modules" or "nodes", and a row, of each.
@@ -143,7 +143,7 @@ Report explain(const QuantConfig& config, const configs::Environment& environmen
                  {"problems", problems}};
   for (const auto& key : configs::describe(config)) {
     const bool ignored = key.status == configs::KeyStatus::ignored;
-    if (ignored && key.origin == "default") continue;  // keys of other tools that nobody set
+    if (ignored && key.origin == "default") continue;  // keys of other tools, not set
     result.add_entry("keys",
                      {{"key", key.key},
                       {"value", key.value},

@@ -32,7 +32,7 @@ using kernels::DeviceKind;
 using kernels::Dtype;
 using kernels::DtypeUse;
 
-/// What the environment says; none where it can't be meant, which is among doctor's problems.
+/// Returns the device kind of FP8_HPU_DEVICE; none if its value is invalid, which is among doctor's problems.
 std::optional<DeviceKind> kind_in_use() {
   if (!io::environment_problem("FP8_HPU_DEVICE").empty()) return std::nullopt;
   return kernels::kind_from_environment();
@@ -50,8 +50,8 @@ std::vector<std::string> uses_of(DeviceKind kind, Dtype dtype) {
   return names;
 }
 
-/// fp8 doctor --device: the emulated accelerator, and the table of dtypes (runtime/kernels/device_kind.h), a row for each
-/// dtype and a column for each generation.
+/// fp8 doctor --device: the emulated accelerator, and the table of dtypes (runtime/kernels/device_kind.h), a row for
+/// each dtype and a column for each generation.
 /// {"name": "GAUDI3", "devices": 1, "lazy": false, "fp8": true, "fp16": true,
 ///  "dtypes": {"float16": {"GAUDI": [], "GAUDI2": ["tensors", "mm", "conv", "autocast"], ..., "emulation_only":
 ///  false}}}; name, devices, fp8 and fp16 are null where their variable can't be meant.
@@ -127,7 +127,7 @@ struct Diagnosis : Report {
 
 const char* from_option(const Context& context) { return context.threads ? "--threads" : "default"; }
 
-/// What `ask` returns, "error" where it throws (environment_problems() says why).
+/// Returns the result of `ask`, or "error" if it throws (environment_problems() says why).
 std::string guarded(const std::function<std::string()>& ask) {
   try {
     return ask();
@@ -136,7 +136,7 @@ std::string guarded(const std::function<std::string()>& ask) {
   }
 }
 
-/// Those that somebody set for people, every one with --all; every one for machines.
+/// Adds the environment variables: all of them to the JSON, to the table those that are set (all with --all).
 void add_flags(Diagnosis& report, bool all) {
   io::Json variables = io::Json::object();
   for (const io::Flag& flag : io::RuntimeFlags::from_env().all()) {
@@ -157,7 +157,7 @@ void add_flags(Diagnosis& report, bool all) {
   report.json["environment"] = std::move(variables);
 }
 
-/// What LibTorch says of itself, or that it is not there: files are read, checked and converted without.
+/// Adds LibTorch's facts, or that it is missing: files are read, checked and converted without it.
 void add_torch(Diagnosis& report, const Context& context) {
   try {
     load_program();
@@ -193,7 +193,7 @@ void add_torch(Diagnosis& report, const Context& context) {
   report.add_problems(facts.problems);
 }
 
-/// What the launcher's variables mean together; nothing where one of them is wrong by itself, which was said.
+/// Checks the launcher's variables against each other, unless one is wrong by itself: that is reported already.
 void check_launcher(Diagnosis& report) {
   for (const auto& name : io::launcher_variables()) {
     if (!io::environment_problem(name.c_str()).empty()) return;

@@ -23,8 +23,8 @@
 namespace fp8::commands {
 namespace {
 
-/// What `part` is where nobody says: the activations of 256 tokens are some 5 % of 0.1 billion weights, those of 512
-/// less than that of 1 billion.
+/// Returns the default of `part`: the activations of 256 tokens are some 5 % of 0.1 billion weights, those of 512
+/// tokens less than 5 % of 1 billion.
 std::int64_t part_for(const models::CausalLM& model) {
   constexpr std::int64_t kSmall = std::int64_t{1} << 30;
   std::int64_t bytes = 0;
@@ -118,7 +118,7 @@ class Run {
   }
 
  private:
-  /// Its cache and its number, where it goes on.
+  /// Runs prompt `i` and keeps its cache and its number if the sequence continues.
   void read_prompt(std::size_t i, const std::vector<std::int64_t>& prompt) {
     options_.begin(first_ + static_cast<std::int64_t>(i), 1);
     auto cache = model_.make_cache(sequences_[i]->limit());

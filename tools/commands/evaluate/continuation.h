@@ -21,7 +21,7 @@ namespace fp8::commands {
 
 struct Continuation {
   std::vector<std::int64_t> prompt;  ///< ids, at least one and at most the model's context
-  std::vector<std::int64_t> ids;     ///< what was added
+  std::vector<std::int64_t> ids;     ///< generated ids
   std::string text;
   const char* stopped = "tokens";  ///< "tokens" (as many as asked), "eos" or "context" (max_position_embeddings)
 };
@@ -100,7 +100,7 @@ class TextStream {
   TextStream(const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt);
   /// The text that became whole with this id; may be empty.
   std::string append(std::int64_t id);
-  /// What is left, whole or not.
+  /// Returns the rest of the text, whose last character may be incomplete.
   std::string finish();
 
  private:

@@ -26,7 +26,7 @@
 namespace fp8::commands {
 namespace {
 
-/// What the files beside the model say, and then the options.
+/// Returns the settings of the files beside the model, overridden by the options.
 SentenceFiles way_of(const EmbedOptions& o, const models::ModelShape& shape) {
   const auto context = shape.context;
   auto way = read_sentence_files(o.model, shape.hidden, context);
@@ -156,7 +156,7 @@ constexpr std::pair<const char*, Pooling> kModeKeys[] = {{"pooling_mode_mean_tok
                                                          {"pooling_mode_cls_token", Pooling::cls},
                                                          {"pooling_mode_lasttoken", Pooling::last}};
 
-/// Where a module's files are, below the model's folder.
+/// Returns the folder of a module's files, relative to the model's.
 std::string path_of(const fs::path& file, const io::Json& module) {
   const ConfigReader reader(module, file.string());
   const auto* path = reader.find("path");
@@ -232,7 +232,7 @@ std::string prompt_of(const fs::path& file) {
   return prompt->get<std::string>();
 }
 
-/// What the tokenizer says: a number far beyond all models where it knows no limit.
+/// Returns the tokenizer's model_max_length, at most `context`: a tokenizer without a limit has a huge number there.
 std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
   constexpr double kNoLimit = 1e40;
   if (!io::is_there(file)) return context;

@@ -28,7 +28,7 @@ struct Totals {
   models::Task task = models::Task::causal;
   double nll = 0, kl = 0, cosine = 0, seconds = 0, forward_seconds = 0;
   std::int64_t agree = 0, chunks = 0, tokens = 0, predicted = 0;
-  /// What kl and agree are sums over.
+  /// Returns the number of rows that kl and agree are sums over.
   std::int64_t rows() const { return task == models::Task::classify ? chunks : tokens; }
   double perplexity() const { return std::exp(nll / static_cast<double>(predicted)); }
 };
@@ -66,7 +66,8 @@ std::vector<std::int64_t> logits_shape(const models::ModelShape& shape, const Sa
   return {samples.count(), shape.task == models::Task::classify ? 1 : samples.longest(), shape.outputs()};
 }
 
-/// What is found of each chunk, by whichever process: the sums are those of all chunks in their order.
+/// The scores of each chunk, from any process: chunks are summed in their order, so the sums do not depend on the
+/// number of processes.
 class Scores {
  public:
   explicit Scores(std::int64_t chunks) : table_(at::zeros({chunks, 4}, at::kDouble)) {}
@@ -109,7 +110,7 @@ class Scores {
   at::Tensor table_;
 };
 
-/// What is scored, and by whom.
+/// The models, samples and processes of an evaluation.
 struct Scoring {
   const EvaluateOptions& options;
   const Context& context;

@@ -197,7 +197,7 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
   plan.config = config_of(o);
   plan.include = o.include;
   plan.exclude = o.exclude;
-  // It runs here, so its codes are the emulated device's (FP8_HPU_DEVICE) unless somebody says otherwise.
+  // It runs here, so its codes are the emulated device's (FP8_HPU_DEVICE) unless --dialect names others.
   const bool gaudi2 = runtime::device_kind() == runtime::DeviceKind::gaudi2;
   plan.dialect = context.dialect.value_or(gaudi2 ? kernels::Dialect::gaudi2 : kernels::Dialect::ocp);
   if (plan.config.has_value()) {

@@ -91,7 +91,7 @@ io::Json quant_config_facts() {
   return json;
 }
 
-/// What all ranks must have in common before they read a model; where its files lie may differ.
+/// Returns the facts that all ranks must share before they read a model; the paths of its files may differ.
 io::Json facts_of(const EvaluateOptions& o, const Context& context) {
   const auto files_of = [](const fs::path& model) {
     return model.empty() ? io::Json() : SourceFiles(model, {}).ends();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What commands that run a model share: the model, and what it sees of --data, in forwards whose rows are all as long,
-// so that no padding is ever seen or measured:
+// The input of commands that run a model: the model and its samples of --data. All rows of a forward have one length,
+// so that the model never sees or measures padding:
 //
 //   language models, encoders    chunks of one length                         logits of all columns
 //   models that answer a source  [source | start, answer but its last token]  logits of the answer's columns
@@ -26,13 +26,13 @@
 
 namespace fp8::commands {
 
-/// The model on the context's device and in its dtype, with warnings about tensors nobody takes and what other readers
+/// Loads the model on the context's device and in its dtype. Warns of unused tensors and of tensors that other readers
 /// would misread.
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
                                         models::AttentionKind attention = models::AttentionKind::fused,
                                         bool allow_nonfinite = false);
 
-/// Warns of tensors nobody takes, and of what other readers would misread.
+/// Warns of unused tensors, and of tensors that other readers would misread.
 void warn_of(const models::LoadedModel& loaded, const std::filesystem::path& folder, const Context& context);
 
 /// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the
@@ -43,7 +43,7 @@ text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::
 /// Of all parameters and buffers, in their order.
 std::string weights_checksum(const torch::nn::Module& network);
 
-/// What stands in front of the answers of such a model. Throws io::Error if its configs don't say.
+/// Returns the id that begins the answers of such a model. Throws io::Error if its configs have none.
 std::int64_t start_of_answers(const std::filesystem::path& folder, const models::ModelShape& shape);
 
 /// Samples of one forward.
@@ -125,7 +125,7 @@ void warn_non_finite(const measure::CalibrationSession& session, const Context& 
 /// model.
 void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& options, const Context& context);
 
-/// What the caches hold now.
+/// The precision of the key-value caches.
 struct KvCacheInForce {
   std::string holds;   ///< "fp8", or the compute dtype: "bf16"
   std::string scales;  ///< "tensor" or "head"; empty without fp8

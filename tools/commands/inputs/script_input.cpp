@@ -133,7 +133,7 @@ void collect(const c10::IValue& value, const std::string& name, int depth,
 }  // namespace
 
 torch::jit::Module load_script(const std::filesystem::path& path, const Context& context) {
-  // Text of a stranger, and no part of the result that goes to stdout.
+  // The file's own prints are untrusted text and no part of the result on stdout.
   torch::jit::setPrintHandler([](const std::string& text) { write_stderr(one_line(text) + "\n"); });
   torch::jit::Module model = read_script(path);
   if (!model.find_method("forward").has_value())

@@ -76,7 +76,7 @@ class ScriptInputs {
 /// things than tensors, tuples, lists and dicts of strings; None is passed over.
 std::vector<std::pair<std::string, at::Tensor>> output_tensors(const c10::IValue& value);
 
-// Reading a TorchScript file of a stranger: what it may not call is refused before any of it runs.
+// Reads an untrusted TorchScript file: calls that are not allowed are refused before any of its code runs.
 //
 //   zip:  code/**.py                the code, in TorchScript
 //         constants.pkl, data.pkl   pickles of the code's constants and of the model: objects of the code's classes
@@ -89,8 +89,8 @@ torch::jit::Module read_script_modules(const std::filesystem::path& path);
 /// The model, on the CPU. Throws io::Error.
 torch::jit::Module read_script(const std::filesystem::path& path);
 
-// What the code of a TorchScript file may call: operators on tensors and values, none that reaches a file, a process, a
-// network or a library. A TorchScript file is a program of whoever wrote it.
+// The calls that the code of a TorchScript file may make: operators on tensors and values, none that reaches a file, a
+// process, a network or a library. A TorchScript file is a program, and its author may be unknown.
 //
 // Compiling runs code: the default values of arguments and the constants of classes. So there are two looks:
 //   check_source   at the text, before it is compiled: no default value and no constant is computed, and every
@@ -127,8 +127,7 @@ struct Wav {
 /// Reads a file of at most 1 GiB. Throws io::Error naming the file, what was found and what is allowed.
 Wav read_wav(const std::filesystem::path& path);
 
-/// The same of a file's bytes; `name` stands in messages. Takes memory in proportion to `bytes`, whatever the header
-/// says.
+/// Reads a file's bytes; `name` stands in messages. Takes memory in proportion to `bytes`, whatever the header says.
 Wav parse_wav(std::string_view bytes, const std::string& name);
 
 }  // namespace fp8::commands

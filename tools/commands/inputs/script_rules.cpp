@@ -62,7 +62,7 @@ void require_shallow(const std::shared_ptr<torch::jit::Source>& source, const st
   }
 }
 
-/// What --load brought, the user's own choice.
+/// True for the namespace of a loaded extension: the user trusts it.
 bool of_extension(const std::string& space) {
   for (const auto& extension : runtime::extensions()) {
     for (const auto& op : extension.ops) {
@@ -243,9 +243,9 @@ bool may_call(const c10::Symbol& op) {
   const bool language = op == torch::jit::prim::Print || op == torch::jit::prim::tolist;
   return std::all_of(overloads.begin(), overloads.end(), [&](const auto& overload) {
     const auto& schema = overload->schema();
-    // What takes anything in prim is the language or a part of an optimized graph, which trusts its attributes.
+    // A vararg operator of prim belongs to the language or to an optimized graph, which trusts its attributes.
     if (space == "prim" && schema.is_vararg() && !language) return false;
-    // What of ours computes gives tensors; the others attach state to weights and read and write files.
+    // Our operators that compute return tensors; the others attach state to weights, and read and write files.
     if (space == "fp8" && !gives_tensors(schema) && schema.name() != runtime::kHasScriptNodesOp) return false;
     return stays_inside(schema);
   });

@@ -30,7 +30,8 @@ std::optional<c10::ScalarType> compute_dtype(const Context& context) {
 
 namespace {
 
-/// What is wrong goes into `problems`; throws io::Error where that is null. origin: who names the library.
+/// Calls load() and adds its error to `problems`; throws io::Error if that is null. origin: the option or variable that
+/// names the library.
 template <class Load>
 void load_or_list(const char* origin, std::vector<std::string>* problems, const Load& load) {
   std::string problem;

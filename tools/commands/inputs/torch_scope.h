@@ -19,7 +19,7 @@ namespace fp8::commands {
 /// The device that --device names. Throws UsageError if this program has no hpu runtime.
 c10::Device resolve_device(const Context& context);
 
-/// What --dtype names; empty: the checkpoint's.
+/// Returns the dtype of --dtype; empty: the checkpoint's.
 std::optional<c10::ScalarType> compute_dtype(const Context& context);
 
 /// While it lives LibTorch's warnings are the context's. Sets LibTorch's number of threads and the seed of its
@@ -54,7 +54,7 @@ class Provided {
       return without_torch_errors([&] { return function(std::forward<A>(arguments)...); });
     });
   }
-  /// What a command does with its options: in a TorchScope.
+  /// Provides a command's function, which runs in a TorchScope.
   template <class O>
   Provided(Late<void(const O&, Context&)>& late, void (*function)(const O&, Context&)) {
     late.provide([function](const O& options, Context& context) {

@@ -70,10 +70,11 @@ struct InspectOptions : DamageOptions {
   bool tensors_only = false, plan = false, all = false;
 };
 
-/// What a module's noise costs depends on what the model makes of its output.
+/// The order differs because the cost of a module's noise depends on how the model uses its output.
 constexpr const char* kOrder = "by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that";
 
-/// Throws for a checkpoint folder whose tensors contradict config.json. A file that can't be read is told elsewhere.
+/// Throws for a checkpoint folder whose tensors contradict config.json. A config.json that can't be read is reported
+/// elsewhere.
 void check_shapes(const InspectOptions& o, const Inspection& inspection) {
   if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / io::kConfigFile)) return;
   io::Json config;
@@ -181,7 +182,7 @@ std::string title_of(const InspectOptions& o) {
   return o.path.string() + (o.reference.empty() ? "" : " against " + o.reference.string());
 }
 
-/// What else there is to see.
+/// Returns the hint at the options that show more.
 std::string hint_of(const InspectOptions& o, const Inspection& inspection) {
   if (inspection.json["kind"] != "checkpoint") return "\n(--all lists every module, --html FILE draws them)\n";
   if (o.tensors_only || !fs::exists(o.path / io::kConfigFile)) return "\n(--all lists every tensor)\n";

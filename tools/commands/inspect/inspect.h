@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `fp8 inspect` makes of a file: one JSON object, and for people a summary and tables.
+// The report of `fp8 inspect` on a file: one JSON object, and for people a summary and tables.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -23,9 +23,9 @@ struct Inspection {
   io::Json json;     ///< has "kind": "checkpoint", "measurement", "scales" or "shapes"
   std::string text;  ///< summary and problems, ends with a newline
   std::string all;   ///< every tensor or module, where that was asked for
-  /// What stays in high precision in a checkpoint that is in fp8, and why.
+  /// The modules of an fp8 checkpoint that stay in high precision, and why.
   std::vector<quant::SkippedModule> kept = {};
-  std::shared_ptr<const io::Checkpoint> checkpoint = nullptr;  ///< what was opened: a header of megabytes is read once
+  std::shared_ptr<const io::Checkpoint> checkpoint = nullptr;  ///< reused: a header of megabytes is read once
 };
 
 struct InspectDetail {
@@ -98,8 +98,8 @@ std::string filled_page(std::string_view page, const std::vector<std::pair<std::
 /// Writes the page, atomically. Throws io::Error.
 void write_report_page(const std::filesystem::path& path, const io::Json& report, const std::string& figures = "");
 
-/// What the page shows of inspect's result for a checkpoint (with "modules") or a measurement. Throws io::Error for a
-/// checkpoint without them.
+/// Returns the page's data from inspect's result for a checkpoint (with "modules") or a measurement. Throws io::Error
+/// for a checkpoint without modules.
 io::Json report_of(const std::string& title, const io::Json& inspected);
 
 // `fp8 inspect --plot`: one picture of what that page shows, of rectangles, lines, curves and short texts, as SVG. No

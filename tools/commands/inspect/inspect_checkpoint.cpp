@@ -39,7 +39,7 @@ struct Scales {
   double low = 0, high = 0;
 };
 
-/// What the form says.
+/// Returns the granularity that the form declares.
 std::string granularity_of(const quant::StoredWeight& weight) {
   const auto& scheme = weight.spec.scheme;
   std::string text = quant::name_of(scheme.weights);
@@ -48,8 +48,8 @@ std::string granularity_of(const quant::StoredWeight& weight) {
   return text + (weight.transposed ? ", weight transposed" : "");
 }
 
-/// What the shapes say, where nothing else does. tensor: one scale. channel: one per row (or column) of the weight.
-/// block AxB: one per rectangle.
+/// Returns the granularity that the shapes imply, where the config declares none. tensor: one scale. channel: one per
+/// row (or column) of the weight. block AxB: one per rectangle.
 std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& scale) {
   if (scale.numel() == 1) return "tensor";
   if (weight.shape.size() < 2) return io::shape_text(scale.shape);
@@ -118,7 +118,7 @@ std::string range_text(double low, double high) {
   return low == high ? fmt::format("{:.4g}", low) : fmt::format("{:.4g} .. {:.4g}", low, high);
 }
 
-/// What the folder's config says, and whether the tensors agree.
+/// The quantization that the folder's config declares, and its contradictions to the tensors.
 struct Form {
   std::string method;                           ///< its quant_method; empty: none
   std::string problem;                          ///< why fp8 weights can't be read by it
@@ -203,7 +203,7 @@ bool is_scale(const io::TensorInfo& info) {
          std::ranges::any_of(kEndings, [&](const char* end) { return info.name.ends_with(end); });
 }
 
-/// What is wrong with a tensor of scales; empty: nothing.
+/// Returns the problems of a tensor of scales; empty: none.
 std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
   std::uint64_t zero = 0, negative = 0, nonfinite = 0, absurd = 0;
   each_value(checkpoint, info, [&](float v) {
@@ -246,7 +246,7 @@ std::map<std::string, std::string> problems_of(const io::Checkpoint& checkpoint,
     if (std::string problem = scale_problem(checkpoint, info); !problem.empty())
       problems[info.name] = std::move(problem);
   }
-  for (const auto& stray : form.strays) problems.erase(stray);  // left there by a writer, read by nobody
+  for (const auto& stray : form.strays) problems.erase(stray);  // a writer left it there, and no reader uses it
   return problems;
 }
 

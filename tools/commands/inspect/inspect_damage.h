@@ -24,7 +24,7 @@ struct DamageOptions : DataOptions {  ///< data empty: weights only
   bool weights_only = false;
 };
 
-/// What the options ask for, as quantize would take them.
+/// Returns the plan that the options ask for, as quantize takes them.
 quant::PlanOptions plan_options(const DamageOptions& options, const Context& context);
 
 /// Of a checkpoint folder: in high precision, what quantizing it would do (to inputs too when there is data to run); in
@@ -59,7 +59,7 @@ std::string damage_table(const std::vector<quant::ModuleDamage>& modules, std::s
 /// One line for all modules that differ in their numbers alone and have one reason; empty for none.
 std::string kept_table(const std::vector<quant::SkippedModule>& kept, std::size_t width);
 
-// What becomes fp8 and what does not, for people: modules that differ in their numbers alone are one line.
+// The plan of a checkpoint's modules, for people: modules that differ in their numbers alone are one line.
 //
 //   module                            modules  becomes                       why
 //   model.layers.*.self_attn.q_proj        28  E4M3 channel weights, ...

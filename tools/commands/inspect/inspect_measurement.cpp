@@ -96,7 +96,7 @@ struct Range {
   }
 };
 
-/// What Python's json module writes for a number that is none, and read_with_nonfinite() puts between quotes.
+/// Reads a word that Python's json module writes for NaN or an infinity, and read_with_nonfinite() puts in quotes.
 std::optional<double> nonfinite_word(const std::string& word) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (word == "NaN") return std::numeric_limits<double>::quiet_NaN();
@@ -143,7 +143,7 @@ void collect(const io::Json& value, const std::string& where, Range& range) {
                       one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60));
 }
 
-/// Whether the numbers of a measurement or a scale file can't be what they should be.
+/// True if numbers of a measurement or a scale file are zero, negative, not finite or absurd.
 bool is_bad(const Range& range, const std::string& kind) {
   return kind != "shapes" && range.zero + range.negative + range.nonfinite + range.absurd > 0;
 }
@@ -156,7 +156,7 @@ std::string range_text(const Range& range, const std::string& kind) {
   return bad + fmt::format("{:.6g} .. {:.6g} ({})", range.low, range.high, range.count);
 }
 
-/// What is bad about them; empty: nothing.
+/// Returns the problems of the numbers; empty: none.
 std::string problem_of(const Range& range, const std::string& kind) {
   if (!is_bad(range, kind)) return "";
   std::vector<std::string> problems;

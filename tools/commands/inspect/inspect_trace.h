@@ -27,7 +27,7 @@ Inspection inspect_trace(const std::filesystem::path& path, bool timeline = fals
 void write_trace_page(const std::filesystem::path& file, const std::filesystem::path& trace,
                       const Inspection& inspection);
 
-// What `fp8 inspect` takes of a trace: sums by category, op, module and phase, and the longest events. A trace is
+// The trace report of `fp8 inspect`: sums by category, op, module and phase, and the longest events. A trace is
 //
 //   {"..": .., "traceEvents": [EVENT, ..], ..}    or    [EVENT, ..]
 //   EVENT = {"ph": "X", "cat": "hpu_op", "name": "aten::mm", "ts": us, "dur": us, "args": {"module": .., "phase": ..,

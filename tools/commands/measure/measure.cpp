@@ -168,12 +168,12 @@ std::filesystem::path snapshots_folder(const measure::CalibrationOptions& c) {
   return base.parent_path() / ("." + base.filename().string() + ".resume");
 }
 
-/// What a model that is measured whole takes.
+/// Returns the bytes of a model that is measured whole.
 std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
   if (!is_script(o.model)) return models::bytes_in_memory(o.model, compute_dtype(context));
   std::error_code error;
   const auto bytes = std::filesystem::file_size(o.model, error);
-  return error ? 0 : static_cast<std::int64_t>(bytes);  // who reads it will say so
+  return error ? 0 : static_cast<std::int64_t>(bytes);  // its reader reports the error
 }
 
 /// mode: "whole", "block-wise" or "pipeline".

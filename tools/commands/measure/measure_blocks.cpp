@@ -69,7 +69,8 @@ class BlockRun : LayerRun {
       run_.context.warn(fmt::format("{} takes about {}, more than the {} that are free", what, human_bytes(needed),
                                     human_bytes(run_.memory)));
   }
-  /// What stays in memory beside a layer and what a batch needs there; the rest goes to files, or is done in parts.
+  /// Keeps the hidden states in memory if they fit beside a layer and its batch, else in files; splits the head's rows
+  /// if its logits do not fit.
   void plan_memory() {
     const auto& shape = stream_.shape();
     const std::int64_t size = element_bytes(), tokens = batch_tokens();

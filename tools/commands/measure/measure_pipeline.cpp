@@ -5,9 +5,9 @@
 //   rank 1     layers [a, b)                           batch k + 1  -->
 //   last rank  layers [b, n), norm and head            batch k
 //
-// What layers share in one forward (rotary angles, masks, distances) each rank makes of the hidden states' sizes, as
-// layers that are streamed do. In the end rank 0 gets what the others' observers know, as snapshots, and goes on from
-// all of them.
+// Each rank computes the tensors that layers share in one forward (rotary angles, masks, distances) from the hidden
+// states' sizes, as streamed layers do. At the end rank 0 receives the other ranks' observers as snapshots, and resumes
+// from all of them.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -170,7 +170,7 @@ class PipelineRun : LayerRun {
     }
     return h;
   }
-  /// Rank 0 goes on from what all know.
+  /// Sends every rank's session to rank 0, which resumes from all of them.
   void collect() {
     io::Json mine = {{"layers", {start(rank_), start(rank_ + 1)}},
                      {"forward_seconds", run_.forward_seconds},
@@ -196,7 +196,7 @@ class PipelineRun : LayerRun {
     session_->discard();
     plan(std::move(calibration));
   }
-  /// Who runs a module; at_end: those behind the layers.
+  /// Returns the rank that runs a module; at_end: the modules behind the layers.
   std::size_t owner(const std::string& module, const std::set<std::string>& at_end) const {
     const auto ranks = starts_.size() - 1;
     if (at_end.contains(module)) return ranks - 1;
@@ -216,7 +216,7 @@ class PipelineRun : LayerRun {
   std::vector<measure::WeightModule> watched_;
 };
 
-/// What all ranks must have in common; where their files lie may differ.
+/// Returns the facts that all ranks must share; the paths of their files may differ.
 io::Json facts_of(const MeasureRun& run, const Samples& samples) {
   io::Json facts = causes_of(run);
   facts["files"] = run.sources.ends();

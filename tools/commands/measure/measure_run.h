@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ways to measure a model have in common: whole (measure.cpp), one decoder layer at a time
+// The common parts of the ways to measure a model: whole (measure.cpp), one decoder layer at a time
 // (measure_blocks.cpp), and decoder layers divided over processes (measure_pipeline.cpp).
 #pragma once
 #include <cstddef>
@@ -38,10 +38,10 @@ struct MeasureRun {
   io::Shares* shares = nullptr;   ///< with --shares, while they are taken
   std::int64_t first_sample = 0;  ///< of all, that this process looks at
   std::string mark = "";          ///< measure_run.h
-  io::Json work = nullptr;        ///< what processes that take shares must have in common
+  io::Json work = nullptr;        ///< facts that processes that take shares must have in common
   io::Json ranks =
       nullptr;  ///< with --pipeline, of each: {"layers": [first, end], "forward_seconds", "peak_rss_bytes"}
-  std::shared_ptr<runtime::Profiler> profiler = nullptr;  ///< null: nobody asked
+  std::shared_ptr<runtime::Profiler> profiler = nullptr;  ///< null: not requested
   std::optional<KeepsWork> keeps = {};                    ///< from the first samples that are kept to their files
 
   /// Throws io::Error if no module was selected; the session is discarded then.
@@ -71,21 +71,21 @@ void timed_forward(MeasureRun& run, const F& f) {
 /// Leaves a session that is ready to be finalized; the files will be those of the whole model's run, byte for byte.
 void measure_blocks(MeasureRun& run);
 
-// What tells one `fp8 measure` from another: what a run must have in common with the one that it goes on from, and what
-// decides the numbers, by which a finished measurement and the shares of one are known.
+// The identity of an `fp8 measure` run: the facts that a resumed run must share with its snapshot, and those that
+// decide the numbers, by which a finished measurement and its shares are recognized.
 
-/// For snapshots: everything.
+/// Returns all facts of the run, for snapshots.
 io::Json identity_of(const MeasureRun& run, bool blocks);
 
-/// What decides the numbers, not where they go nor how it is gone about.
+/// Returns the facts that decide the numbers: neither the paths nor the way to measure.
 io::Json causes_of(const MeasureRun& run);
-/// The same as 16 hexadecimal digits; of a rank's share with what decides which samples these are. Stands in the
-/// measurement's .fingerprint.
+/// Returns the checksum of causes_of() as 16 hexadecimal digits; a rank's share adds the facts that decide its samples.
+/// The measurement's .fingerprint holds it.
 std::string mark_of(const MeasureRun& run, const Share& share);
 
 measure::StatsName stats_name(const MeasureRun& run);
 
-/// Whether the measurement has this mark, still is as it was written, and so was made by a run that came to its end.
+/// True if the measurement has this mark and is unchanged since it was written: its run completed.
 bool has_mark(const measure::StatsName& name, const measure::MeasurementFile& file, const std::string& mark);
 /// Writes the mark, if the measurement has a fingerprint to write it to.
 void mark_finished(const measure::StatsName& name, const std::string& mark);
@@ -129,7 +129,7 @@ void for_samples(MeasureRun& run, const Forwards& forwards,
 /// A measurement of no samples, for a rank that there are none for. Returns the files.
 std::vector<std::filesystem::path> write_empty(const MeasureRun& run);
 
-/// Where the shares of --shares stand.
+/// Returns the folder of the shares of --shares.
 std::filesystem::path shares_folder(const MeasureRun& run);
 
 /// --join alone: of what other processes have written.
@@ -139,15 +139,15 @@ void join_measurements(MeasureRun& run);
 /// for.
 void measure_in_shares(MeasureRun& run, const std::function<void(MeasureRun& run)>& measure);
 
-/// The measurement that a run like this one finished, for who has nothing to do.
+/// Reports the measurement that an earlier run with the same mark finished, where this run has nothing to do.
 void report_finished(const MeasureRun& run, const measure::MeasurementFile& file);
 
 // fp8 measure --pipeline: models larger than one machine, their decoder layers divided over the processes that a
 // launcher started. What comes of it is what one process would have written, byte for byte.
 
 /// Meets the other ranks, refuses those that are about to do something else, and measures. report() runs on rank 0,
-/// where run.session is ready to be finalized and run.ranks says who did what, while the others wait for it. The
-/// contexts of ranks above 0 are quiet from here on. Throws UsageError for more ranks than layers and where
+/// where run.session is ready to be finalized and run.ranks has the work of each rank, while the others wait for it.
+/// The contexts of ranks above 0 are quiet from here on. Throws UsageError for more ranks than layers and where
 /// --memory-limit is too little for this rank's, c10::Error naming a rank that is gone.
 void measure_in_pipeline(MeasureRun& run, const std::function<void()>& report);
 
@@ -170,7 +170,7 @@ struct Part {
 /// options.
 JoinedParts join_parts(const std::vector<Part>& parts, const measure::StatsName& target, const std::string& mark);
 
-// What the ways to measure a checkpoint layer by layer have in common: one layer in memory at a time
+// The common parts of the ways to measure a checkpoint layer by layer: one layer in memory at a time
 // (measure_blocks.cpp), a range of layers on each of several ranks (measure_pipeline.cpp). The batches are those of the
 // whole model's run, so every operation sees the same tensors and every observer the same calls.
 
@@ -197,7 +197,7 @@ class LayerRun {
 
   /// Of the hidden states of samples [first, first + count): [count, columns, H] on hpu, not filled.
   at::Tensor empty_hidden(std::int64_t first, std::int64_t count) const;
-  /// What a batch in a layer takes at its largest: the norm in f32 and its result, q, k, v; or gate, up and their
+  /// Returns the peak bytes of a batch in a layer: the norm in f32 and its result, q, k, v; or gate, up and their
   /// product.
   std::int64_t batch_bytes() const;
   /// Tokens of the largest batch.
@@ -206,7 +206,7 @@ class LayerRun {
 
   /// The embedding, where it is measured: all of it is looked at, though only some of its rows are needed.
   void look_at_embedding();
-  /// What is measured at the end: the head, where it is, and what is between it and the layers.
+  /// Returns the modules that are measured at the end: the head, if there is one, and those between it and the layers.
   std::vector<measure::WeightModule> end_modules() const;
 
   MeasureRun& run_;

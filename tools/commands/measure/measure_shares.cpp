@@ -110,7 +110,7 @@ void report_joined(const MeasureRun& run, const JoinedParts& joined, io::Json sh
   report.print(run.context);
 }
 
-/// What this process did of --shares, where it did not join them.
+/// Reports the shares that this process made, where it did not join them.
 void report_shares(const MeasureRun& run, const std::vector<std::int64_t>& made,
                    const std::vector<std::int64_t>& missing) {
   const auto& options = *run.share.shares;
@@ -121,7 +121,7 @@ void report_shares(const MeasureRun& run, const std::vector<std::int64_t>& made,
   report.print(run.context);
 }
 
-/// What stands, whole; while another process puts it there, it does not.
+/// Returns the joined measurement if it is complete; none while another process still writes it.
 std::optional<measure::MeasurementFile> joined_before(const MeasureRun& run) {
   try {
     return finished_before(run);
@@ -130,7 +130,7 @@ std::optional<measure::MeasurementFile> joined_before(const MeasureRun& run) {
   }
 }
 
-/// All was joined; who did it may have died before the shares were removed.
+/// Reports a joined measurement and removes its shares, which the process that joined them may have left behind.
 void leave_finished(const MeasureRun& run, const measure::MeasurementFile& file) {
   std::error_code ignored;
   fs::remove_all(shares_folder(run), ignored);
@@ -144,7 +144,7 @@ void join_and_report(const MeasureRun& run, io::Shares& shares, const std::funct
     shares.remove();
   });
   if (!joined.has_value()) {
-    shares.remove();  // who joined them may have died before he did
+    shares.remove();  // the process that joined them may have died before
     return report_shares(run, shares.made(), {});
   }
   report_joined(run, *joined, shares_json(*run.share.shares, shares.made(), {}, true));
@@ -272,7 +272,7 @@ void sort_modules(measure::MeasurementFile& file) {
                    [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
 
-/// What the observers know of all samples, into `file` and as bytes; none where they keep nothing.
+/// Merges the observers' states of all samples into `file` and returns them as bytes; none if observers keep no state.
 std::optional<FileBytes> join_states(const std::vector<StatsName>& parts, const StatsName& target,
                                      measure::MeasurementFile& file) {
   if (!measure::find_observer(target.observer).keeps_state) return std::nullopt;

@@ -18,8 +18,8 @@ std::vector<measure::StatsName> sets_at(const std::filesystem::path& path);
 /// "inc_output_hooks_maxabs_0_8", for messages.
 std::string short_name(const measure::StatsName& name);
 
-/// What observers of several ranks or runs know, merged (histograms, measure/files/measurement_file.h): `file` gets
-/// what they make of all data, and their merged states are returned, to be written beside it under `target`. Nothing
+/// Merges the observers' states of several ranks or runs (histograms, measure/files/measurement_file.h): `file` gets
+/// their results for all data, and the merged states are returned, to be written beside it under `target`. Nothing
 /// happens if none of `names` has states; if only some have, there is a warning, and the elementwise maximum in `file`
 /// stays.
 std::vector<measure::FileBytes> merge_states(const std::vector<measure::StatsName>& names,

@@ -140,7 +140,7 @@ void check_pipeline(const MeasureOptions& o) {
     throw UsageError("--pipeline: found one process, allowed: several that torchrun, srun or mpirun started");
 }
 
-/// What is piped in is there once, for one process.
+/// Throws UsageError for standard input that is read twice: it can be read once, by one process.
 void check_stdin(const MeasureOptions& o) {
   if (std::ranges::find(o.data, std::filesystem::path(text::kStandardInput)) == o.data.end()) return;
   const auto process = io::launched();
@@ -215,8 +215,8 @@ Action add_measure(Options& options) {
 
 namespace {
 
-/// Every rank takes what fits below `most` and leaves one layer for each rank behind it; the last takes the rest,
-/// whether it fits or not.
+/// Gives every rank the layers that fit below `most` and leaves one layer for each rank behind it; the last takes the
+/// rest, even if it does not fit.
 std::vector<std::int64_t> fill(const std::vector<std::int64_t>& bytes, std::int64_t ranks, std::int64_t most) {
   const auto layers = static_cast<std::int64_t>(bytes.size());
   std::vector<std::int64_t> starts = {0};

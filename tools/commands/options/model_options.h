@@ -23,7 +23,7 @@ struct EvaluateOptions : DataOptions {
   std::int64_t rank_timeout = kRankTimeout;  ///< seconds
 };
 
-/// What the command does with options that passed its checks: evaluate.cpp.
+/// Runs the command with options that passed its checks: evaluate.cpp.
 extern Late<void(const EvaluateOptions& options, Context& context)> evaluate_model;
 
 // The options of `fp8 generate`. No torch here.
@@ -40,10 +40,10 @@ struct GenerateOptions {
   bool allow_nonfinite = false;
 };
 
-/// What the command does with options that passed its checks: generate.cpp.
+/// Runs the command with options that passed its checks: generate.cpp.
 extern Late<void(const GenerateOptions& options, Context& context)> generate_text;
 
-// What sentence-transformers keeps beside a model, for fp8 embed:
+// The files of sentence-transformers beside a model, for fp8 embed:
 //
 //   modules.json                        what hidden states pass: Transformer, Pooling, Normalize, in that order
 //   config.json at Pooling's path       pooling_mode, or pooling_mode_cls_token and its like; include_prompt
@@ -76,7 +76,7 @@ struct EmbedOptions {
   models::AttentionKind attention = models::AttentionKind::fused;
 };
 
-/// What the command does: embed.cpp.
+/// Runs the command: embed.cpp.
 extern Late<void(const EmbedOptions& options, Context& context)> embed_texts;
 
 // The options of `fp8 run`. No torch here.
@@ -87,7 +87,7 @@ struct RunOptions : ScriptDataOptions {
   std::vector<std::string> include, exclude;
 };
 
-/// What the command does: run.cpp.
+/// Runs the command: run.cpp.
 extern Late<void(const RunOptions& options, Context& context)> run_script;
 
 // The options of `fp8 measure`. No torch here.
@@ -114,7 +114,7 @@ struct MeasureOptions : DataOptions {
 /// Bytes of --memory-limit; 0: none given. Throws UsageError.
 std::int64_t limit_of(const MeasureOptions& options);
 
-/// What the command does with options that passed its checks: measure.cpp.
+/// Runs the command with options that passed its checks: measure.cpp.
 extern Late<void(const MeasureOptions& options, Context& context)> measure_model;
 
 // Which decoder layers a rank of --pipeline has. No torch here.

@@ -26,7 +26,7 @@ std::string names_of_children(const CommandPage& page) {
                     " ");
 }
 
-/// What a list shows beside a word: the sentence up to where it goes into details.
+/// Returns the text that a list shows beside a word: the help up to its first "; " or ". ".
 std::string brief(const std::string& help) {
   constexpr std::size_t kMost = 80;
   std::string text = help.substr(0, std::min(help.find("; "), help.find(". ")));

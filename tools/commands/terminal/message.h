@@ -13,10 +13,10 @@
 namespace fp8::commands {
 
 /// Without the names that the library's functions put before what they say ("[models] "), at the beginning and after a
-/// colon: who typed a command line can't know them. Names with :: (of operators) and brackets elsewhere stay.
+/// colon: the user of a command line can't know them. Names with :: (of operators) and brackets elsewhere stay.
 std::string without_origin(std::string_view message);
 
-// The word that somebody meant who typed another.
+// The allowed word that the user probably meant by another.
 
 /// The one of `allowed` that `found` was meant to be: it begins so and no other does, or few letters differ (two that
 /// changed places count once, case does not). "" where none is near. Leading dashes don't count; only the first 64
@@ -26,7 +26,7 @@ std::string meant(std::string_view found, const std::vector<std::string>& allowe
 /// ", did you mean 'quantize'?", or "".
 std::string did_you_mean(std::string_view found, const std::vector<std::string>& allowed);
 
-// What the terminal of the messages takes: its width, and whether there are colours.
+// The terminal of the messages: its width and its colours.
 
 /// --color.
 enum class ColorMode : std::uint8_t { automatic, always, never };
@@ -46,7 +46,7 @@ std::size_t columns_of(std::string_view text);
 /// For the whole process.
 void set_color_mode(ColorMode mode);
 
-/// Whether colours go to a stream. NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR, CLICOLOR as no-color.org,
+/// True if colours go to a stream. NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR, CLICOLOR as no-color.org,
 /// bixense.com/clicolors and force-color.org say; a mode other than auto wins. terminal: the stream is one that
 /// moves its cursor.
 bool takes_color(ColorMode mode, bool terminal, const io::GetVariable& get);

@@ -11,10 +11,10 @@
 namespace fp8::commands {
 namespace {
 
-constexpr std::size_t kColumn = 27;         ///< where what an option does begins
-constexpr std::size_t kCommandColumn = 16;  ///< and what a command does
+constexpr std::size_t kColumn = 27;         ///< at which the description of an option begins
+constexpr std::size_t kCommandColumn = 16;  ///< at which the description of a command begins
 
-/// "-u, --experts N"; of a choice whose words would fill a line its words are told behind it.
+/// "-u, --experts N"; a choice whose words would fill a line has them in `more`.
 struct Label {
   std::string text, more;
 };
@@ -31,7 +31,7 @@ Label label_of(const OptionRow& option, std::size_t width) {
   return label;
 }
 
-/// What it does; then its words, and what holds without it where the sentence does not say so.
+/// Returns the option's help, then its words, and its default unless the option is required.
 std::string sentence_of(const OptionRow& option, const std::string& words) {
   std::string text = option.help;
   if (!words.empty()) text += "; " + words;

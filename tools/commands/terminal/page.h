@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a command is called and takes, as a table: help, completions and man pages are made of it.
+// The table of a command's name and options: help, completions and man pages are made of it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace fp8::commands {
 
-/// Where an option stands in the help. --help shows the first kind, --help-all each.
+/// The section of the help that an option stands in. --help shows the first kind, --help-all each.
 enum class Shelf : std::uint8_t { common, advanced, processes };
 
-/// What a shell may offer as the value.
+/// The kind of value that a shell may offer.
 enum class Value : std::uint8_t { none, file, word, text };
 
 struct OptionRow {
   std::vector<std::string> names = {};  ///< {"-u", "--experts"}, or {"PATH"} of a positional argument
   std::string type = {};                ///< "PATH", "N"; of a choice its words, bars between; "" for a flag
-  std::string fallback = {};            ///< what holds without it, "" where nothing does
+  std::string fallback = {};            ///< the default, "" if there is none
   std::string help = {};                ///< one sentence or more, no line breaks
-  std::vector<std::string> words = {};  ///< what a choice takes
+  std::vector<std::string> words = {};  ///< the words of a choice
   Value value = Value::none;            ///< none: a flag
   Shelf shelf = Shelf::common;
   bool required = false, repeated = false, positional = false;
@@ -54,7 +54,7 @@ std::string usage_line(const CommandPage& page);
 /// "fp8 measurements merge".
 std::string full_name(const CommandPage& page);
 
-/// What a heading calls them.
+/// Returns the heading of a section.
 const char* heading_of(Shelf shelf);
 
 // Manual pages of section 1, in the language of man(7).
@@ -65,7 +65,7 @@ std::string man_name(const CommandPage& page);
 /// roff of one page; the program's own has the table of commands. version: "0.1.0".
 std::string man_page(const CommandPage& page, const std::string& version);
 
-// What shells need to complete command lines of fp8: scripts with all commands, options and choices in them.
+// Completion of fp8's command lines: scripts for shells, with all commands, options and choices in them.
 
 enum class Shell : std::uint8_t { bash, zsh, fish };
 constexpr auto names_of(Shell) {

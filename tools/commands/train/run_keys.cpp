@@ -39,8 +39,8 @@ io::Json value_of(const std::vector<std::string>& values, bool is_list) {
   return list;
 }
 
-/// A library is code that runs as soon as it is loaded. A run file may come from anybody, so it names none that the
-/// user did not name: it says what it needs, and loads nothing.
+/// Throws io::Error for a library that the user did not name. A library runs code as soon as it is loaded, and a run
+/// file may be untrusted: it declares the libraries that it needs, and loads none.
 void require_named_libraries(const Options& options, const std::vector<std::string>& files, const std::string& place) {
   std::set<fs::path> named;
   const auto add = [&](const std::string& file) { named.insert(fs::weakly_canonical(file)); };

@@ -178,8 +178,8 @@ fs::path checkpoint_of(const TrainOptions& o) {
   return trainer::checkpoint_folder(root, steps.back());
 }
 
-/// Without the keys that a resumed run may have otherwise: how long it is, what is kept of it, and who looks on; and
-/// without those that are compared by themselves, from whatever source.
+/// Returns the tree without the keys that a resumed run may change (its length, the files it keeps, its loggers and
+/// profiler), and without those that are compared by themselves, from whatever source.
 io::Json compared(io::Json tree) {
   if (!tree.is_object()) return tree;
   for (const char* key : {"ckpt_path", "seed_everything"}) tree.erase(key);

@@ -35,7 +35,7 @@ inline constexpr char kCsvFile[] = "metrics.csv", kTensorBoardFolder[] = "tensor
 struct OptimizerSettings {
   enum class Kind : std::uint8_t { adamw, muon };
   using Schedule = trainer::LrShape;
-  enum class EpsMode : std::uint8_t { torch, habana };  ///< where eps is added: optim::EpsMode
+  enum class EpsMode : std::uint8_t { torch, habana };  ///< the place of eps in the formula: optim::EpsMode
   Kind kind = Kind::adamw;
   double lr = 1e-3, min_lr = 0;  ///< at the end of the schedule
   Schedule schedule = Schedule::cosine;

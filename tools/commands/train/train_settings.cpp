@@ -188,7 +188,7 @@ namespace {
 
 namespace distributed = runtime::distributed;
 
-/// Where a file lies may differ from machine to machine; what is in it may not.
+/// The options whose paths may differ from machine to machine; the contents of the files may not.
 constexpr const char* kPlaces[] = {"init", "model", "data", "eval", "recipe"};
 
 distributed::BucketDtype bucket_dtype(const StrategySettings& s) {

@@ -23,19 +23,19 @@ io::Json train_settings(const TrainOptions& options, const Context& context, con
 /// The steps of a resumed run.
 struct ResumedSteps {
   std::int64_t done = 0;  ///< of the newest checkpoint
-  std::string warning;    ///< where the number of steps is another one than before: what the learning rate does
+  std::string warning;    ///< the effect on the learning rate if the number of steps changed
 };
 
-/// May the run that `written` (read from `file`) tells of go on as `asked`? Throws io::Error naming the first key that
-/// differs, and for fewer steps than are done.
+/// Checks that the run of `written` (read from `file`) can be resumed as `asked`. Throws io::Error naming the first key
+/// that differs, and for fewer steps than are done.
 ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
                           const TrainOptions& options);
 
 // OUT of `fp8 train`: new, or that of the same run.
 
-/// Makes OUT and train.json in it with `settings`, or finds the run in it that is to go on. check(file, written):
-/// throws for a run that is another one; true: what was made at its end is not its end any more. Returns true for a run
-/// that goes on. Throws io::Error.
+/// Makes OUT and train.json in it with `settings`, or finds the run in it that is to be resumed. check(file, written):
+/// throws for a different run; true: the outputs of its end are no longer its end. Returns true for a resumed run.
+/// Throws io::Error.
 bool open_folder(const TrainOptions& options, const io::Json& settings,
                  const std::function<bool(const std::filesystem::path& file, const io::Json& written)>& check);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `fp8 train` trains: a language model and its data, or those of a run file.
+// The model and the data of `fp8 train`: a language model and its data, or those of a run file.
 #pragma once
 #include <c10/core/Device.h>
 

@@ -185,7 +185,7 @@ struct Names {
   const char *limit, *usage, *cache;
 };
 
-/// What the group at `folder` / `group` and those above it leave.
+/// Returns the bytes that the group at `folder` / `group` and those above it leave.
 std::int64_t left_in_groups(const fs::path& folder, fs::path group, const Names& names) {
   std::int64_t left = kUnknown;
   for (group = group.relative_path();; group = group.parent_path()) {

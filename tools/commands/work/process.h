@@ -46,7 +46,7 @@ struct Share {
   std::optional<io::SharesOptions> shares = {};  ///< of --shares; world_size says nothing about the work then
 };
 
-/// Where shares of an output may stand.
+/// The places of an output's shares.
 struct SharePlaces {
   std::vector<std::int64_t> world_sizes;  ///< of the shares of ranks that stand there
   std::string of_rank;                    ///< how those are called, "out.rank-R-of-N"
@@ -60,7 +60,8 @@ Share find_share(const ShareOptions& options, const std::function<SharePlaces()>
 Share find_share(const ShareOptions& options, const std::filesystem::path& out,
                  const io::GetVariable& get = io::environment_value);
 
-/// Says its warning; shares stop when the program is told to, and warn as it does. The context outlives the share.
+/// Prints the share's warning; shares stop when the program is interrupted, and warn through the context, which
+/// outlives the share.
 void attach(Share& share, const Context& context);
 
 /// The share as options of a checkpoint (CheckpointOptions, StreamOptions).
@@ -74,7 +75,7 @@ void set_share(Options& options, const Share& share) {
   }
 }
 
-/// What became of --shares: {"count", "made", "missing", "joined"}, and in words.
+/// Returns the outcome of --shares: {"count", "made", "missing", "joined"}, and in words.
 io::Json shares_json(const io::SharesOptions& options, const std::vector<std::int64_t>& made,
                      const std::vector<std::int64_t>& missing, bool joined);
 std::string shares_text(const io::SharesOptions& options, const std::vector<std::int64_t>& made,
@@ -93,8 +94,8 @@ std::optional<std::int64_t> parse_bytes(std::string_view text);
 /// its reclaimable page cache not counted. root: where proc and sys are. 2^62 where nothing is known.
 std::int64_t available_memory(const std::filesystem::path& root = "/");
 
-/// What the program takes for itself while it runs a model: what is resident now, and what libraries touch at their
-/// first use.
+/// Returns the bytes that the program itself takes while it runs a model: those resident now, and those that libraries
+/// touch at their first use.
 std::int64_t process_bytes();
 
 /// Resident memory of this process, now and at its highest.
@@ -133,7 +134,7 @@ class Forwards {
     const auto start = [&](std::int64_t i) { return starts_[static_cast<std::size_t>(count() * i / shares)]; };
     return {start(index), start(index + 1) - start(index)};
   }
-  /// Where the forwards of a share begin, and its end.
+  /// Returns the first sample of each forward of a share, and its end.
   std::vector<std::int64_t> starts(SampleRange share) const {
     const auto begin = std::ranges::lower_bound(starts_, share.first),
                end = std::ranges::lower_bound(starts_, share.first + share.count);

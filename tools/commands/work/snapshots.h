@@ -6,7 +6,7 @@
 //                  replaced whole (temporary name, fsync, rename)
 //   FOLDER/...     the file that progress["hidden"]["file"] names (hidden_states.h)
 //
-// identity: what the run was asked to do and of which files, key by key; only the same run goes on.
+// identity: the options and files of the run, key by key; a snapshot is resumed only by a run with the same identity.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -32,7 +32,7 @@ class Snapshots {
   Snapshots(const Snapshots&) = delete;
   Snapshots& operator=(const Snapshots&) = delete;
 
-  /// What is written into snapshots, and what one must say to be gone on from.
+  /// Sets the identity that snapshots get, and that a snapshot must have to be resumed.
   void identify(io::Json identity) { identity_ = std::move(identity); }
   /// resume: the progress of the snapshot in the folder, null if there is none; else removes what is there and returns
   /// null. Throws io::Error if another run holds the folder, if the snapshot is damaged, and naming the first key of
@@ -73,14 +73,14 @@ class Snapshots {
   bool saved_ = false, made_ = false;
 };
 
-// The files that a run reads, as they were when it began: a file that is replaced, cut short or written to underneath
-// is told apart. No torch here.
+// The files that a run reads, as they were when it began: a file that is replaced, cut short or written to during
+// the run is detected. No torch here.
 
 class SourceFiles {
  public:
   SourceFiles() = default;
   /// The files that make up a model (a folder's configuration, tokenizer and *.safetensors files, or the one file) and
-  /// `more`. What does not exist is left out: who reads it will say so.
+  /// `more`. A missing file is left out: its reader reports it.
   SourceFiles(const std::filesystem::path& model, const std::vector<std::filesystem::path>& more);
 
   /// Throws io::Error naming the first file that is not as it was.
@@ -103,8 +103,7 @@ class SourceFiles {
   std::vector<File> files_;
 };
 
-// What processes that send each other messages compare before they begin: each command its own facts, and these. No
-// torch here.
+// The facts that processes compare before they exchange messages: those of the command, and these. No torch here.
 
 /// `facts` and what a program brings by itself: "version" and "instruction set". The same numbers need both.
 io::Json with_program(io::Json facts);
