@@ -10,8 +10,8 @@
 
 #include "fp8/runtime/io/base/environment.h"
 
-// What tells the files of several processes apart that measured a model together. The rest of the names of measurements
-// and scales, which begin with dump_stats_path, is in measure/files/stats_files.h.
+// The rank that tells apart the files of processes that measured a model together. The rest of the names of
+// measurements and scales, which begin with dump_stats_path, is in measure/files/stats_files.h.
 
 namespace fp8::configs {
 
@@ -30,7 +30,7 @@ struct QuantConfig;
 struct EnvironmentVariable {
   std::string name, value;
   bool in_effect = true;
-  std::string effect;  ///< what it does here, or why nothing
+  std::string effect;  ///< its effect here, or why it has none
 };
 
 struct Environment {
@@ -56,7 +56,7 @@ using io::GetVariable;
 Environment environment();
 Environment environment(const GetVariable& get);
 
-/// What stands in the names of measurement files: the process, unless the config has seperate_measure_files false.
+/// Returns the rank in the names of measurement files; none if the config has seperate_measure_files false.
 std::optional<Rank> file_rank(const QuantConfig& config, const Environment& environment);
 
 }  // namespace fp8::configs

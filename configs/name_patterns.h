@@ -28,10 +28,10 @@
 //
 //   \Z -> \z     \v -> \x0b     {,n} -> {0,n}     [[:alpha:]] -> [\[:alpha:]     \uXXXX, \UXXXXXXXX -> \x{XXXX}
 //
-// What Python rejects as a bad escape (\h, \K, \Q, ...), an unknown extension ((?R), (?&name), ...) or as nothing to
-// repeat ("(*VERB)") is an error here too. \d \w \s \b and case folding follow Unicode, as for Python's str.
+// A pattern that Python rejects for a bad escape (\h, \K, \Q, ...), an unknown extension ((?R), (?&name), ...) or with
+// nothing to repeat ("(*VERB)") is an error here too. \d \w \s \b and case folding follow Unicode, as for Python's str.
 //
-// What remains different: the flags a, L, u are not known; a reference to a group that opens later is accepted; \B
+// Three differences remain: the flags a, L, u are not known; a reference to a group that opens later is accepted; \B
 // matches an empty text (as in Python from 3.14 on).
 
 namespace fp8::configs {
@@ -55,7 +55,8 @@ class PythonRegex {
   std::shared_ptr<const void> code_;
 };
 
-/// What re.search finds where re.match finds `expression`: bound at the start, open at the end.
+/// Returns the expression by which re.search finds what re.match finds by `expression`: bound at the start, open at the
+/// end.
 std::string match_expression(std::string_view expression);
 
 /// fnmatch(3): * ? [...], of the whole name; a backslash is one.
@@ -72,7 +73,7 @@ class NamePatterns {
   std::size_t size() const { return patterns_.size(); }
   const PythonRegex& operator[](std::size_t i) const { return patterns_[i]; }
 
-  /// Whether any of them is found in `name`; the first that is.
+  /// True if any of them is found in `name`; first_match() returns the first that is.
   bool matches(std::string_view name) const { return first_match(name).has_value(); }
   std::optional<std::size_t> first_match(std::string_view name) const;
   /// Those that are found in none of `names`: most often a slip.

@@ -59,8 +59,8 @@ void check_backoffs_stand_once(const io::Json& json, const QuantConfig& config) 
   }
 }
 
-// What Intel Neural Compressor makes of other keys: an object of methods is always computed anew (unless the file says
-// otherwise), and some scales can't be single numbers.
+// Derives values from other keys as Intel Neural Compressor does: an object of methods is always computed anew (unless
+// the file says otherwise), and some scales can't be single numbers.
 void derive(const io::Json& json, QuantConfig& config) {
   const auto method = json.find("scale_method");
   const bool is_object = method != json.end() && method->is_object();

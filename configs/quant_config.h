@@ -24,8 +24,8 @@
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 
-// What a QUANT_CONFIG may say of observers: their names, and their parameters in scale_params. Configs knows none
-// itself; who does passes them (ParseOptions).
+// The observers that a QUANT_CONFIG may name, and their parameters in scale_params. Configs knows no observer itself:
+// the caller passes them (ParseOptions).
 
 namespace fp8::configs {
 
@@ -53,7 +53,7 @@ inline constexpr const char* kObserverNames = "lower case letters, digits and _"
 using fp8::name_of;
 
 /// NONE: leave the model alone. SHAPE: measure shapes. LOAD: the model is an fp8 checkpoint. AUTO (INC's FP8Config
-/// writes it): whoever uses the config decides, measuring in prepare and quantizing in convert.
+/// writes it): the user of the config decides; prepare measures, convert quantizes.
 enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO };
 constexpr auto names_of(QuantMode) {
   using enum QuantMode;
@@ -61,7 +61,7 @@ constexpr auto names_of(QuantMode) {
       {{NONE, "NONE"}, {QUANTIZE, "QUANTIZE"}, {MEASURE, "MEASURE"}, {SHAPE, "SHAPE"}, {LOAD, "LOAD"}, {AUTO, "AUTO"}});
 }
 
-/// What is left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always
+/// The tensors left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always
 /// needs them.
 enum class MeasureExclude : std::uint8_t { NONE, INPUT, OUTPUT, PARAMS, ALL };
 constexpr auto names_of(MeasureExclude) {
@@ -143,13 +143,14 @@ std::vector<std::string> quant_config_problems(const io::Json& json, const std::
 /// Reads a file. Throws io::Error.
 QuantConfig read_quant_config(const std::filesystem::path& path, const ParseOptions& options = {});
 
-/// What the environment variable QUANT_CONFIG names; none if it is unset or empty. The file is not looked at.
+/// Returns the path in the environment variable QUANT_CONFIG; none if it is unset or empty. The file is not looked at.
 std::optional<std::filesystem::path> quant_config_from_environment();
 
 /// The rule of allowlist and blocklist.
 ModuleFilter module_filter(const QuantConfig& config);
 
-/// What inc_scale_inv() needs. `device`: the dialect of the device in use, for a config without device_for_scales.
+/// Returns the input of inc_scale_inv(). `device`: the dialect of the device in use, for a config without
+/// device_for_scales.
 recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device);
 
 /// built: in effect. ignored: accepted, without effect here. not_built_yet: accepted with its default value only.
@@ -164,13 +165,13 @@ struct KeyReport {
   std::string key, value;
   std::string origin;  ///< "default", or the file
   KeyStatus status = KeyStatus::built;
-  std::string note;  ///< what it does, or why it is ignored
+  std::string note;  ///< its effect, or why it is ignored
 };
 
 /// Every key INC knows, in the order of the table.
 std::vector<KeyReport> describe(const QuantConfig& config);
 
-// What keys of a QUANT_CONFIG demand of each other, of the device and of the environment.
+// Requirements of a QUANT_CONFIG's keys on each other, the device and the environment.
 //
 //   dynamic_quantization   mode QUANTIZE or LOAD; no HW_ALIGNED activation, no method of fixed values,
 //                          no OPT activation; not with use_qdq, fake_quant, row_parallel_linear_allreduce_quantization

@@ -294,7 +294,7 @@ std::string canonical_name(const std::string& name) {
   return name;
 }
 
-// What readers of values share, and "scale_params".
+// Helpers that readers of values share, and "scale_params".
 
 namespace {
 

@@ -22,7 +22,7 @@ struct KeyValue {
 struct Key {
   const char* name;
   KeyStatus status;
-  const char* note;                             ///< what the key does; for ignored keys: why it does nothing
+  const char* note;                             ///< the effect of the key; for ignored keys: why it has none
   const char* default_text;                     ///< shown if the file does not have the key and there is no `show`
   void (*read)(const KeyValue&, QuantConfig&);  ///< throws io::Error
   std::string (*show)(const QuantConfig&);      ///< nullptr: the file's text

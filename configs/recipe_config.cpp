@@ -182,7 +182,7 @@ Recipe preset_recipe(const std::string& name) {
   io::fail<io::Error>("recipe: found {}, whose registration has ended", io::in_quotes(name));
 }
 
-// What "recipe" and "preset" ("dialect": as the struct calls it) say.
+// Returns the recipe that "recipe" and "preset" (or "dialect", the struct's name for it) select.
 Recipe starting_point(const Reading& in) {
   const std::vector<std::string> kinds = recipes::recipe_kinds(), presets = {"habana", "nvidia", "habana-hybrid"},
                                  dialects = words_of<RecipeDialect>();

@@ -55,8 +55,8 @@ io::Json to_json(const RecipeConfig& config);
 std::vector<std::string> recipe_preset_names();
 std::optional<RecipeConfig> recipe_preset(const std::string& name);
 
-/// What a command line's --recipe says: a preset's name, a JSON that begins with '{', or a file (a word with '/' or
-/// '.', or one that exists). Throws io::Error naming the presets and the nearest of them.
+/// Reads the argument of --recipe: a preset's name, a JSON that begins with '{', or a file (a word with '/' or '.', or
+/// one that exists). Throws io::Error naming the presets and the nearest of them.
 RecipeConfig recipe_from_argument(const std::string& argument);
 
 }  // namespace fp8::configs

@@ -28,7 +28,7 @@ struct Entry {
   Tensor weight, activation;
 };
 
-// Where a value stands: the file, and the path of keys to it.
+// The place of a value, for messages: the file, and the path of keys to it.
 struct Path {
   std::string file, key;
   Path operator/(const std::string& part) const { return {file, key + "." + io::printable(part)}; }

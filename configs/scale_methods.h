@@ -50,8 +50,8 @@ struct ScaleMethods {
   std::vector<std::pair<std::string, const recipes::NamedScaleMethod*>> all() const;
 };
 
-/// What SCALE_METHOD_CONFIG_DUMP_PATH asks for: per module ("name", "type") the method of its weight and activation, in
-/// the form that Intel Neural Compressor writes and reads.
+/// Returns the report for SCALE_METHOD_CONFIG_DUMP_PATH: per module ("name", "type") the method of its weight and
+/// activation, in the form that Intel Neural Compressor writes and reads.
 io::Json method_report(const ScaleMethods& methods, const std::vector<std::pair<std::string, std::string>>& modules);
 
 }  // namespace fp8::configs

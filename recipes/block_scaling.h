@@ -21,7 +21,7 @@ struct BlockScaling {
   int x_block_scaling_dim = 1, w_block_scaling_dim = 2, grad_block_scaling_dim = 1;
   bool power_of_two_scale = true;
   int block = 128;            ///< a power of two, 16 to 1024
-  float amax_epsilon = 0.0f;  ///< smallest amax that is told from 0, finite and >= 0
+  float amax_epsilon = 0.0f;  ///< lower bound of amax, finite and >= 0
 
   bool operator==(const BlockScaling&) const = default;
 };

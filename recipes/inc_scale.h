@@ -39,7 +39,7 @@ namespace fp8::recipes {
 struct IncTarget {
   Dialect dialect = Dialect::gaudi3;
   Format format = Format::E4M3;
-  /// hp_dtype. INC takes the per-channel amax of a weight in the weight's own type and goes on in that: pass it here.
+  /// hp_dtype. INC computes the per-channel amax of a weight, and what follows, in the weight's own type: pass that.
   FloatType hp = FloatType::BF16;
 };
 

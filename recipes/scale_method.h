@@ -27,7 +27,7 @@ constexpr auto names_of(Granularity) {
   return std::to_array<EnumName<Granularity>>({{PTS, "PTS"}, {PCS, "PCS"}});
 }
 
-/// Where the unrounded scale comes from: the largest magnitude, a constant, a search for the least error (weights only,
+/// The source of the unrounded scale: the largest magnitude, a constant, a search for the least error (weights only,
 /// inc_scale.h), always 1, or a function of one's own (custom_scale()).
 enum class ScaleValue : std::uint8_t { MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES, CUSTOM };
 constexpr auto names_of(ScaleValue) {

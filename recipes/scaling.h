@@ -71,7 +71,7 @@ Eigen::ArrayXf scale_from_scale_inv(const Eigen::ArrayXf& scale_inv, std::string
 struct FieldProblem {
   std::string field;    ///< the member's name
   std::string found;    ///< its value
-  std::string allowed;  ///< what it may be
+  std::string allowed;  ///< the values allowed
 };
 
 /// Throws std::invalid_argument for a problem, in one line; `type` is the struct's name.
@@ -100,7 +100,7 @@ struct OperandScaling {
   ScalingRule rule = ScalingRule::tensor;
   std::int64_t block_rows = 0, block_cols = 0;  ///< blocks, mx: elements that share a scale along columns
   bool power_of_two = false;                    ///< scales rounded down to powers of two; those of mx always are
-  float amax_epsilon = 0.0f;                    ///< tensor, blocks: smallest amax that is told from 0
+  float amax_epsilon = 0.0f;                    ///< tensor, blocks: lower bound of amax
 
   bool one_scale() const { return rule == ScalingRule::history || rule == ScalingRule::tensor; }
 };
@@ -111,7 +111,7 @@ struct RecipeScaling {
   bool stochastic_gradients = false;  ///< rounded so, unless the environment says otherwise; with one scale only
   bool exact_weight_grad = false;     ///< the weight's gradient is the product of the unquantized operands
   bool bf16_bias = false;             ///< the bias of f32 products is rounded to bf16 first
-  int row_alignment = 16;             ///< what rows of an input are padded to (te::Fp8Padding)
+  int row_alignment = 16;             ///< rows of an input are padded to a multiple of it (te::Fp8Padding)
 
   const OperandScaling& of(Role role) const {
     return role == Role::input ? input : role == Role::weight ? weight : grad;

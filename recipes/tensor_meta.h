@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of delayed scaling for n tensors, as a value: scales and the amaxes of the last H measured steps. Who owns
-// it is not said here. One step, in the order that callers must keep:
+// The state of delayed scaling for n tensors, as a value: scales and the amaxes of the last H measured steps, for any
+// owner. One step, in the order that callers must keep:
 //
 //   habana   on entering a forward (a backward), if the one before it measured:
 //              [1. the amaxes of that step, row amax_history_index, are reduced over ranks]

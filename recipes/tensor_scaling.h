@@ -156,7 +156,7 @@ float next_scale(float amax, float old_scale, float fp8_max, const DelayedScalin
 struct CurrentScaling {
   RecipeFormat fp8_format = RecipeFormat::HYBRID;
   bool power_of_two_scale = false;
-  float amax_epsilon = 0.0f;  ///< smallest amax that is told from 0, finite and >= 0
+  float amax_epsilon = 0.0f;  ///< lower bound of amax, finite and >= 0
 
   bool operator==(const CurrentScaling&) const = default;
 };

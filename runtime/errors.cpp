@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TORCH_CHECK of our libraries throws: the message alone. Upstream's adds a backtrace to what(), a page of frames
-// of LibTorch behind every mistake of a user's. The linker hands over the calls of torchCheckFail (--wrap in
+// TORCH_CHECK of our libraries throws the message alone. Upstream's adds a backtrace to what(), a page of LibTorch's
+// frames behind every mistake of a user. The linker hands over the calls of torchCheckFail (--wrap in
 // fp8_library.cmake); those inside of LibTorch, and TORCH_INTERNAL_ASSERT, stay as they are.
 // TORCH_SHOW_CPP_STACKTRACES=1 brings the backtrace back.
 #include <c10/util/Exception.h>

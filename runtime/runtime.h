@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs use of runtime: the device and its memory, autocast, operators of their own, groups of
-// processes, modules for attention's operations. The hpu:: operators have headers of their own (runtime/ops), as what
-// only the folders above need has.
+// The headers of runtime that programs use: the device and its memory, autocast, operators of their own, groups of
+// processes, modules for attention's operations. The hpu:: operators have headers of their own (runtime/ops), as has
+// all that only the folders above need.
 #pragma once
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/custom/custom_op.h"

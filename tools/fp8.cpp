@@ -24,7 +24,7 @@ void stop_before_start(int number) {
   _exit(code);
 }
 
-/// Unless the user says another. To whoever asks it is a default.
+/// Sets a variable that the user has not set. Reports of flags call the value a default.
 void prefer(const char* name, const char* value) {
   using namespace fp8::io;
   if (environment_value(name) != nullptr) return;

@@ -48,8 +48,8 @@ void check_precision(const DeepSpeedFile& file) {
     file.findings.notes.push_back(file.source + ": stage 1 with bf16 and gradients in fp32 is BF16_Optimizer");
 }
 
-/// What transformers' Trainer or Accelerate fill in of zero_optimization; DeepSpeed drops "auto" there, so that its
-/// default counts.
+/// Keys of zero_optimization that transformers' Trainer or Accelerate fill in. DeepSpeed drops "auto" there, so its
+/// default applies.
 constexpr const char* kFilledIn[] = {"stage",
                                      "reduce_bucket_size",
                                      "stage3_prefetch_bucket_size",

@@ -16,7 +16,7 @@
 
 namespace fp8::configs {
 
-/// Who reads the file: DeepSpeed, by what deepspeed.initialize() is given; Lightning's HPUDeepSpeedStrategy, which
+/// The program that reads the file: DeepSpeed, through deepspeed.initialize(); Lightning's HPUDeepSpeedStrategy, which
 /// fills in the accumulation and refuses some keys; the Trainer of transformers (or Accelerate), which fills in "auto".
 enum class DeepSpeedReader : std::uint8_t { deepspeed, lightning, transformers };
 constexpr auto names_of(DeepSpeedReader) {

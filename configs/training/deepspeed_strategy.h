@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Lightning's HPUDeepSpeedStrategy makes of its constructor's arguments: DeepSpeed's JSON, which transformers,
+// Translates the constructor arguments of Lightning's HPUDeepSpeedStrategy into DeepSpeed's JSON, which transformers,
 // Accelerate and deepspeed.initialize() take as it is.
 //
 //   HPUDeepSpeedStrategy(stage=3, offload_optimizer=True)   ->   {"zero_allow_untested_optimizer": true,
@@ -20,7 +20,7 @@ namespace fp8::configs {
 /// The constructor's arguments that say something of the JSON, by name; each has a value.
 using DeepSpeedStrategy = io::Json;
 
-/// What the strategy reads of its Trainer when training starts.
+/// The values that the strategy reads of its Trainer when training starts.
 struct DeepSpeedTrainer {
   std::string precision = "32-true";
   std::int64_t accumulate_grad_batches = 1;

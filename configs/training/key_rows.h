@@ -17,16 +17,16 @@ using io::Allowed, io::KeyRow, io::KeyRows, io::KeyUse;
 namespace allow = io::allow;
 using fp8::name_of;
 
-/// What there is to say of a file, one line each.
+/// Messages about a file, one line each.
 struct Findings {
   std::vector<std::string> problems;  ///< "FILE: key 'zero_optimization.stage': found 4, allowed: ..."
-  std::vector<std::string> notes;     ///< what is right, but may surprise
+  std::vector<std::string> notes;     ///< valid settings that may surprise
 };
 
 /// "FILE: key 'PATH'", as messages begin. path: fit for a message, or one of a table.
 std::string key_where(const std::string& source, const std::string& path);
 
-/// What stands at "a.b.c"; nullptr where it does not, or null does.
+/// Returns the value at "a.b.c"; nullptr if it is missing or null.
 const io::Json* find_value(const io::Json& json, const std::string& path);
 
 /// The value at a path if it is of that type, and fits.

@@ -181,7 +181,7 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
   }
 }
 
-// Snapshots of a calibration, which another process goes on from.
+// Snapshots of a calibration, from which another process resumes.
 //
 //   {"samples", "forwards", "bytes_saved", "watch_seconds",
 //    "nodes": [{"module", "looked_at", "inputs", "outputs", "weight"}, ...]    in the order of the records

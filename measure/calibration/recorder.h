@@ -35,11 +35,11 @@ struct CalibrationOptions {
   std::function<bool(const std::string&)> kv_cache = {};
   /// outputs: false leaves out the outputs of kinds that don't need them (configs::KindInfo::outputs_always).
   bool inputs = true, outputs = true, weights = true;
-  /// Where finalize() writes, "stats/inc_output"; empty: nowhere, the caller asks for result().
+  /// The prefix of the files that finalize() writes, "stats/inc_output"; empty: none, the caller asks for result().
   std::string prefix;
   std::string observer = "maxabs";                             ///< observer_types.h
   std::map<std::string, double, std::less<>> parameters = {};  ///< of the observer
-  recipes::Format format = recipes::Format::E4M3;              ///< what will be cast to, for mse and kl,
+  recipes::Format format = recipes::Format::E4M3;              ///< of the later cast, for mse and kl,
   float fp8_max = 448.0f;                                      ///< and where that saturates
   std::optional<configs::Rank> rank = {};  ///< one of several processes: its own files, P_hooks_maxabs_0_8.json
   /// The files are written every so many samples too (0: at the end). Without begin_samples() a sample is one forward.
@@ -63,8 +63,8 @@ ConfiguredCalibration calibration_options(const configs::QuantConfig& config, re
 /// On the device and in the environment of this process. Throws io::Error for environment variables that don't parse.
 ConfiguredCalibration calibration_options(const configs::QuantConfig& config);
 
-// Where a calibration writes: its measurement, the observers' states beside it, and what lay there before into a
-// backup.
+// The files that a calibration writes: its measurement, the observers' states beside it, and a backup of the earlier
+// files.
 //
 //   P_hooks_{observer}R.json  .npz  _mod_list.json  .fingerprint      measurement_file.h
 //   P_hooks_{observer}R.observers                                     states of observers that keep one
@@ -159,8 +159,8 @@ class Recorder {
   std::vector<NonFinite> non_finite() const;
   std::int64_t samples() const;
   double watch_seconds() const;
-  /// Writes the files, unless told not to, and takes in nothing from then on. Returns their paths; none if it was
-  /// finished before. If writing throws, it goes on recording.
+  /// Writes the files unless `write_files` is false, and takes in nothing from then on. Returns their paths; none if it
+  /// was finished before. If writing throws, recording continues.
   std::optional<std::vector<std::filesystem::path>> finish(bool write_files);
 
   // With mutex_ held.

@@ -67,8 +67,8 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   io::Json snapshot() const { return recorder_.snapshot(); }
 
   /// Writes the files (none without a prefix) and retires the watchers, which pass everything through from then on.
-  /// Returns the paths; a second call does nothing. If writing throws, the calibration goes on: mend the cause and call
-  /// again.
+  /// Returns the paths; a second call does nothing. If writing throws, the calibration continues: mend the cause and
+  /// call again.
   std::vector<std::filesystem::path> finalize();
   /// Retires the watchers and writes nothing, now and later: the run failed.
   void discard();
@@ -205,7 +205,8 @@ void measure_samples(std::int64_t session, std::int64_t first, std::int64_t coun
 /// JSON of all that was seen so far, amaxes as lists; non_finite: [module, tensor, sample, "nan" or "inf"].
 std::string measure_result(std::int64_t session);
 
-/// Takes the watchers off. write: the files first; their paths. Where writing throws, the session goes on.
+/// Removes the watchers. write: writes the files first and returns their paths. If writing throws, the session
+/// continues.
 std::vector<std::string> measure_end(std::int64_t session, bool write);
 
 }  // namespace fp8::measure

@@ -89,7 +89,7 @@ class TensorMemory {
  public:
   struct Entry {
     float amax = 0;
-    std::any memo;  ///< what observers found out about the tensor
+    std::any memo;  ///< results of observers about the tensor, kept for the others
   };
 
   /// The entry of `t`, made if it is not among the last few, or was written to since. Valid until the next call.

@@ -33,7 +33,7 @@
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
-// Where what lay in a folder of measurements goes. No torch here.
+// The backup of an earlier measurement in a folder. No torch here.
 
 namespace fp8::measure {
 

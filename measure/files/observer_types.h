@@ -32,7 +32,7 @@ enum class Kept : std::uint8_t {
 /// A row of the table: a kind of observer.
 struct ObserverType {
   std::string name;       ///< [a-z0-9_]+: it stands in names of files
-  std::string help = {};  ///< what it keeps, in a few words
+  std::string help = {};  ///< the values that it keeps, in a few words
   Kept kept = Kept::threshold;
   /// The parameters that it reads from scale_params; none: anything.
   std::optional<std::vector<configs::ObserverParameter>> parameters = {};

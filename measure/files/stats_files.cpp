@@ -62,8 +62,8 @@ Json nested(const io::NdArray& array, std::size_t dim, std::size_t& at) {
   return list;
 }
 
-/// Where two trees differ first, as "key.key: a and b"; empty if they don't. Numbers are compared as float32, which the
-/// .npz holds.
+/// Returns the first difference of two trees as "key.key: a and b"; empty if they are equal. Numbers are compared as
+/// float32, the type in the .npz.
 std::string difference(const Json& a, const Json& b, const std::string& where) {
   if (a.is_number() && b.is_number())
     return a.get<float>() == b.get<float>() ? "" : where + ": " + in_message(a) + " and " + in_message(b);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Intel Neural Compressor's measurement and scale files have in common: their names, their two forms, and that a
+// The common part of Intel Neural Compressor's measurement and scale files: their names, their two forms, and that a
 // set of files appears whole. No torch here.
 //
 //   P_hooks_{observer}R.json  .npz  _mod_list.json     a measurement; R = "" or "_{rank}_{world}", P = dump_stats_path:

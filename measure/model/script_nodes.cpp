@@ -208,7 +208,7 @@ class ClassRewriter {
     node->destroy();
   }
 
-  /// What a cache is given passes through the node: the argument called cur, current or input, else the first tensor.
+  /// Passes a cache's new tensor through the node: the argument called cur, current or input, else the first tensor.
   void rewrite_cache(Graph& graph, const std::string& method) {
     if (method != "forward" && method != "update") return;
     Value* given = nullptr;

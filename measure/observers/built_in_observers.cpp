@@ -183,7 +183,7 @@ class HistogramObserver final : public Observer {
  private:
   Histogram histogram_;
   Threshold threshold_;
-  mutable std::optional<float> found_;  ///< what threshold_ says of histogram_ as it is
+  mutable std::optional<float> found_;  ///< the result of threshold_ for histogram_ as it is
 };
 
 std::unique_ptr<Observer> make(const ObserverContext& context, Threshold threshold) {

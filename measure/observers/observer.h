@@ -65,9 +65,9 @@ class Observer {
   /// Takes in what another observer of the same kind saw (another rank, another run): as if this one had seen both.
   /// The default throws std::invalid_argument: not every observer can.
   virtual void merge(const Observer& other);
-  /// All that the observer knows, bit for bit, and back: merging needs it, and a calibration that goes on after its
-  /// process was killed. null (the default): nothing is kept. restore() throws io::Error; `where` stands in its
-  /// messages.
+  /// Returns the whole state of the observer, bit for bit; restore() reads it back. Merging needs it, and so does a
+  /// calibration that resumes after its process was killed. null (the default): nothing is kept. restore() throws
+  /// io::Error; `where` stands in its messages.
   virtual io::Json state() const { return nullptr; }
   virtual void restore(const io::Json& state, const std::string& where);
 };
@@ -81,7 +81,7 @@ struct ObserverContext {
   bool per_expert = false;        ///< a stack of experts' weights [E, N, K]: one result for each
   std::optional<std::int64_t> head_dim =
       {};  ///< of a key-value cache: the dimension of heads, one result for each (ObserverType::keeps_heads)
-  recipes::Format format = recipes::Format::E4M3;              ///< what the tensor will be cast to,
+  recipes::Format format = recipes::Format::E4M3;              ///< of the tensor's later cast,
   float fp8_max = 448.0f;                                      ///< and where that cast saturates
   std::map<std::string, double, std::less<>> parameters = {};  ///< scale_params of the QUANT_CONFIG
   bool affordable =

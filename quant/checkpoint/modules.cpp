@@ -254,7 +254,7 @@ CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io:
   for (std::size_t i = 0; i < modules_.size(); ++i) by_name_.emplace(modules_[i].name, i);
 }
 
-/// Where nothing else is Linear, the tower is the model.
+/// Takes the tower as the model if nothing else is Linear.
 void CheckpointModules::take_lonely_towers() {
   const auto is_linear = [](const CheckpointModule& m) { return m.role == Role::linear; };
   if (std::ranges::any_of(modules_, is_linear)) return;

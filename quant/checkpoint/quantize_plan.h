@@ -37,7 +37,8 @@ class CheckpointPlan {
   /// Of tensors that hold NaN or Inf; empty unless they are allowed.
   const std::map<std::string, NonFinite>& nonfinite() const { return nonfinite_; }
 
-  /// Where a planned module's weight stands: in its own tensor, the embedding's for a tied head, or one that stacks it.
+  /// Returns the place of a planned module's weight: its own tensor, the embedding's for a tied head, or one that
+  /// stacks it.
   WeightSlice source_of(const std::string& module) const;
   /// The module as the form writes it.
   WeightSpec spec_of(const PlannedModule& module) const;

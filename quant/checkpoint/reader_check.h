@@ -14,8 +14,8 @@
 //   in fp8, outside of the language model's blocks             vLLM builds plain modules there
 //   a layer, projection, norm, head or embedding is missing    random values in its place
 //
-// What the classes of a family without a row need and build is not known: nor is it whether its file loads.
-// Names are those of the file and those after the changes that readers make on load (model_names.h).
+// For a family without a row it is not known what its classes need and build, nor if its file loads. Names are
+// those of the file and those after the changes that readers make on load (model_names.h).
 #pragma once
 #include <filesystem>
 #include <string>

@@ -16,7 +16,7 @@ constexpr const char* kUpright[] = {".weight_scale_inv", ".weight_scale", ".scal
 constexpr const char* kTransposedEndings[] = {".scale_weight", ".dequant_weights.scale"};
 constexpr const char* kInput[] = {".input_scale", ".activation_scale", ".scale_input", ".quant_input.scale"};
 
-/// Where a cache's scales stand below an attention module: of keys, of values or of both.
+/// The name of a cache's scales below an attention module: of keys, of values or of both.
 struct CacheName {
   const char* ending;
   bool k, v;

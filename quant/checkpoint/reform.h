@@ -72,7 +72,7 @@ struct ConvertedWeight {
 struct ConvertReport {
   std::string from, to;                  ///< "compressed-tensors: E4M3 channel weights, ..."; "bf16"
   std::vector<ConvertedWeight> modules;  ///< that are fp8 in the source
-  std::vector<std::string> notes;        ///< what was dropped or changed, one line each
+  std::vector<std::string> notes;        ///< values dropped or changed, and other notices, one line each
   std::size_t kv = 0;                    ///< attention modules whose cache scales were carried
   std::uint64_t weights_bytes = 0, source_bytes = 0;
   bool finished_before = false;  ///< stream.resume: `out` is what a run like this one finished; nothing was written

@@ -19,7 +19,7 @@
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"
 
-// Where a weight's values stand in a checkpoint: a matrix of its own, or one expert's part of a tensor that stacks
+// The place of a weight's values in a checkpoint: a matrix of its own, or one expert's part of a tensor that stacks
 // many.
 //
 // A weight is upright, [rows, cols] = [out, in]; its value (r, c) is value number first + r * row_stride + c *

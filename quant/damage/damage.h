@@ -10,7 +10,7 @@
 //
 //   1 / (10^(-SQNR_w / 10) + 10^(-SQNR_x / 10))    in dB; the lower, the noisier its output
 //
-// What that noise costs the model (KL divergence) depends on what the model makes of the output: it has another order.
+// The loss of the model (KL divergence) also depends on how it uses the output: modules rank differently by it.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -133,8 +133,8 @@ std::vector<std::string> module_folders(const fs::path& source) {
 struct Carried {
   std::vector<std::string> modules;  ///< module_folders()
   std::vector<std::string> names;    ///< of files below the source
-  std::vector<std::string> left;     ///< what would be carried and can't be: its path, and why
-  std::vector<std::string> weights;  ///< what is not carried, by its kind
+  std::vector<std::string> left;     ///< files that should be carried and can't be: path and reason
+  std::vector<std::string> weights;  ///< weights that are not carried, by kind
 };
 
 /// Takes source/name, or says why not. Throws io::Error for what is needed and lies elsewhere.

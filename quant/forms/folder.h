@@ -39,7 +39,7 @@ class OutputFolder {
   io::OutputDirectory directory_;
 };
 
-// What a written checkpoint takes over from its source byte for byte: all that a reader needs beside weights and
+// The files that a written checkpoint copies from its source byte for byte: all that a reader needs beside weights and
 // config.json.
 //
 //   carried      everything else, subfolders too: tokenizers, templates, processors, prompts, remote code and its data,

@@ -19,7 +19,7 @@
 
 namespace fp8::quant {
 
-/// Where a writer's bytes go. Thread-safe.
+/// The sink of the bytes that a writer makes. Thread-safe.
 class TensorSink {
  public:
   virtual ~TensorSink() = default;
@@ -67,7 +67,7 @@ struct ConfigSpec {
       kept_experts;  ///< mixtures ("model.layers.0.mlp.experts") that stay stacked, in high precision
   std::vector<std::string> packed_experts;  ///< mixtures that stay in MXFP4
   std::vector<std::string> ignore;          ///< further entries for the list of such modules, as the caller wrote them
-  ModelNames names;                         ///< what readers call modules
+  ModelNames names;                         ///< readers' names of modules
   std::string scale_method;                 ///< INC's spelling, "amax" otherwise
   bool qdq = false;                         ///< INC's form only: for quantize-dequantize mode
   std::vector<KvScales> kv;                 ///< empty: the cache stays in high precision
@@ -108,7 +108,7 @@ class CheckpointForm {
 
   // Its list of modules in high precision (ignore_list.h)
 
-  /// Where its config has the list, as JSON pointers: {"/ignore"}.
+  /// Returns the places of the list in its config, as JSON pointers: {"/ignore"}.
   virtual std::vector<const char*> ignore_keys() const = 0;
   /// Which modules some reader takes for kept because of an entry, beside the one of that very name; empty: no others.
   /// Throws io::Error for an entry that is no regular expression where the form has them.

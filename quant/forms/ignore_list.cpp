@@ -86,8 +86,8 @@ class Quantized {
   std::map<std::string, std::string> kinds_;  // folded -> one of them
 };
 
-/// Where a name is cut so that the prefix before it stays open: from its first numbered container on, else its last
-/// part.
+/// Returns the index of the part at which a name is cut so that the prefix before it stays open: its first numbered
+/// container, else its last part.
 std::size_t first_of_suffix(const std::vector<std::string>& parts) {
   for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
     if (is_number(parts[i])) return i - 1;

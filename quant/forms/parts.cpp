@@ -20,7 +20,7 @@ constexpr const char* kScaleEndings[] = {
     ".scale",         ".scales",           ".SCB",           ".weight.absmax",
     ".weight_scales", "._weight_scale",    ".weight._scale", ".weight_scale_2"};
 
-/// Where the scale of an upright weight stands, the word of the field for it first. All multiply out of fp8.
+/// Suffixes of the scale of an upright weight, the field's usual one first. All scales multiply on the way out of fp8.
 constexpr const char* kUprightScales[] = {".weight_scale", ".weight_scale_inv", ".scale", ".scale_weight"};
 
 constexpr const char* kCacheScales[] = {

@@ -95,7 +95,7 @@ void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, co
 std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std::string& tensor);
 void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values);
 
-/// Where keys' and values' scales stand below an attention module: {"k_scale", "v_scale"}.
+/// The names of keys' and values' scales below an attention module: {"k_scale", "v_scale"}.
 struct KvNames {
   std::string k, v;
 };

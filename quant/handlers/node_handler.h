@@ -81,7 +81,7 @@ NodeHandlerRow node_handler_row(configs::ModuleKind kind);
 /// All there is to say of a kind.
 struct NodeKind {
   configs::OwnKind kind;
-  measure::ShowCall show = {};  ///< what calibration sees of a call; none: its inputs and outputs as they are
+  measure::ShowCall show = {};  ///< tensors of a call that calibration sees; none: its inputs and outputs
   NodeScaleRule scales = {};    ///< none: of each input (output) for which the handler has a scale, in their order
   NodeHandlerRow handler = {};
 };

@@ -109,7 +109,8 @@ struct Slot {
   std::shared_ptr<NodeHandler> handler;
 };
 
-/// Where each planned node's handler goes, and the handler: made before anything is changed, since that can fail.
+/// Returns the slot and the handler of each planned node. Handlers can fail, so all are made before anything is
+/// changed.
 std::vector<Slot> slots_of(const Plan& plan, const std::vector<measure::OpNode>& nodes) {
   std::vector<Slot> slots;
   for (const auto& p : plan.nodes) {

@@ -72,7 +72,7 @@ void note_flags(const InferenceOptions& options, const Request& request) {
   io::override_flag("HABANA_LOGS", std::move(logs));
 }
 
-/// Where measurements are without a config: as the vendor's packages put them under fp8_data_path.
+/// Returns the prefix of the measurements; without a config, the vendor's packages' place under fp8_data_path.
 std::string prefix_of(const InferenceOptions& options, const Request& request) {
   if (request.config.has_value()) return request.config->dump_stats_path.string();
   if (!options.fp8_data_path.empty()) return options.fp8_data_path + "/inc_output/measure";

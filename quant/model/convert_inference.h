@@ -19,7 +19,7 @@
 
 namespace fp8::quant {
 
-/// Where a conversion takes its QUANT_CONFIG from.
+/// The source of a conversion's QUANT_CONFIG.
 ///   false / true        measure / quantize; the environment's QUANT_CONFIG applies, with its mode overruled
 ///   a path, or JSON     that file or object, mode included; wins over the environment, with a warning
 /// JSON that is true, false or a string counts as that; convert_modules() refuses other values, null and an empty path.
@@ -95,9 +95,9 @@ Plan plan_with_config(const torch::jit::Module& model, const configs::QuantConfi
 // For programs that do nothing but run a model.
 
 /// Lets the weights of converted layers lie packed in their memory as long as products read them
-/// (runtime/device/block.h): the same bits, and products of one token are 1.6 times as fast (AVX2). Whoever else
-/// reads or writes them by an operation finds rows; an address of theirs throws while they are packed
-/// (Tensor::data_ptr(), which Python's torch.save asks for). Returns how many weights that are.
+/// (runtime/device/block.h): the same bits, and products of one token are 1.6 times as fast (AVX2). Other operations
+/// that read or write them find rows; asking for their address throws while they are packed (Tensor::data_ptr(), which
+/// Python's torch.save calls). Returns the number of these weights.
 std::size_t serve(const torch::nn::Module& model);
 std::size_t serve(const torch::jit::Module& model);
 std::size_t serve(const std::vector<at::Tensor>& weights);

@@ -15,9 +15,9 @@
 namespace fp8::quant {
 
 struct LoadFp8Options {
-  /// Whose codes these are, where no fp8.json says it; where it does, gaudi2 is refused for others' codes. Given,
-  /// loading goes on where the emulated device has another dialect: ocp codes (up to 448) on Gaudi2 (240), which are
-  /// refused otherwise.
+  /// The dialect of the codes, where no fp8.json says it; where one does, gaudi2 is refused for codes of another
+  /// dialect. If set, loading continues where the emulated device has another dialect: ocp codes (up to 448) on Gaudi2
+  /// (240), which are refused otherwise.
   std::optional<recipes::Dialect> dialect;
   bool allow_nonfinite = false;                  ///< NaN and Inf codes are taken as they are
   std::vector<std::string>* warnings = nullptr;  ///< gets StoredCheckpoint::warnings

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a checkpoint keeps the weights of experts. Our parameters, below P = "model.layers.N.mlp":
+// The names of experts' weights in a checkpoint. Our parameters, below P = "model.layers.N.mlp":
 //
 //   P.experts.moe_op.w13_list.E.weight   gate of expert E above its up, [2 I, H]
 //   P.experts.moe_op.w2_list.E.weight    down, [H, I]

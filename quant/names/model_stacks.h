@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a model's blocks stand: the containers of a checkpoint whose numbered parts are the layers that its config
+// The stacks of a model's blocks: the containers of a checkpoint whose numbered parts are the layers that its config
 // counts. No torch here.
 //
 //   config.json                      names of the file                      what it is
@@ -37,8 +37,8 @@ class ModelStacks {
   /// True if every stack that the config counts was found: one, or an encoder's and a decoder's.
   bool known() const { return !stacks_.empty(); }
   const std::vector<BlockStack>& stacks() const { return stacks_; }
-  /// Where the config counts blocks and the file has only some of a stack: the first that is missing, "model.layers.3";
-  /// "layers.0" of no stack at all. Empty where all are there, or where the config does not count.
+  /// Returns the first missing block, "model.layers.3", where the config counts blocks and the file has only some of a
+  /// stack; "layers.0" where it has no stack at all. Empty where all are there, or where the config does not count.
   const std::string& missing() const { return missing_; }
   /// The number of a module's block; -1 outside of them.
   std::int64_t block_of(std::string_view module) const;

@@ -104,7 +104,7 @@ struct PlanOptions {
   std::optional<measure::MeasurementFile> measurements;
   /// Scales that were made before, INC's convention only: a module found here takes them instead of its measurement.
   std::optional<ScaleFile> scales;
-  /// What reasons and warnings call options.
+  /// The spelling of options in reasons and warnings.
   io::Spelling spelling = nullptr;
 
   recipes::Dialect dialect_or_ocp() const { return dialect.value_or(recipes::Dialect::ocp); }

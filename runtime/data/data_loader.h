@@ -59,7 +59,7 @@ class BatchPlan {
   std::int64_t batch_size_, batches_, samples_;
 };
 
-// Threads that make batches. Who waits sleeps; results are taken in any order that the owner likes. No torch here.
+// Threads that make batches. Waiting threads sleep; results are taken in any order that the owner likes. No torch here.
 //
 // A thread can't be ended from outside. What must not wait for one for ever lets go of it: the thread then keeps what
 // it uses (the pool's state, its job, and through that the dataset), and ends where it comes back.
@@ -136,7 +136,7 @@ struct DataLoaderOptions {
   bool persistent_workers = false;  ///< false: threads end with their epoch
   /// Seconds that a batch may take; 0: any time. Also what the end of a loader waits for a thread, then at least 5.
   double timeout = 0;
-  c10::Device device = at::kCPU;  ///< where batches go; by the thread that asks for them
+  c10::Device device = at::kCPU;  ///< of the batches; the thread that asks for them moves them
   Collate collate = {};           ///< of a batch's samples; none: stack_samples()
 };
 

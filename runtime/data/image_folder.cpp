@@ -38,7 +38,7 @@ io::Box random_box(const RandomResizedCrop& t, const io::Image& image, SampleRan
   return {(image.width - w) / 2, (image.height - h) / 2, w, h};
 }
 
-/// Where the middle begins: before the image (below 0) where it is smaller.
+/// Returns the begin of the middle part; below 0 (before the image) where the image is smaller than the part.
 std::int64_t middle(std::int64_t size, std::int64_t wanted) {
   return wanted > size ? -((wanted - size) / 2) : rounded(static_cast<double>(size - wanted) / 2.0);
 }

@@ -4,8 +4,8 @@
 //   hpu StorageImpl --DataPtr--> Block { memory, bytes, tag, casts, order }
 //                                  : CPU StorageImpl (alias, non-owning)   what CPU kernels work on, without a copy
 //
-// Two storages, because a view made inside a CPU kernel takes its device from the storage. This is the only place that
-// knows the trick; everybody else calls cpu_alias() and adopt().
+// Two storages, because a view made inside a CPU kernel takes its device from the storage. Only this file knows the
+// trick; all other code calls cpu_alias() and adopt().
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>

@@ -24,7 +24,7 @@ struct PointwiseOperands {
   const at::Tensor& a;
   const at::Tensor* b = nullptr;  ///< null, and no number: an operation of one operand
   const c10::Scalar* number = nullptr;
-  const c10::Scalar* alpha = nullptr;  ///< what add and sub multiply b by; others than 1 are not computed here
+  const c10::Scalar* alpha = nullptr;  ///< the factor of b in add and sub; only 1 is computed here
 
   explicit PointwiseOperands(const at::Tensor& a) : a(a) {}
   PointwiseOperands(const at::Tensor& a, const at::Tensor& b) : a(a), b(&b) {}

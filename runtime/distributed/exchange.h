@@ -52,7 +52,7 @@ at::Tensor reduce(const at::Tensor& tensor, std::string_view op, ProcessGroup& g
 //   rank 0: auto sent = send(h, 1, group);  ...  sent.wait();
 //   rank 1: auto next = receive(h, 0, group);  ...  next.wait();
 
-/// A tensor on its way. Whoever destroys it before wait() does not care any more whether it comes.
+/// A tensor in transit. Destroying it before wait() gives up on its arrival.
 class Transfer {
  public:
   ~Transfer();

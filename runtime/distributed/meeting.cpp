@@ -269,7 +269,7 @@ Door::Door(const std::string& host, std::uint16_t port) : socket_(-EADDRNOTAVAIL
 
 void Door::close() {
   const std::lock_guard lock(mutex_);
-  // c10d's server goes on with the number, so another socket takes it, which accepts no connections.
+  // c10d's server keeps the descriptor's number, so another socket takes it, which accepts no connections.
   const int other = socket_ < 0 ? -1 : ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (other < 0) return;
   dup3(other, std::exchange(socket_, -1), O_CLOEXEC);

@@ -45,8 +45,8 @@ std::string text_of(const std::exception& error);
 /// Of an error of c10d, the line that says what happened, without Gloo's source line and its advice.
 std::string first_line(const std::exception& error);
 
-// Where rank 0 listens for the others. c10d's own socket is open to all networks of the machine, for as long as it
-// runs, and its server stores all that any peer sends. This one is open
+// The socket at which rank 0 listens for the other ranks. c10d's own is open to all networks of the machine, for as
+// long as it runs, and its server stores all that any peer sends. This one is open
 //
 //   to        this machine, where the host is its loopback; else the network of the host's address, where the name has
 //             only one, of this machine; else all networks: as the others find it, the name may have another address
@@ -63,7 +63,7 @@ class Door {
   Door(const std::string& host, std::uint16_t port);
 
   int socket() const { return socket_; }  ///< c10d's server takes it over, and closes it
-  /// Nobody can connect any more; connections stay.
+  /// Ends the accepting of connections; those that exist stay.
   void close();
   /// The server is about to end: its socket is not ours to close.
   void forget();
@@ -82,9 +82,9 @@ class Door {
 //
 //   VALUE " sealed by FP8_JOB_SECRET " HMAC-SHA256(secret, key, a zero, VALUE)
 //
-// Whoever can connect to c10d's server can list all keys, and read, write and delete them: no prefix hides them. What
-// get() returns, though, was set by a rank, under this key. Of the rest of a store, add() and compareSet() among it,
-// nothing is sealed; groups need none of it.
+// Any process that can connect to c10d's server can list all keys, and read, write and delete them: no prefix hides
+// them. The values that get() returns, though, were set by a rank, under this key. The rest of a store, add() and
+// compareSet() among it, is not sealed; groups need none of it.
 
 constexpr char kSeal[] = " sealed by FP8_JOB_SECRET ";
 
@@ -125,8 +125,8 @@ class MeetingStore final : public c10d::PrefixStore {
 //                   (one thread, one connection of its own)
 //   "meet/<rank>"   number and name of its last meet()
 //
-// Where the store is served the thread sees to its door: it closes it when all ranks have beaten, and cuts off a peer
-// that floods it.
+// On the rank that serves the store, the thread also closes the store's door when all ranks have beaten, and cuts off a
+// peer that floods it.
 //
 // The ranks that are gone are looked for only after a failure. A store that is gone is noticed without one: of a
 // launcher's store it means that no launcher will end, restart or wait for these processes. A rank that is asked to end

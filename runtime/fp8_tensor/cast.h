@@ -52,7 +52,7 @@ float amax_of(const at::Tensor& x);
 /// One of a cast's results, for note_cast(). codes: E4M3 or E5M2, dense in any order.
 struct CastResult {
   const at::Tensor& codes;
-  float max;  ///< where they saturate
+  float max;  ///< magnitude at which they saturate
 };
 
 /// Gives profilers the numbers of a cast: notes "amax" of x, and of each result "saturated", the share in [0, 1] of its

@@ -50,7 +50,7 @@ enum class Rule : std::uint8_t { none, lower, lower_first, fp32, promote };
 struct CallCast {
   at::ScalarType to = at::kFloat;      ///< the arguments' new dtype
   bool first_only = false;             ///< of the first argument
-  at::ScalarType region = at::kFloat;  ///< what the op's inside should know as the region's dtype
+  at::ScalarType region = at::kFloat;  ///< the region's dtype as the op's inside should see it
 };
 
 /// nullopt: nothing, as no region is on, the op is in no list, or a promoting op has nothing to cast.

@@ -265,7 +265,7 @@ std::optional<at::Tensor> embedding_op(const Arguments& arguments, const Operand
 }  // namespace
 
 std::optional<at::Tensor> handle_matrix_op(OpShape shape, const Arguments& arguments) {
-  // Where the two factors stand among the arguments.
+  // The places of the two factors among the arguments.
   const bool adds = shape == OpShape::addmm || shape == OpShape::addmv || shape == OpShape::baddbmm;
   const int left = adds ? 1 : 0, right = left + 1;
   std::optional<Operand> w;

@@ -91,8 +91,8 @@ std::string tag_of(const at::Tensor& weight);
 at::Tensor dequantize(const at::Tensor& weight);
 
 /// Throws c10::Error: source has no mark, is a view, or is a parameter that learns in fp8 (its handler answers for its
-/// memory alone); `to` is not on hpu, not contiguous, or of other sizes or dtype. Whether the bytes are the same is not
-/// looked at.
+/// memory alone); `to` is not on hpu, not contiguous, or of other sizes or dtype. The bytes are not
+/// compared.
 void retag(const at::Tensor& source, const at::Tensor& to);
 
 /// Throws c10::Error where the memory holds codes: they would be taken for values. Nothing happens to a tensor without

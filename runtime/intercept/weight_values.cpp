@@ -150,8 +150,8 @@ std::string describe_weight(const at::Tensor& weight) {
 }  // namespace fp8
 
 // std::cout << weight: LibTorch's operator<< calls at::print(), which knows no scales and has no hook. This definition
-// of it is found first, since programs are linked to this library before LibTorch; all but converted weights goes on to
-// LibTorch's.
+// of it is found first, since programs are linked to this library before LibTorch; it hands all but converted weights
+// to LibTorch's.
 //
 //    0.5000 -1.2500
 //    2.0000  0.2500

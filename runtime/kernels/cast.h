@@ -53,7 +53,7 @@ enum class ScaleRule : std::uint8_t {
 /// memory.
 struct CastSpec {
   Format format = Format::E4M3;
-  std::optional<float> max = {};  ///< where it saturates, fp8_max(format, dialect); none: ocp's
+  std::optional<float> max = {};  ///< the magnitude at which it saturates, fp8_max(format, dialect); none: ocp's
   ScaleLayout layout = {};
   ScaleRule rule = ScaleRule::given;
   float scale = 1.0f, scale_inv = 1.0f;  ///< given, one: multipliers into and out of fp8

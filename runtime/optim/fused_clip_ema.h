@@ -44,7 +44,7 @@ class FusedClipNorm {
 /// Averages of a model's parameters, in f32 whatever the parameters are (a bf16 average would stop moving).
 class FusedEMA {
  public:
-  /// The averages start as copies. decay: 0 to 1. updates: where a resumed run goes on, 0 or more. ramp: 0 or more.
+  /// The averages start as copies. decay: 0 to 1. updates: those made before a resumed run, >= 0. ramp: 0 or more.
   /// Parameters are f32, bf16, f16 or held in fp8; others are errors that name the place, as are options out of range.
   FusedEMA(std::vector<at::Tensor> parameters, double decay = 0.9999, std::int64_t updates = 0, double ramp = 2000);
   /// Of a model, as the device's: its parameters and then its floating-point buffers (running statistics), each once.

@@ -100,7 +100,7 @@ const std::string Activity::metadataJson() const {
   return out;
 }
 
-/// Where an op hands over: the arrow's beginning.
+/// The moment at which an op hands over: the arrow's beginning.
 class Launch : public Activity {
  public:
   using Activity::Activity;

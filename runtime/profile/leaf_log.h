@@ -75,7 +75,7 @@ class LeafLog final : public LeafListener {
 /// Numbers of the events that are open on this thread, innermost last: Kineto says them.
 std::vector<std::uint64_t>& open_correlations();
 
-// Where the device's time went: sums of leaves by op, by module, by stack (phase, module's path, op).
+// Sums of the device's time: of leaves by op, by module, by stack (phase, module's path, op).
 
 struct LeafSum {
   std::int64_t count = 0, ns = 0, flops = 0, bytes = 0;

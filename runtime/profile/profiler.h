@@ -151,7 +151,7 @@ struct SimpleProfilerOptions {
   std::string dirpath = ".", filename = {};
   bool extended = true;                                   ///< also mean and calls; else totals only
   std::function<double()> seconds = nullptr;              ///< a clock; null: the steady one
-  std::function<void(const std::string&)> log = nullptr;  ///< where a stage's table goes; null: stderr
+  std::function<void(const std::string&)> log = nullptr;  ///< takes a stage's table; null: stderr
   Warn warn = warn_by_torch;
 };
 

@@ -83,9 +83,9 @@ bool is_uninitialized(std::string_view op) {
 struct Operation : at::ObserverContext {
   std::vector<at::Tensor> inputs;
   bool scalar_nan = false, scalar_inf = false;
-  ModulePlace place;  ///< where it is
+  ModulePlace place;  ///< of the operation
   int depth_before = 0;
-  bool outermost = false;   ///< what it consists of may work on memory that is not filled yet
+  bool outermost = false;   ///< its inner operations may work on memory that is not filled yet
   std::string node_before;  ///< of a backward node: what ran around it
   ModulePlace place_before;
 };
@@ -184,7 +184,7 @@ struct AnomalyWatch::State final : runtime::LeafListener {
   }
 
   std::unordered_map<const void*, std::string> modules;  ///< by a parameter's storage
-  std::unordered_map<std::int64_t, ModulePlace> nodes;   ///< where those of autograd were made
+  std::unordered_map<std::int64_t, ModulePlace> nodes;   ///< the places at which autograd's nodes were made
   ModulePlace place;
   int depth = 0;  ///< of operations in operations
   std::string node;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where rows of named numbers go during fit() and the other loops: a callback that others find by Trainer::loggers().
+// Callbacks that take the rows of named numbers of fit() and the other loops; others find them by Trainer::loggers().
 // One to a file:
 //
 //   {"step": 3, "DeviceStatsMonitor.on_train_batch_start/Limit": 67396767744, ...}      a line for each row
@@ -145,8 +145,8 @@ class TensorBoardLogger : public Logger {
   std::filesystem::path place() const override { return folder_; }
   std::string state_key() const override { return "TensorBoardLogger." + folder_.filename().string(); }
   io::Json state() const override;
-  /// A resumed run goes on with the file that it was writing, without what stands there behind the checkpoint. Throws
-  /// io::Error for a file that is not there.
+  /// Continues the file that the resumed run was writing, without the rows behind the checkpoint. Throws io::Error for
+  /// a file that is not there.
   void load_state(const io::Json& state) override;
 
   /// Values that are not finite are left out: TensorBoard does not draw them. Throws io::Error.

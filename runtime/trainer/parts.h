@@ -36,7 +36,7 @@ namespace fp8::trainer {
 /// The values that every part may use.
 struct PartContext {
   std::filesystem::path root = ".";  ///< trainer.default_root_dir: where a part writes by default
-  c10::Device device = c10::kCPU;    ///< where the network is
+  c10::Device device = c10::kCPU;    ///< of the network
   std::uint64_t seed = 0;
   bool checks_only = false;  ///< a part that would write something makes nothing, once its arguments are read
 };

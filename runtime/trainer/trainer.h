@@ -15,8 +15,8 @@
 // each of them (BatchShare), and is to them what it would be to one process with batches of all. Losses, tokens and
 // speeds that are reported are those of all ranks, on every rank; all of them skip, stop and end together. Rank 0's
 // parameters and buffers are those of all ranks at the start. Rank 0 writes the checkpoints, and what another rank has
-// otherwise (buffers, random numbers, extra state) is in them; a run resumed on another number of ranks goes on with
-// the next batch. Callbacks are called on every rank: give loggers to rank 0 alone.
+// otherwise (buffers, random numbers, extra state) is in them; a run resumed on another number of ranks continues
+// with the next batch. Callbacks are called on every rank: give loggers to rank 0 alone.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -113,7 +113,7 @@ struct TrainerOptions {
   /// Validation after so many batches of an epoch (a count, at most the epoch's), or after each such fraction of it:
   /// what ends with a step, for nothing is validated between the batches of one. 0: never.
   BatchLimit val_check_interval = 1.0;
-  /// Validation in each N-th epoch; 0: a val_check_interval that is a count goes on from epoch to epoch.
+  /// Validation in each N-th epoch; 0: a val_check_interval that is a count continues from epoch to epoch.
   std::int64_t check_val_every_n_epoch = 1;
   std::int64_t val_every_n_steps = 0;  ///< > 0: validation after every so many optimizer steps and the last, instead
   /// Batches that a run which begins is validated with before its first step, to fail early: -1 all, 0 none (Lightning:
@@ -123,8 +123,8 @@ struct TrainerOptions {
   std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed, of loops on their own as well
   bool adjust_throughput = true;             ///< time for logging, validation and checkpoints is left out, too
   NonFinite nonfinite = NonFinite::error;
-  /// Where a loss or gradient of fit() is not finite, say which operation made the first NaN or infinity
-  /// (AnomalyWatch). Looks at all that operations return; off, it costs nothing.
+  /// True reports the operation that made the first NaN or infinity, if a loss or gradient of fit() is not finite
+  /// (AnomalyWatch). It looks at all that operations return; off, it costs nothing.
   bool detect_anomaly = false;
   /// LibTorch's switch while a loop runs: operations of its own that depend on the order of threads throw, or warn. The
   /// device's are in one order anyway. None: as it is.
@@ -232,15 +232,15 @@ class Trainer {
   /// io::Error.
   void save_checkpoint(const std::filesystem::path& folder);
   std::int64_t global_step() const;  ///< optimizer steps that are done
-  bool logs_this_step() const;       ///< whether the step in progress is one of log_every_n_steps
-  bool validates() const;            ///< whether there is validation data
+  bool logs_this_step() const;       ///< true if the step in progress is one of log_every_n_steps
+  bool validates() const;            ///< true if there is validation data
   /// Optimizer steps of the whole run, those that are done included, by max_steps and max_epochs; -1: neither is set.
   std::int64_t estimated_stepping_batches() const;
   bool stopped() const;  ///< should_stop() said so: the run is not over
   bool is_first_rank() const;
   torch::nn::Module& network() const;
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;
-  const Optimizers& configured() const;  ///< what configure_optimizers() gave
+  const Optimizers& configured() const;  ///< the result of configure_optimizers()
   /// From here on learning rates are the caller's: schedulers and lr_factor rest. Not saved: a resumed run's callback
   /// says it again.
   void rest_schedules();

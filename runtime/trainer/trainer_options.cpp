@@ -305,7 +305,7 @@ void Trainer::end_of_step(Run& run, const StepReport& report) {
   if (report.val_loss) agree_to_stop(run);
 }
 
-/// Where all ranks come at the same moment.
+/// Ends the run on all ranks if one of them asks for it. All ranks call it at the same moment.
 void Trainer::agree_to_stop(Run& run) const {
   if (run.group == nullptr) return;
   double asked[] = {run.wish.empty() ? 0.0 : 1.0};

@@ -31,9 +31,9 @@ namespace fp8::trainer {
 // a place in it is (epoch, number of batches taken), which the trainer saves and comes back to.
 
 struct Batch {
-  std::vector<at::Tensor> tensors;  ///< what the module's steps expect, on whatever device it expects them
+  std::vector<at::Tensor> tensors;  ///< the inputs that the module's steps expect, on the device where they expect them
   std::int64_t samples = 0;         ///< at least 1: an empty batch is an error
-  std::int64_t tokens = 0;          ///< what losses are averaged over; 0: the samples
+  std::int64_t tokens = 0;          ///< the count that losses are averaged over; 0: the samples
 };
 
 class BatchSource {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The small frame of fp8_bench: kernels register themselves, results are compared with a reference, alternatives are
-// timed in turns (A B A B ...) in one process that is bound to as many cores as threads; medians are printed, one JSON
-// line per case. Trust ratios more than absolute times: both sides of a ratio saw the same clock, caches and
+// timed alternately (A B A B ...) in one process that is bound to as many cores as threads; medians are printed, one
+// JSON line per case. Trust ratios more than absolute times: both sides of a ratio saw the same clock, caches and
 // neighbours.
 #pragma once
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace fp8::bench {
 
-/// What the command line asked for.
+/// The options of the command line.
 struct Options {
   std::string filter;    ///< run the cases whose "kernel case" contains it
   int threads = 1;       ///< of our pool and of torch
   double seconds = 1.0;  ///< measured per case
 };
 
-/// What one alternative took.
+/// The time of one alternative.
 struct Time {
   double ns = 0;      ///< the median
   double spread = 0;  ///< the 90th by the 10th percentile: 1 is a quiet machine; 0: not measured
@@ -51,8 +51,8 @@ class Runner {
   /// True if the filter lets this case run; ask before allocating for it.
   bool wants(const std::string& name) const;
 
-  /// Nanoseconds of one call of each alternative. Each is called once to warm up, then all in turns; calls
-  /// shorter than 50 us are repeated within a sample.
+  /// Returns the nanoseconds of one call of each alternative. Each is called once to warm up, then they alternate;
+  /// calls shorter than 50 us are repeated within a sample.
   std::vector<Time> medians(const std::vector<std::function<void()>>& alternatives) const;
 
   /// Prints the line, with the SIMD level and the thread count in force.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What data costs a training (give it two cores: --threads 2).
+// The cost of data in a training (give it two cores: --threads 2).
 //
 //   decode               an epoch of PNG images (256 x 256, a random part to 224 x 224, normalized) read as fast as it
 //                        goes: by_none = time with 2 workers by that with none
@@ -188,7 +188,7 @@ struct LayersTask : trainer::TrainingModule {
   Layers layers;
 };
 
-/// The same batch again and again.
+/// A source that repeats one batch.
 struct OneBatch : trainer::BatchSource {
   explicit OneBatch(std::int64_t batches) : count(batches) {}
   std::int64_t batches() const override { return count; }

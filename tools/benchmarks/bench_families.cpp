@@ -82,7 +82,7 @@ models::FamilyConfig config_of(const std::string& model_type) {
   return models::parse_config(json, model_type);
 }
 
-/// What one forward does.
+/// The work of one forward.
 struct Work {
   double tokens = 0, macs = 0;
 };

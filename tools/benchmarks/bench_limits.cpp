@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine can do at most, to hold the kernels' numbers against:
+// The limits of this machine, to compare the kernels' numbers with:
 //
 //   read 4K, 2M          GB/s of a sum over 256 MiB in such pages (the device's large tensors lie in huge ones);
 //                        the fastest of: one stream or four, fetched ahead by the CPU alone or by the program too

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an operation costs on hpu beyond its work, beside the CPU: tensors of 16 elements, a linear layer of 64 x 64.
+// The cost of an operation on hpu beyond its work, beside the CPU: tensors of 16 elements, a linear layer of 64 x 64.
 // "torch_ns" is the CPU's. Instructions of either where the system counts them (perf_event_open), which virtual
 // machines often do not; tests/instructions counts them everywhere, with callgrind.
 #include <ATen/TensorOperators.h>

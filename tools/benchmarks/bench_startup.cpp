@@ -49,7 +49,8 @@ void bench_load(Runner& runner, const fs::path& bin) {
   runner.print({.name = "load", .ns = times[0], .torch_ns = times[1], .extra = {{"ours_ns", times[0] - times[1]}}});
 }
 
-/// What fp8_bench_register reads: the operators and kernels that this process has beyond LibTorch's; their number.
+/// Writes the input of fp8_bench_register: the operators and kernels of this process beyond LibTorch's. Returns their
+/// number.
 int write_registrations(const fs::path& path) {
   const std::set<std::string_view> own = {"fp8", "hpu", "quantized_decomposed"};
   std::ofstream file(path);

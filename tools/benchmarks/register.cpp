@@ -4,7 +4,7 @@
 //   twice(Tensor x) -> Tensor      a new operator, in a namespace of this program's
 //   HPU aten::add.Tensor           a kernel of a dispatch key, which does nothing; Meta fp8_bench::twice
 //
-// What a library with as many operators can't be loaded faster than, beside LibTorch's own load (an empty FILE).
+// Its time, beside LibTorch's own load (an empty FILE), is a lower bound for any library with as many operators.
 #include <torch/library.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all samples (measuring: all their columns, one after the other) are between two decoder layers: [samples, bytes
-// of one], in memory or in files.
+// The hidden states of all samples (measuring: of all their columns, one after the other) between two decoder layers:
+// [samples, bytes of one], in memory or in files.
 //
 //   in memory   one buffer; a layer's outputs take the place of its inputs
 //   in files    FOLDER/hidden-<layer>: a layer reads one and writes the next, which becomes the current one with
@@ -38,7 +38,7 @@ class HiddenStates {
   io::Json save();
   /// The snapshot is in force: files of earlier ones go.
   void keep_only(const io::Json& saved);
-  /// Goes on from a snapshot. Throws io::Error naming the file if it is missing, of another size or damaged.
+  /// Resumes from a snapshot. Throws io::Error naming the file if it is missing, of another size or damaged.
   void restore(const io::Json& saved);
 
  private:

@@ -67,7 +67,7 @@ class LayerStream {
   at::Tensor run_layers(std::int64_t first, std::int64_t end, at::Tensor h, std::int64_t source = 0);
   /// Loads what run_norm() needs, and the head, of which [first, first + rows) alone where rows > 0.
   Resident load_head(std::int64_t first = 0, std::int64_t rows = 0);
-  /// What the last layer gives -> what the head takes.
+  /// Turns the last layer's output into the head's input.
   at::Tensor run_norm(const at::Tensor& h, std::int64_t source = 0);
   /// n [B, L, H] -> logits [B, L, V].
   at::Tensor run_head(const at::Tensor& n);
@@ -78,7 +78,8 @@ class LayerStream {
   std::vector<measure::WeightModule> layer_modules(std::int64_t layer) const;
   std::vector<measure::WeightModule> head_modules() const;
   std::vector<measure::WeightModule> embedding_modules() const;
-  /// What is before the layers beside the word table: tables of positions, projections; what is between them and head.
+  /// The modules before the layers beside the word table (tables of positions, projections); those between layers and
+  /// head.
   std::vector<measure::WeightModule> before_modules() const;
   std::vector<measure::WeightModule> after_modules() const;
 
@@ -96,7 +97,7 @@ class LayerStream {
   std::string words_name_, head_name_;
   std::vector<std::string> layer_names_;
   bool tied_;        ///< the head's weight is the word table
-  Resident shared_;  ///< what layers use beside their own, and parameters of the model itself
+  Resident shared_;  ///< modules that layers use beside their own, and parameters of the model itself
 };
 
 /// Bytes of all weights of a checkpoint folder in the compute dtype that `dtype` (empty: the checkpoint's) makes it.

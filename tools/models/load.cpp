@@ -114,7 +114,7 @@ std::int64_t weights_bytes(const torch::nn::Module& module) {
   return bytes;
 }
 
-// Where an fp8 checkpoint enters the model: codes and scales through quant, everything else as in any checkpoint.
+// Loads an fp8 checkpoint into the model: codes and scales through quant, everything else as in any checkpoint.
 //
 // Experts stand in a checkpoint one by one (experts.E.w1, w2, w3) and in the model as two weights per expert. Each is
 // read as a module of its own; w1's codes are then put above w3's, each row with the scale it has there; blocks of w1

@@ -30,7 +30,7 @@ struct LoadedModel {
   std::filesystem::path folder;
   at::ScalarType dtype = at::kFloat;  ///< compute dtype of the parameters
   std::vector<std::string> unused;    ///< tensors of the checkpoint that no parameter takes, in file order
-  std::vector<std::string> warnings;  ///< what lies beside and is not used; what other readers would misread
+  std::vector<std::string> warnings;  ///< parts that are not used, or that other readers would misread
 };
 
 /// Loads a checkpoint folder (config.json and model.safetensors or shards). Throws io::Error naming file and tensor: a

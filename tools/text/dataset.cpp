@@ -155,9 +155,8 @@ std::vector<std::int64_t> whole_rows(const io::SafetensorsFile& tensors, const i
   return values;
 }
 
-/// What stands beside the ids and would change what they mean is not silently passed over: a mask of ones, labels that
-/// are the ids, positions from 0 on and token types of 0 say nothing; all else is refused. answers: that the file's
-/// labels are read.
+/// Refuses tensors beside the ids that would change their meaning. A mask of ones, labels that are the ids, positions
+/// from 0 on and token types of 0 say nothing and pass; all else is refused. answers: the file's labels are read.
 void refuse_unread(const std::filesystem::path& file, const io::SafetensorsFile& tensors, const Chunks& ids,
                    std::int64_t skip, bool answers) {
   for (const auto& info : tensors.tensors()) {

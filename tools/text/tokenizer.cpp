@@ -163,7 +163,7 @@ class Encoding {
   }
 
  private:
-  // Where the normalizer drops how the text starts, nothing stands first, as for Hugging Face.
+  // True if the normalizer keeps the start of the text. Where it does not, nothing is put first, as in Hugging Face.
   bool start_stays(std::string_view text) const {
     return !impl_.normalizer(std::string(text.substr(0, grapheme_size(text, 0)))).empty();
   }

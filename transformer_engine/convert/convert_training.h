@@ -54,7 +54,7 @@ struct TrainingOptions {
   /// Scales of the first step from amaxes measured before (measure, or export_amax() of another run); needs `recipe`.
   std::optional<measure::MeasurementFile> warm_start;
   recipes::Recipe recipe =
-      recipes::DelayedScaling::habana();  ///< what the region will say: for the report, and to seed scales by
+      recipes::DelayedScaling::habana();  ///< the region's recipe: for the report, and to seed scales by
 };
 
 /// Throws c10::Error or io::Error naming module or pattern: a weight that is not on hpu, one that is quantized for
@@ -94,7 +94,7 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
 //   every step:  r = fp8::enter_autocast("nvidia");  loss = model(x);  fp8::exit_autocast(r);
 //                loss.backward();  optimizer.step()
 //
-// Parameters keep identity, dtype and values; any optimizer goes on with them. fp8::untag(weight) takes a weight out of
+// Parameters keep identity, dtype and values; any optimizer works with them. fp8::untag(weight) takes a weight out of
 // fp8 again. A recipe is a preset's name ("habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"), a file's
 // path, or JSON (configs/recipe_config.h).
 

@@ -27,7 +27,7 @@ constexpr const char* kDot = "te::DotProductAttention";
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-/// Where the queries, or the keys, of each sequence lie.
+/// The rows of each sequence's queries, or keys.
 struct Rows {
   std::vector<std::int64_t> begin, length;
 };

@@ -54,14 +54,14 @@ class FusedAttentionImpl : public Fp8Cloneable<FusedAttentionImpl> {
 };
 TORCH_MODULE(FusedAttention);
 
-/// Where the sequences of a batch end. cu_seqlens: [sequences + 1] of dtype Int or Long, 0 and then the sums of the
+/// The ends of the sequences of a batch. cu_seqlens: [sequences + 1] of dtype Int or Long, 0 and then the sums of the
 /// first 1, 2, ... lengths.
 struct SequenceLengths {
   at::Tensor cu_seqlens_q = {}, cu_seqlens_kv = {};  ///< the second: default the first
   /// "thd": the row where each sequence begins (its end: the begin of the next), for batches with rows between
   /// sequences that belong to none. Default: one after the other.
   at::Tensor cu_seqlens_q_padded = {}, cu_seqlens_kv_padded = {};
-  std::optional<std::int64_t> max_seqlen_q = {}, max_seqlen_kv = {};  ///< where given, no sequence may be longer
+  std::optional<std::int64_t> max_seqlen_q = {}, max_seqlen_kv = {};  ///< if set, no sequence may be longer
 };
 
 struct DotProductAttentionOptions {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fp8 state of a model that trains: what must be saved with it so that training goes on bit for bit. JSON and plain
-// tensors, no pickle.
+// The fp8 state of a model that trains: all that must be saved with it so that training continues bit for bit. JSON and
+// plain tensors, no pickle.
 //
 //   DIR/fp8_state.json           {"version": 1,
 //                                 "states": {"model.layers.0.mlp.up_proj":

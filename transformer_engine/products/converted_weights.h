@@ -28,7 +28,7 @@ class Module;
 // run in fp8, elsewhere every op is the op itself. The parameter keeps its dtype, its values and its identity.
 //
 // A product is of the whole weight, as linear, addmm, matmul, mm, mv, bmm and einsum meet it: x . w^T. Others (rows of
-// it, x . w) stay in high precision; the first one that a region meets is told in a warning.
+// it, x . w) stay in high precision; a warning names the first one that a region meets.
 
 namespace fp8::te {
 

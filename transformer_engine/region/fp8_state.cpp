@@ -229,7 +229,7 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto* d = delayed();
-    // Where a state of before its first step was loaded since the forward pass.
+    // A state from before its first step may have been loaded since the forward pass.
     if (values_.backward.tensors() != backward_tensors_) values_.backward = TensorMeta(backward_tensors_);
     if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due &&
         !(backward_alone_ && shares_amaxes(region))) {

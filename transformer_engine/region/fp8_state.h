@@ -163,7 +163,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   std::optional<recipes::Recipe> own_, in_use_;
   recipes::Dialect dialect_ = recipes::Dialect::gaudi3;
   Fp8StateValues values_;
-  bool forward_alone_ = false, backward_alone_ = false;  ///< what is recorded has not met the other ranks' yet
+  bool forward_alone_ = false, backward_alone_ = false;  ///< records have not met the other ranks' yet
   bool warned_of_change_ = false;
   std::optional<OperandPair> kept_;
   CastStatistics statistics_;

@@ -32,7 +32,7 @@ io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units
 /// Writes model.safetensors.index.json if there is more than one file.
 void write_index(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units);
 
-/// Where a rank's share is put.
+/// Returns the folder of a rank's share.
 std::filesystem::path share_folder(const std::filesystem::path& out, std::int64_t rank, std::int64_t world_size);
 
 /// options.identity, and what the layout depends on.

@@ -48,7 +48,7 @@ struct StreamOptions {
   /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing
   /// behind. May be empty.
   std::function<bool()> stop;
-  io::Spelling spelling = nullptr;  ///< what warnings call options
+  io::Spelling spelling = nullptr;  ///< of options, in warnings
 };
 
 /// The shares that this process made and missed.
@@ -78,7 +78,7 @@ class UnitContext : public TensorSink {
 /// bytes depend on nothing but the source and the options.
 struct Unit {
   std::string name;                                   ///< unique: of the module or tensor
-  std::vector<io::SafetensorsWriter::Entry> entries;  ///< what it writes, all of it
+  std::vector<io::SafetensorsWriter::Entry> entries;  ///< all tensors that it writes
   std::uint64_t source_bytes = 0;                     ///< that it reads, for progress and for sharing work out
   std::function<void(UnitContext&)> run;              ///< may be empty where there are parts
   /// Pieces that may run side by side, before run(): for a tensor so large that a thread would be left alone with it.
@@ -120,7 +120,7 @@ StreamResult share_checkpoint(const std::filesystem::path& out, const std::vecto
 StreamResult make_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
                              const StreamOptions& options, bool join, const std::function<void(OutputFolder&)>& finish);
 
-/// Where options.shares are: ".OUT.shares" beside `out`.
+/// Returns the folder of options.shares: ".OUT.shares" beside `out`.
 std::filesystem::path shares_folder(const std::filesystem::path& out);
 
 /// World sizes, ascending, of the shares that stand beside `out`.

@@ -77,7 +77,7 @@ void remove_temporaries() noexcept;
 /// How a run continues where another was cut short.
 ///   never   the folder is this run's own; it goes with it, and so does what killed runs left
 ///   later   as never, but if this run is killed another can go on with what it leaves
-///   now     goes on with what an earlier run left, and leaves what it has itself when it fails
+///   now     continues with what an earlier run left, and leaves what it has itself when it fails
 enum class Partial : std::uint8_t { never, later, now };
 
 /// The modes of an output: the users who may read its source may read it too.
@@ -116,8 +116,8 @@ class OutputDirectory {
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;
 
-  /// Where to write a file named `name` ("config.json", "chat_templates/a.jinja") until commit(); its subfolder is
-  /// made.
+  /// Returns the path at which to write a file named `name` ("config.json", "chat_templates/a.jinja") until commit();
+  /// makes its subfolder.
   std::filesystem::path file(const std::string& name) const;
   const std::filesystem::path& temporary() const { return temporary_; }
   const std::filesystem::path& path() const { return path_; }  ///< final place: absolute, links resolved

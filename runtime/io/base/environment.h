@@ -23,10 +23,10 @@ struct Rule {
 
 struct Variable {
   const char* name;
-  const char* effect;    ///< what it does, or why nothing
+  const char* effect;    ///< its effect, or why it has none
   const char* allowed;   ///< as messages say it: words "0, 1", or what a value is
-  const char* fallback;  ///< what holds where it is not set
-  const char* reader;    ///< the folder that asks for it, "LibTorch" or "nobody"
+  const char* fallback;  ///< the value where it is not set
+  const char* reader;    ///< the folder that reads it, "LibTorch", or a word for none
   Rule rule;
   bool in_effect = true;  ///< false: it is accepted, and nothing comes of it
 
@@ -38,7 +38,7 @@ struct Variable {
 std::span<const Variable> variables();
 /// Variables of the vendor's stack that scripts and containers for it set (vendor_variables.json; names, types and
 /// defaults are those of its PyTorch bridge 1.19, of older bridges what scripts still set, of its documentation and of
-/// vLLM's for it). They are known and their values are looked at, so that a misspelt one is told apart; none has an
+/// vLLM's for it). They are known and their values are checked, so that a misspelt one is noticed; none has an
 /// effect, and each row says why.
 std::span<const Variable> vendor_variables();
 
@@ -67,8 +67,8 @@ std::string environment_problem(const char* name);
 bool is_unknown_variable(std::string_view name);
 /// The row that an unknown name was meant to be: few letters are wrong. "" where there is none, or none is unknown.
 std::string intended_variable(std::string_view name);
-/// "FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?", or "PT_HPU_X: nobody reads it", for each unknown
-/// variable of the process, sorted.
+/// Returns a message for each unknown variable of the process, sorted, with the known name that is meant, if one is
+/// near: "..., did you mean FP8_HPU_DEVICE?".
 std::vector<std::string> unknown_variables();
 
 /// "NAME=VALUE" of the process' variables whose names begin with `start`, sorted: names that no table can list, such as

@@ -94,7 +94,7 @@ struct KeyRow {
   const char* path;
   Allowed allowed;
   KeyUse use;
-  const char* note;       ///< what the key does, or why nothing, or why the other values are refused; no full stop
+  const char* note;       ///< the key's effect, or why it has none, or why other values are refused; no full stop
   const char* flag = "";  ///< of fp8 train, which has the same effect: "--batch"; with a value for true: "--device cpu"
   const char* standard = "";  ///< JSON that an absent key stands for; "": nothing. Of a variable: its default
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which value of each variable is in force, and who said so: the first of these that there is. No torch here.
+// The value of each variable in force and its source, the first of these that exists. No torch here.
 //
 //   call          a function of the API: set_memory_limit(), set_lists(), ScopedSimdLevel, DeviceKindScope, ...
 //   option        of the command line: --threads
@@ -7,8 +7,8 @@
 //   environment   the process's, at the moment of the question
 //   default       as the table says
 //
-// Readers do not come here: they know what they were told. So whoever can set a flag past the environment says that he
-// did (override_flag(), where nothing remembers it), or answers when he is asked (FlagOwner, where something does).
+// Readers of a setting do not look here: they already have it. Code that sets a flag past the environment reports it
+// with override_flag() if nothing keeps the setting, or answers through a FlagOwner if an object keeps it.
 #pragma once
 #include <utility>
 

@@ -21,8 +21,8 @@ struct Image {
 /// The largest image that is decoded without being asked to: 268 MB of pixels.
 inline constexpr std::int64_t kMostPixels = std::int64_t{1} << 26;
 
-/// The form is told by the first bytes; `name` stands in messages. Throws io::Error: neither form, damaged or cut
-/// short, more than `most_pixels`. What a decoder makes of lost data (gray areas) is an error too.
+/// Decodes an image, whose first bytes decide the form; `name` stands in messages. Throws io::Error: neither form,
+/// damaged or cut short, more than `most_pixels`. Gray areas, which decoders make of lost data, are an error too.
 Image decode_image(std::string_view bytes, const std::string& name, std::int64_t most_pixels = kMostPixels);
 
 /// Decodes a file of at most 512 MiB.

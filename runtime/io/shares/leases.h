@@ -63,7 +63,7 @@ struct LeaseOptions {
   bool beats = true;   ///< a thread touches the leases that are held, four times per expiry
   std::function<void(const std::string&)> warn = {};  ///< told of files that are no leases, once each; may be empty
   std::function<double()> clock = {};                 ///< seconds that never go back; empty: this machine's
-  std::function<bool(const Holder&)> gone = is_gone;  ///< what is known of other processes
+  std::function<bool(const Holder&)> gone = is_gone;  ///< true if a holder is known to have ended
 };
 
 class LeaseFolder;

@@ -2,7 +2,7 @@
 // Work in a number of shares, larger than that of the processes: each takes the next that is free, and what one that
 // died had taken is taken by another. No torch here.
 //
-//   FOLDER/3.part-0     what taking 0 of share 3 made (leases.h), a file or a folder: its own, whatever else goes on
+//   FOLDER/3.part-0     what taking 0 of share 3 made (leases.h), a file or a folder: its own, whatever else happens
 //
 //   Shares shares(folder, {{"command", ...}, {"files", ...}}, {.count = 16, .first = rank * 16 / world});
 //   shares.work([&](std::int64_t share, const fs::path& place) { ... });
@@ -16,8 +16,8 @@ namespace fp8::io {
 struct SharesOptions {
   std::int64_t count = 1;  ///< 1 to kMaxShares
   std::int64_t first = 0;  ///< looked at first, so that processes do not all begin with the same
-  /// Seconds without news of the others until it is an error that they are not done; 0: no limit. none: nobody is
-  /// waited for.
+  /// Seconds without news of the others until it is an error that they are not done; 0: no limit. none: does not wait
+  /// for them.
   std::optional<double> wait = {};
   std::function<bool()> stop = {};  ///< asked while it waits; true: io::Error "interrupted". May be empty
   LeaseOptions lease = {};

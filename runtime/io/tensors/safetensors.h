@@ -152,7 +152,7 @@ class SafetensorsWriter {
   std::map<std::string, Slot> slots_;
 };
 
-// Where everything in a safetensors file to be written will stand: decided before the first byte of it. No torch here.
+// The layout of a safetensors file to be written, decided before its first byte. No torch here.
 
 /// Of the JSON that describes a file: what the format's own library allows.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;

@@ -79,7 +79,7 @@ struct TensorInfo {
   std::int64_t numel() const;  ///< 1 for a 0-dim tensor
 };
 
-/// Where a tensor's bytes stand, for a copy within the kernel: an open file and the offset in it.
+/// The place of a tensor's bytes, for a copy within the kernel: an open file and the offset in it.
 struct Place {
   int fd = -1;
   std::uint64_t offset = 0;

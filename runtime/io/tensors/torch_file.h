@@ -30,7 +30,7 @@ class TorchFile : public TensorFile {
 
  private:
   friend class TorchDictReader;
-  /// Where the elements of a tensor are: element (i, j, ..) at begin + (i * strides[0] + j * strides[1] + ..) * size.
+  /// The places of a tensor's elements: element (i, j, ..) at begin + (i * strides[0] + j * strides[1] + ..) * size.
   /// Dimensions of size 1 are left out, neighbours that run on into each other are one.
   struct Layout {
     std::uint64_t begin = 0;  // of the first element, in the file

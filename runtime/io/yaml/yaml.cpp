@@ -37,7 +37,7 @@ struct Open {
   std::string key = {};              ///< of a mapping: the key whose value comes next
   bool has_key = false;              ///< there is one
   std::int64_t line = 0;             ///< of that key
-  std::vector<Json> merged = {};     ///< what << stands for
+  std::vector<Json> merged = {};     ///< the mappings that << merges
   std::size_t values = 0, text = 0;  ///< before it began
   std::size_t depth = 1;             ///< of what is in it
 };

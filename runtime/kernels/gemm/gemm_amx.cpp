@@ -3,7 +3,7 @@
 //
 //   tmm0 .. tmm3   C of RT tiles of rows x NB blocks: 4 x 1, or 2 x 2 where there are no more than two tiles of rows;
 //                  [R][16] f32 in acc, which carries C between ranges of k
-//   tmm4 tmm5      A tiles, in turns     [R][32] bf16 of x, as XLayout::BF16Tile has them
+//   tmm4 tmm5      A tiles, alternating  [R][32] bf16 of x, as XLayout::BF16Tile has them
 //   tmm6 tmm7      B tiles of the blocks [16 pairs of k][16 channels][2] bf16
 //
 // A decoded line of the packed layout is two rows of a B tile (lo: k, k+1; hi: k+2, k+3), 8 lines are one; lines that K

@@ -190,7 +190,7 @@ struct Sums {
     clear();
   }
 
-  // += `lines` lines of each block, decoded on the fly. Returns where x goes on.
+  // += `lines` lines of each block, decoded on the fly. Returns the first item of x that is not read yet.
   template <class Product, bool kPrefetch, class Decode>
   [[gnu::always_inline]] inline const float* add_lines(Decode& decode, const std::uint8_t* p, std::int64_t block_stride,
                                                        std::int64_t lines, Ahead& ahead, const float* x) {

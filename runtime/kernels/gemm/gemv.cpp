@@ -44,8 +44,9 @@ HWY_INLINE hn::Vec<U32> LoadPairs(const std::uint16_t* p) {
 HWY_INLINE Vec Even(hn::Vec<U32> pairs) { return hn::BitCast(F32(), hn::ShiftLeft<16>(pairs)); }
 HWY_INLINE Vec Odd(hn::Vec<U32> pairs) { return hn::BitCast(F32(), hn::And(pairs, hn::Set(U32(), 0xFFFF0000u))); }
 
-/// Of several rows in turns (range.streams) each is fetched to the first cache 2 KiB before it is read; a row alone
-/// 1 KiB before, to the second cache, on into the next row: the CPU by itself stops at each page.
+/// Fetches ahead. Several rows that are read alternately (range.streams) are each fetched to the first cache 2 KiB
+/// before they are read; a row alone 1 KiB before, to the second cache, on into the next row: the CPU by itself stops
+/// at each page.
 template <int R>
 HWY_INLINE void FetchAhead(const std::uint16_t* p) {
   const auto at = reinterpret_cast<std::uintptr_t>(p);

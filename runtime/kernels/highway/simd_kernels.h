@@ -118,8 +118,8 @@ struct GemvRange {
   std::int64_t rows = 0;
   float* sums = nullptr;  ///< [m][rows], sums_stride apart
   std::int64_t sums_stride = 0;
-  /// Rows of four places are read in turns: an Emerald Rapids then reads 1.3 to 1.6 times as fast, a Zen 4 at half its
-  /// speed. The bits are the same.
+  /// True reads rows of four places alternately: an Emerald Rapids then reads 1.3 to 1.6 times as fast, a Zen 4 at half
+  /// its speed. The bits are the same.
   bool streams = false;
 };
 

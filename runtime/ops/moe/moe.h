@@ -11,7 +11,7 @@
 //
 // Which experts: the routing table holds global ids. Those outside of [experts_min, experts_max] belong to other ranks
 // and are passed over. A list of experts_max - experts_min + 1 weights is this rank's (position = id - experts_min); a
-// longer one is everybody's (position = id).
+// longer one is that of all ranks (position = id).
 #pragma once
 #include <ATen/core/Tensor.h>
 

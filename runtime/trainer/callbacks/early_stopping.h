@@ -49,7 +49,7 @@ class EarlyStopping : public TrainerCallback {
  private:
   void look(Trainer& trainer);
   bool better(double value, double than, double by) const;
-  /// Why training ends; "": it goes on.
+  /// Returns the reason to end training; "": it continues.
   std::string judge(double value);
 
   EarlyStoppingOptions options_;

@@ -24,7 +24,7 @@ constexpr const char* kFilename =
 
 /// One {NAME} or {NAME:FORMAT} of a filename, or the text between two.
 struct Piece {
-  std::string text;    ///< what is written as it is
+  std::string text;    ///< written as it is
   std::string name;    ///< empty: text alone
   std::string format;  ///< "02d", ".2f", as printf has it; empty: as many digits as say the number
 };

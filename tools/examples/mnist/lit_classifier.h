@@ -17,7 +17,7 @@ struct LitClassifierOptions {
   std::int64_t hidden = 128;
   double learning_rate = 1e-3;  ///< of Adam
   std::int64_t step_size = 1;   ///< epochs of StepLR
-  double gamma = 0.7;           ///< what it multiplies the rate by after each step_size
+  double gamma = 0.7;           ///< factor of the rate after each step_size
 };
 
 /// images [N, ...] of 28 x 28 numbers each to logits [N, 10].

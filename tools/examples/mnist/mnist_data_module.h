@@ -20,7 +20,7 @@ struct MNISTDataModuleOptions {
   std::uint64_t seed = 0;          ///< of the order of training
   double val_share = 1.0 / 12;     ///< of the training images, those at the end: 5000 of MNIST's 60000
   std::int64_t synthetic = 2400;   ///< training images of the set that takes MNIST's place, which has a quarter to test
-  c10::Device device = c10::kCPU;  ///< where batches go
+  c10::Device device = c10::kCPU;  ///< of the batches
 };
 
 class MNISTDataModule : public fp8::trainer::DataModule {
@@ -39,7 +39,7 @@ class MNISTDataModule : public fp8::trainer::DataModule {
   std::unique_ptr<fp8::trainer::BatchSource> test_dataloader() override;
   std::unique_ptr<fp8::trainer::BatchSource> predict_dataloader() override { return test_dataloader(); }
 
-  /// Where the files are read from: data_dir, or synthetic-<images> in it.
+  /// Returns the folder that the files are read from: data_dir, or synthetic-<images> in it.
   std::filesystem::path folder() const;
 
  private:

@@ -43,7 +43,7 @@ class Cache {
   const std::vector<std::int64_t>& starts() const { return starts_; }
   /// Called once per forward, after all layers have seen L tokens.
   void advance(std::int64_t tokens) { length_ += tokens; }
-  /// Goes on with these sequences alone. For caches that join() made.
+  /// Keeps these sequences alone. For caches that join() made.
   virtual void keep(const std::vector<std::int64_t>& sequences);
 
  protected:
@@ -65,10 +65,10 @@ class CausalLM : public torch::nn::Module {
   /// The modules behind the steps.
   struct Parts {
     torch::nn::Embedding words{nullptr};                          ///< [V, H]
-    std::vector<std::shared_ptr<torch::nn::Module>> before = {};  ///< what embed() uses beside them
+    std::vector<std::shared_ptr<torch::nn::Module>> before = {};  ///< the other modules that embed() uses
     torch::nn::ModuleList layers{nullptr};  ///< in their order; of two stacks: a list of this form
-    std::vector<std::shared_ptr<torch::nn::Module>> shared = {};  ///< what layers use beside their own; small
-    std::vector<std::shared_ptr<torch::nn::Module>> after = {};   ///< what norm() uses
+    std::vector<std::shared_ptr<torch::nn::Module>> shared = {};  ///< those that layers use beside their own; small
+    std::vector<std::shared_ptr<torch::nn::Module>> after = {};   ///< the modules that norm() uses
     torch::nn::Linear head{nullptr};                              ///< H -> V or classes; Task::embed: null
   };
   /// Layer `layer` of one forward: h [B, L, H] -> [B, L, H].
@@ -115,10 +115,10 @@ class CausalLM : public torch::nn::Module {
   virtual at::Tensor embed(const at::Tensor& words, const at::Tensor& positions, std::int64_t source) { return words; }
   /// The layers of a forward whose first layer takes `h`. The function is good while the model and the cache live.
   virtual LayerFunction begin(const at::Tensor& h, Cache* cache, std::int64_t source) = 0;
-  /// What the last layer gives -> what the head takes, or what comes before that: the hidden states of all positions.
+  /// Turns the last layer's output into the head's input, or the step before that: the hidden states of all positions.
   virtual at::Tensor norm(const at::Tensor& h) = 0;
   virtual at::Tensor last_hidden(const at::Tensor& h) { return norm(h); }
-  /// What the head gives -> logits. Element by element: the head may be run in parts.
+  /// Turns the head's output into logits. Element by element: the head may be run in parts.
   virtual at::Tensor finish(const at::Tensor& scores) { return scores; }
   /// True if checkpoints have module `name` and this model leaves it out: it is of what looks at images, or of the head
   /// of another task.

@@ -26,12 +26,12 @@ class KVCache : public Cache {
   /// readers see them.
   std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                            const runtime::KVCache& keys, const runtime::KVCache& values);
-  /// The same without reading them, where both are kept as codes of one scale; else nothing is done, and nothing
-  /// returned.
+  /// Appends without reading if keys and values are both kept as codes of one scale; else does nothing and returns
+  /// nothing.
   using Codes = std::pair<runtime::Fp8Tensor, runtime::Fp8Tensor>;
   std::optional<Codes> append_codes(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                     const runtime::KVCache& keys, const runtime::KVCache& values);
-  /// Where keys and values are made of one vector: that is what is kept, as keys.
+  /// Appends the one vector that keys and values are made of, which is kept as keys.
   at::Tensor append(std::size_t layer, const at::Tensor& latent, const runtime::KVCache& keys);
 
   /// Of layers that look at a source text: its keys and values [B, K, S, D], made once.

@@ -48,13 +48,13 @@ struct RopeSpec {
 
 enum class Activation : std::uint8_t { silu, gelu, gelu_tanh, relu, relu2, tanh };
 
-/// Where a layer differs from the others.
+/// The settings in which a layer differs from the others.
 struct LayerKind {
   std::int64_t window = 0;  ///< a token sees itself and window - 1 before it (encoders: and after it); 0: all
   std::int64_t chunk = 0;   ///< a token sees what is in its chunk of so many positions; 0: all
   int rope = 0;             ///< index into DecoderConfig::ropes; -1: none
   bool sparse = false;      ///< a mixture of experts in the place of the MLP
-  bool absent = false;      ///< what passes is as it was: the layer looks at images
+  bool absent = false;      ///< passes its input on unchanged: the layer looks at images
 
   friend bool operator==(const LayerKind&, const LayerKind&) = default;
 };
@@ -170,7 +170,7 @@ struct HeadSpec {
   NormSpec norm = {};
 };
 
-/// Where words of another width than H are projected to it.
+/// The point at which words of another width than H are projected to it.
 enum class WordProjection : std::uint8_t {
   first,   ///< before anything is added to them
   summed,  ///< after positions and types are, before the norm
@@ -202,7 +202,7 @@ struct DecoderConfig : ModelConfig {
   const std::string& own_head() const { return names.own_head.empty() ? names.head : names.own_head; }
   const std::string& head() const { return tied ? names.head : own_head(); }
 
-  std::string type = "Llama";  ///< what names of classes begin with: LlamaForCausalLM, LlamaAttention
+  std::string type = "Llama";  ///< first part of class names: LlamaForCausalLM, LlamaAttention
   std::string head_type = "ForCausalLM";
   DecoderNames names;
   NormSpec norm;
@@ -222,7 +222,7 @@ struct DecoderConfig : ModelConfig {
   bool of_images = false;           ///< the language part of a model of text and images
   bool parallel = false;            ///< attention and MLP take the same h
   bool norm_sums = false;           ///< after_attention and after_mlp are norms of the sums, not of what is added
-  bool residual_is_normed = false;  ///< what attention and MLP are added to is what they took
+  bool residual_is_normed = false;  ///< attention and MLP are added to their own input, which is normed
   bool transposed = false;          ///< weights of projections are stored [in, out] (Conv1D)
   std::int64_t word_width = 0;      ///< of the word table where it is not H
   std::int64_t extra_words = 0;     ///< rows of the word table beyond V

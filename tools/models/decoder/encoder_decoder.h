@@ -14,7 +14,7 @@ struct EncoderDecoderConfig : ModelConfig {
   void fit(const io::Checkpoint& checkpoint) override;
   void check(const io::Checkpoint& checkpoint) const override;
 
-  std::string type;  ///< what names of classes begin with: T5
+  std::string type;  ///< first part of class names: T5
   DecoderConfig encoder, decoder;
   double head_scale = 1;    ///< of what the head takes
   std::string logits_bias;  ///< parameter [1, V] that logits get; "": none

@@ -11,7 +11,7 @@ namespace fp8::models {
 
 struct DecoderFamily {
   const char* model_type;
-  const char* type;  ///< what names of classes begin with
+  const char* type;  ///< first part of class names
   /// Fills the config, whose `type` is set. Throws io::Error.
   void (*read)(const ConfigReader& reader, DecoderConfig& config);
   bool trainable = true;                  ///< hpu::mixture_of_experts has no derivative
@@ -35,7 +35,7 @@ enum class TiedBy : std::uint8_t { whole, part, either, nobody };
 
 struct LanguagePart {
   const char* model_type;
-  const char* type;       ///< what names of classes begin with
+  const char* type;       ///< first part of class names
   const char* text_type;  ///< model_type of the part where it does not say
   TiedBy tied_by;
   bool tied = false;  ///< the whole model's where it does not say
@@ -50,7 +50,7 @@ ModelFamily model_family(const LanguagePart& family);
 
 struct Seq2SeqFamily {
   const char* model_type;
-  const char* type;  ///< what names of classes begin with
+  const char* type;  ///< first part of class names
   /// Fills the config, whose `type`s are set. Throws io::Error.
   void (*read)(const ConfigReader& reader, EncoderDecoderConfig& config);
 };

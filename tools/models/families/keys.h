@@ -65,8 +65,8 @@ RopeSpec read_rope_object(const ConfigReader& rope, const DecoderConfig& config,
 /// `slides` says. window: 0 where "sliding_window" is missing or null. Throws for another kind of layer.
 void read_layer_types(const ConfigReader& reader, DecoderConfig& config, std::int64_t default_window,
                       bool (*slides)(std::int64_t layer, std::int64_t pattern), std::int64_t pattern = 0);
-/// What a list says of each layer, as places in `choices` (values of its elements); empty: the key is missing. Throws
-/// for a list that is too short, or has another element.
+/// Returns the choice of each layer in a list, as places in `choices` (values of its elements); empty: the key is
+/// missing. Throws for a list that is too short, or has another element.
 std::optional<std::vector<std::size_t>> read_each_layer(const ConfigReader& reader, const DecoderConfig& config,
                                                         const char* key, const std::vector<io::Json>& choices);
 /// "sliding_window" of all layers: missing means `fallback` (0: none), null none.

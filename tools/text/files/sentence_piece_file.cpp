@@ -120,8 +120,9 @@ io::Json normalizer(const Model& model, const TokenSettings& settings) {
   return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
 }
 
-// Where tokenizer_config.json says "legacy": false, a space is put before the whole text alone, not before each stretch
-// behind an added token, and not before one that begins with a space; "add_prefix_space": false puts none anywhere.
+// The space before a text. If tokenizer_config.json says "legacy": false, it is put before the whole text alone, not
+// before each stretch behind an added token, and not before one that begins with a space; "add_prefix_space": false
+// puts none anywhere.
 struct Prefix {
   bool wanted, first_alone;
 
@@ -136,7 +137,7 @@ io::Json metaspace_before_text() {
 
 io::Json decoder(const Model& model) {
   io::Json steps = io::Json::array({replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
-  // What the text before lost, of spaces that the normalizer left none of, or the one it put there.
+  // Strips leading spaces: all where the normalizer leaves none of the text's, else the one that it put there.
   const int spaces = model.remove_extra_whitespaces ? 1 << 20 : model.add_dummy_prefix ? 1 : 0;
   steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", spaces}, {"stop", 0}});
   return {{"type", "Sequence"}, {"decoders", std::move(steps)}};

@@ -101,7 +101,7 @@ Value text_slice(Machine& m, std::string_view text, std::int64_t first, std::int
   return part;
 }
 
-/// Where a slice of `size` items begins and ends; both may be -1 with a negative step.
+/// Returns the begin or end of a slice of `size` items; both may be -1 with a negative step.
 std::int64_t slice_end(Machine& m, const Value& v, std::int64_t size, bool backward, bool first) {
   if (v.none()) return first == backward ? (backward ? size - 1 : size) : (backward ? -1 : 0);
   std::int64_t at = 0;

@@ -157,7 +157,7 @@ class ExpressionParser {
   NodePtr make(Node::Kind kind, int line, std::vector<NodePtr> kids = {}, std::string text = "") const;
 
  private:
-  /// What next() parses, joined by a word or by symbols of one rank, from left to right.
+  /// Parses operands by next(), joined by a word or by symbols of one rank, from left to right.
   template <class Next>
   NodePtr joined_by(std::string_view word, Node::Kind kind, const Next& next);
   template <class Next>

@@ -99,7 +99,7 @@ std::vector<Segment> AddedTokens::cut(std::string_view text, bool normalized) co
     }
     const Token& token = tokens_[found.value];
     std::size_t begin = i, end = i + token.text.size();
-    i = end;  // searching goes on here even where white space after it is taken along
+    i = end;  // the search continues here even if white space after it is taken along
     if (token.single_word && !stands_alone(text, begin, end)) continue;
     if (token.lstrip) begin = std::max(spaces_before(text, begin, done), done);
     if (token.rstrip) end = spaces_end = end < spaces_end ? spaces_end : spaces_after(text, end);

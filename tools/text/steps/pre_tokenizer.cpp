@@ -14,7 +14,7 @@ const char* const kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?
 
 namespace {
 
-// What becomes of matches, the delimiters, and of what lies between them, on "the-final--countdown" split at "-":
+// The treatment of matches, the delimiters, and of the text between, on "the-final--countdown" split at "-":
 //   Isolated            the - final - - countdown
 //   Removed             the final countdown
 //   Contiguous          the - final -- countdown

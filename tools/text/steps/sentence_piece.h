@@ -61,7 +61,7 @@ class Precompiled {
   std::string apply(std::string_view text, std::size_t limit) const;
 
  private:
-  /// What is written for `piece`: the rule of its shortest start that has one.
+  /// Returns the replacement of `piece`: the rule of its shortest start that has one.
   std::optional<std::string_view> rule_of(std::string_view piece) const;
   std::string_view rule_at(std::size_t begin) const;
   /// Calls found(bytes, where its rule begins) for the starts of `text` that have one, from the shortest on, until that

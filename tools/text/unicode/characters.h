@@ -73,7 +73,7 @@ int byte_of_letter(std::uint32_t code_point);
 
 // Finding a text in a text in time that grows with the two alone; std::string's find() takes up to their product.
 
-/// Where `what` first stands in `text` from byte `from` on, or npos.
+/// Returns the place at which `what` first stands in `text` from byte `from` on, or npos.
 inline std::size_t find_text(std::string_view text, std::string_view what, std::size_t from = 0) {
   if (from > text.size()) return std::string_view::npos;
   // glibc's memmem() is linear, and so are musl's and the BSDs'.
