@@ -21,12 +21,9 @@ struct FloatLayout {
 
 constexpr FloatLayout layout_of(FloatType type) {
   switch (type) {
-    case FloatType::BF16:
-      return {7, -126, 0x1.FEp127};
-    case FloatType::F16:
-      return {10, -14, 65504.0};
-    case FloatType::F32:
-      break;
+    case FloatType::BF16: return {7, -126, 0x1.FEp127};
+    case FloatType::F16: return {10, -14, 65504.0};
+    case FloatType::F32: break;
   }
   return {23, -126, 0x1.FFFFFEp127};
 }
@@ -109,12 +106,9 @@ float custom_scale_inv(float amax, const ScaleMethod& method, const IncTarget& t
 
 float round_to(float x, FloatType hp) {
   switch (hp) {
-    case FloatType::BF16:
-      return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
-    case FloatType::F16:
-      return kernels::f16_to_f32(kernels::f32_to_f16(x));
-    case FloatType::F32:
-      break;
+    case FloatType::BF16: return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
+    case FloatType::F16: return kernels::f16_to_f32(kernels::f32_to_f16(x));
+    case FloatType::F32: break;
   }
   return x;
 }
@@ -138,32 +132,22 @@ std::vector<float> hw_scale_set(Dialect dialect) {
 
 float round_scale(float raw, Rounding rounding, const IncTarget& target) {
   switch (rounding) {
-    case Rounding::IDENTITY:
-      return raw;
-    case Rounding::POW2:
-      return round_pow2(raw, target.hp);
-    case Rounding::HW_ALIGNED:
-      return round_hw_aligned(raw, target);
-    case Rounding::HW_ALIGNED_FIXED:
-      return round_to(hw_scale_set(target.dialect).front(), target.hp);
-    case Rounding::SCALE_UNIT:
-      break;
+    case Rounding::IDENTITY: return raw;
+    case Rounding::POW2: return round_pow2(raw, target.hp);
+    case Rounding::HW_ALIGNED: return round_hw_aligned(raw, target);
+    case Rounding::HW_ALIGNED_FIXED: return round_to(hw_scale_set(target.dialect).front(), target.hp);
+    case Rounding::SCALE_UNIT: break;
   }
   return 1.0f;
 }
 
 float inc_scale_inv(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name) {
   switch (method.value) {
-    case ScaleValue::DUMMY_SCALES:
-      return 1.0f;
-    case ScaleValue::FIXED_VALUE:
-      return round_scale(1.0f, method.rounding, target);
-    case ScaleValue::OPT:
-      reject(name, "scale value OPT is a search over the weight's values, not a function of amax");
-    case ScaleValue::CUSTOM:
-      return custom_scale_inv(amax, method, target, name);
-    case ScaleValue::MAXABS:
-      break;
+    case ScaleValue::DUMMY_SCALES: return 1.0f;
+    case ScaleValue::FIXED_VALUE: return round_scale(1.0f, method.rounding, target);
+    case ScaleValue::OPT: reject(name, "scale value OPT is a search over the weight's values, not a function of amax");
+    case ScaleValue::CUSTOM: return custom_scale_inv(amax, method, target, name);
+    case ScaleValue::MAXABS: break;
   }
   const float raw = raw_scale(amax, method, target, name);
   return usable_scale_inv(round_scale(raw, method.rounding, target), method.rounding, target.hp);

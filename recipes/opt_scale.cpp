@@ -28,12 +28,9 @@ constexpr std::int64_t kBlock = 4096;  // values quantized at once
 // Nearest even in hp; as round_to(), with the kernels' bit tricks.
 float to_hp(float x, FloatType hp) {
   switch (hp) {
-    case FloatType::BF16:
-      return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
-    case FloatType::F16:
-      return kernels::f16_to_f32(kernels::f32_to_f16(x));
-    case FloatType::F32:
-      break;
+    case FloatType::BF16: return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
+    case FloatType::F16: return kernels::f16_to_f32(kernels::f32_to_f16(x));
+    case FloatType::F32: break;
   }
   return x;
 }
@@ -42,15 +39,9 @@ float to_hp(float x, FloatType hp) {
 template <class Loop>
 void with_type(FloatType hp, Loop&& loop) {
   switch (hp) {
-    case FloatType::BF16:
-      loop([](float x) { return kernels::bf16_to_f32(kernels::f32_to_bf16(x)); });
-      return;
-    case FloatType::F16:
-      loop([](float x) { return kernels::f16_to_f32(kernels::f32_to_f16(x)); });
-      return;
-    case FloatType::F32:
-      loop([](float x) { return x; });
-      return;
+    case FloatType::BF16: loop([](float x) { return kernels::bf16_to_f32(kernels::f32_to_bf16(x)); }); return;
+    case FloatType::F16: loop([](float x) { return kernels::f16_to_f32(kernels::f32_to_f16(x)); }); return;
+    case FloatType::F32: loop([](float x) { return x; }); return;
   }
 }
 

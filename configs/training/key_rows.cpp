@@ -72,23 +72,15 @@ bool fits(const Allowed& allowed, const io::Json& value) {
   if (allowed.nothing_in_it && value.is_array() && value.empty()) return true;
   if (allowed.automatic && value.is_string() && value.get_ref<const std::string&>() == "auto") return true;
   switch (allowed.type) {
-    case Type::boolean:
-      return value.is_boolean();
+    case Type::boolean: return value.is_boolean();
     case Type::integer:
-    case Type::number:
-      return is_in_range(allowed, value);
-    case Type::text:
-      return value.is_string();
-    case Type::texts:
-      return is_array_of(value, &io::Json::is_string);
-    case Type::numbers:
-      return is_array_of(value, &io::Json::is_number);
-    case Type::words:
-      return is_one_of(value, allowed.words, allowed.any_case);
-    case Type::object:
-      return value.is_object();
-    case Type::anything:
-      return true;
+    case Type::number: return is_in_range(allowed, value);
+    case Type::text: return value.is_string();
+    case Type::texts: return is_array_of(value, &io::Json::is_string);
+    case Type::numbers: return is_array_of(value, &io::Json::is_number);
+    case Type::words: return is_one_of(value, allowed.words, allowed.any_case);
+    case Type::object: return value.is_object();
+    case Type::anything: return true;
   }
   return false;
 }
@@ -109,23 +101,15 @@ std::string range_text(const Allowed& allowed) {
 
 std::string type_text(const KeyRow& row, KeyRows rows) {
   switch (row.allowed.type) {
-    case Type::boolean:
-      return "true, false";
+    case Type::boolean: return "true, false";
     case Type::integer:
-    case Type::number:
-      return range_text(row.allowed);
-    case Type::text:
-      return "a string";
-    case Type::texts:
-      return "an array of strings";
-    case Type::numbers:
-      return "an array of numbers";
-    case Type::words:
-      return *row.allowed.words != '\0' ? row.allowed.words : "no such key";
-    case Type::object:
-      break;
-    case Type::anything:
-      return "anything";
+    case Type::number: return range_text(row.allowed);
+    case Type::text: return "a string";
+    case Type::texts: return "an array of strings";
+    case Type::numbers: return "an array of numbers";
+    case Type::words: return *row.allowed.words != '\0' ? row.allowed.words : "no such key";
+    case Type::object: break;
+    case Type::anything: return "anything";
   }
   std::vector<std::string> keys;
   for (const auto& path : children_of(rows, std::string(row.path) + ".")) keys.emplace_back(leaf_of(path));

@@ -102,14 +102,9 @@ WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint
   const auto& info = checkpoint.info(tensor);
   kernels::FloatType type = kernels::FloatType::F32;
   switch (info.dtype) {
-    case io::DType::F32:
-      break;
-    case io::DType::BF16:
-      type = kernels::FloatType::BF16;
-      break;
-    case io::DType::F16:
-      type = kernels::FloatType::F16;
-      break;
+    case io::DType::F32: break;
+    case io::DType::BF16: type = kernels::FloatType::BF16; break;
+    case io::DType::F16: type = kernels::FloatType::F16; break;
     default:
       io::fail_at(checkpoint.folder().string() + ": " + tensor, "expected dtype F32, BF16 or F16, found {}",
                   io::name_of(info.dtype));

@@ -55,12 +55,9 @@ float element(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
     return value;
   };
   switch (dtype) {
-    case DType::F64:
-      return static_cast<float>(load(double{}));
-    case DType::F32:
-      return load(float{});
-    case DType::F16:
-      return static_cast<float>(half_value(load(std::uint16_t{})));
+    case DType::F64: return static_cast<float>(load(double{}));
+    case DType::F32: return load(float{});
+    case DType::F16: return static_cast<float>(half_value(load(std::uint16_t{})));
     case DType::BF16: {
       const std::uint32_t bits = static_cast<std::uint32_t>(load(std::uint16_t{})) << 16;
       float value;
@@ -70,8 +67,7 @@ float element(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
     case DType::F8_E8M0:
     case DType::U8:  // of scales; they have no other meaning
       return bytes[i] == 255 ? std::nanf("") : std::ldexp(1.0f, bytes[i] - 127);
-    default:
-      return std::nanf("");
+    default: return std::nanf("");
   }
 }
 

@@ -46,12 +46,9 @@ bool cast_loop(const void* x, std::int64_t n, void* y) {
 template <FloatType kFrom>
 bool cast_from(const void* x, std::int64_t n, FloatType to, void* y) {
   switch (to) {
-    case FloatType::F32:
-      return cast_loop<kFrom, FloatType::F32>(x, n, y);
-    case FloatType::BF16:
-      return cast_loop<kFrom, FloatType::BF16>(x, n, y);
-    case FloatType::F16:
-      break;
+    case FloatType::F32: return cast_loop<kFrom, FloatType::F32>(x, n, y);
+    case FloatType::BF16: return cast_loop<kFrom, FloatType::BF16>(x, n, y);
+    case FloatType::F16: break;
   }
   return cast_loop<kFrom, FloatType::F16>(x, n, y);
 }
@@ -131,12 +128,9 @@ void Deviation::add(const float* a, const float* b, std::int64_t n) {
 
 bool cast_floats(const void* x, FloatType from, std::int64_t n, FloatType to, void* y) {
   switch (from) {
-    case FloatType::F32:
-      return cast_from<FloatType::F32>(x, n, to, y);
-    case FloatType::BF16:
-      return cast_from<FloatType::BF16>(x, n, to, y);
-    case FloatType::F16:
-      break;
+    case FloatType::F32: return cast_from<FloatType::F32>(x, n, to, y);
+    case FloatType::BF16: return cast_from<FloatType::BF16>(x, n, to, y);
+    case FloatType::F16: break;
   }
   return cast_from<FloatType::F16>(x, n, to, y);
 }

@@ -33,14 +33,10 @@ void transpose(const std::uint8_t* in, std::int64_t in_stride, std::int64_t step
 void transpose(const std::uint8_t* in, std::int64_t in_stride, std::int64_t step, std::uint8_t* out, std::int64_t rows,
                std::int64_t cols, std::int64_t width) {
   switch (width) {
-    case 1:
-      return transpose<std::uint8_t>(in, in_stride, step, out, rows, cols);
-    case 2:
-      return transpose<std::uint16_t>(in, in_stride, step, out, rows, cols);
-    case 4:
-      return transpose<std::uint32_t>(in, in_stride, step, out, rows, cols);
-    default:
-      return transpose<std::uint64_t>(in, in_stride, step, out, rows, cols);
+    case 1: return transpose<std::uint8_t>(in, in_stride, step, out, rows, cols);
+    case 2: return transpose<std::uint16_t>(in, in_stride, step, out, rows, cols);
+    case 4: return transpose<std::uint32_t>(in, in_stride, step, out, rows, cols);
+    default: return transpose<std::uint64_t>(in, in_stride, step, out, rows, cols);
   }
 }
 

@@ -165,19 +165,11 @@ void WeightUnits::make_rows(UnitContext& context, Work& work, std::int64_t first
     const std::int64_t rows = std::min(step, last - row);
     read(context, w, row, rows);
     switch (w.change) {
-      case Change::decoded:
-        decode(context, work, row, rows);
-        break;
-      case Change::rescaled:
-        rescale(context, work, row, rows);
-        break;
-      case Change::requantized:
-        quantize(context, work, row, rows);
-        break;
+      case Change::decoded: decode(context, work, row, rows); break;
+      case Change::rescaled: rescale(context, work, row, rows); break;
+      case Change::requantized: quantize(context, work, row, rows); break;
       case Change::unchanged:
-      case Change::spread:
-        plan_.form->write_codes(context, w.to, context.in.data(), row, rows);
-        break;
+      case Change::spread: plan_.form->write_codes(context, w.to, context.in.data(), row, rows); break;
     }
     context.advance(context.in.size());
   }

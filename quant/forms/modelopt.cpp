@@ -117,12 +117,9 @@ class ModelOpt final : public CheckpointForm {
   std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) const override {
     const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
     switch (w.scheme.weights) {
-      case WeightGranularity::tensor:
-        return {{}, {1}};
-      case WeightGranularity::channel:
-        return {{w.rows}};
-      case WeightGranularity::block:
-        break;
+      case WeightGranularity::tensor: return {{}, {1}};
+      case WeightGranularity::channel: return {{w.rows}};
+      case WeightGranularity::block: break;
     }
     std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}, {grid.rows, grid.cols}};
     if (grid.size() == 1) shapes.push_back({});

@@ -37,21 +37,15 @@ NonFinite count_bits(const std::uint8_t* bytes, std::uint64_t size, Word exponen
 /// E4M3 of ocp and gaudi3 has no infinity, and one NaN; gaudi2's has both, as E5M2.
 NonFinite count_chunk(const std::uint8_t* bytes, std::uint64_t size, DType dtype, recipes::Dialect dialect) {
   switch (dtype) {
-    case DType::F64:
-      return count_bits<std::uint64_t>(bytes, size, 0x7FF0000000000000u, 0x000FFFFFFFFFFFFFu);
-    case DType::F32:
-      return count_bits<std::uint32_t>(bytes, size, 0x7F800000u, 0x007FFFFFu);
-    case DType::BF16:
-      return count_bits<std::uint16_t>(bytes, size, 0x7F80, 0x007F);
-    case DType::F16:
-      return count_bits<std::uint16_t>(bytes, size, 0x7C00, 0x03FF);
-    case DType::F8_E5M2:
-      return count_bits<std::uint8_t>(bytes, size, 0x7C, 0x03);
+    case DType::F64: return count_bits<std::uint64_t>(bytes, size, 0x7FF0000000000000u, 0x000FFFFFFFFFFFFFu);
+    case DType::F32: return count_bits<std::uint32_t>(bytes, size, 0x7F800000u, 0x007FFFFFu);
+    case DType::BF16: return count_bits<std::uint16_t>(bytes, size, 0x7F80, 0x007F);
+    case DType::F16: return count_bits<std::uint16_t>(bytes, size, 0x7C00, 0x03FF);
+    case DType::F8_E5M2: return count_bits<std::uint8_t>(bytes, size, 0x7C, 0x03);
     case DType::F8_E4M3:
       return dialect == recipes::Dialect::gaudi2 ? count_bits<std::uint8_t>(bytes, size, 0x78, 0x07)
                                                  : count_bits<std::uint8_t>(bytes, size, 0x7F, 0x7F);
-    default:
-      return {};
+    default: return {};
   }
 }
 

@@ -48,14 +48,10 @@ bool is_ocp(DType dtype) { return dtype == DType::F8_E4M3 || dtype == DType::F8_
 
 float value_at(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
   switch (dtype) {
-    case DType::F32:
-      return kernels::load_element(bytes, kernels::FloatType::F32, i);
-    case DType::BF16:
-      return kernels::load_element(bytes, kernels::FloatType::BF16, i);
-    case DType::F16:
-      return kernels::load_element(bytes, kernels::FloatType::F16, i);
-    default:
-      return kernels::e8m0_value(bytes[i]);
+    case DType::F32: return kernels::load_element(bytes, kernels::FloatType::F32, i);
+    case DType::BF16: return kernels::load_element(bytes, kernels::FloatType::BF16, i);
+    case DType::F16: return kernels::load_element(bytes, kernels::FloatType::F16, i);
+    default: return kernels::e8m0_value(bytes[i]);
   }
 }
 

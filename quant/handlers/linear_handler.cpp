@@ -53,11 +53,8 @@ void Fp8Handler::make_quantizers() {
   using runtime::ScaleLayout;
   const bool per_token = scheme_.activations == ActivationScaling::dynamic_token;
   switch (scheme_.activations) {
-    case ActivationScaling::none:
-      break;
-    case ActivationScaling::static_tensor:
-      input_ = image_ = Quantizer(scheme_, scheme_.input_scale_inv);
-      break;
+    case ActivationScaling::none: break;
+    case ActivationScaling::static_tensor: input_ = image_ = Quantizer(scheme_, scheme_.input_scale_inv); break;
     case ActivationScaling::dynamic_token:
     case ActivationScaling::dynamic_tensor:
       input_ =

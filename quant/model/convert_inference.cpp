@@ -228,14 +228,11 @@ ConversionReport convert_as_asked(const Model& model, const InferenceOptions& op
   const std::string prefix = prefix_of(options, request);
   const NameLists lists(options.allow, options.block);
   switch (request.mode) {
-    case QuantMode::NONE:
-      return {};
+    case QuantMode::NONE: return {};
     case QuantMode::MEASURE:
-    case QuantMode::SHAPE:
-      return measure_model(model, request, prefix, lists, options.plan_only);
+    case QuantMode::SHAPE: return measure_model(model, request, prefix, lists, options.plan_only);
     case QuantMode::LOAD:
-    case QuantMode::QUANTIZE:
-      return quantize_model(model, request, prefix, lists, options.plan_only);
+    case QuantMode::QUANTIZE: return quantize_model(model, request, prefix, lists, options.plan_only);
     case QuantMode::AUTO:
       TORCH_CHECK(false, "[convert_modules] ", request.config->source,
                   ": key 'mode': found AUTO, allowed with a config that is passed: NONE, QUANTIZE, MEASURE");

@@ -21,22 +21,14 @@ namespace {
 
 io::DType file_dtype(const at::Tensor& t, const std::string& name) {
   switch (t.scalar_type()) {
-    case at::kFloat:
-      return io::DType::F32;
-    case at::kBFloat16:
-      return io::DType::BF16;
-    case at::kHalf:
-      return io::DType::F16;
-    case at::kFloat8_e4m3fn:
-      return io::DType::F8_E4M3;
-    case at::kLong:
-      return io::DType::I64;
-    case at::kInt:
-      return io::DType::I32;
-    case at::kByte:
-      return io::DType::U8;
-    case at::kBool:
-      return io::DType::BOOL;
+    case at::kFloat: return io::DType::F32;
+    case at::kBFloat16: return io::DType::BF16;
+    case at::kHalf: return io::DType::F16;
+    case at::kFloat8_e4m3fn: return io::DType::F8_E4M3;
+    case at::kLong: return io::DType::I64;
+    case at::kInt: return io::DType::I32;
+    case at::kByte: return io::DType::U8;
+    case at::kBool: return io::DType::BOOL;
     default:
       TORCH_CHECK(false, "[save] ", name, ": found dtype ", t.scalar_type(),
                   ", allowed: Float, BFloat16, Half, Float8_e4m3fn, Long, Int, Byte, Bool");

@@ -94,12 +94,9 @@ void set_experts(NodeScheme& scheme, const NodeMeasurement& from) {
 
 ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
   switch (scheme.weights) {
-    case WeightGranularity::tensor:
-      return {std::max<std::int64_t>(rows, 1), std::max<std::int64_t>(cols, 1), 1, 1};
-    case WeightGranularity::channel:
-      return {1, std::max<std::int64_t>(cols, 1), rows, 1};
-    case WeightGranularity::block:
-      break;
+    case WeightGranularity::tensor: return {std::max<std::int64_t>(rows, 1), std::max<std::int64_t>(cols, 1), 1, 1};
+    case WeightGranularity::channel: return {1, std::max<std::int64_t>(cols, 1), rows, 1};
+    case WeightGranularity::block: break;
   }
   return {scheme.block.rows, scheme.block.cols, kernels::blocks_of(rows, scheme.block.rows),
           kernels::blocks_of(cols, scheme.block.cols)};

@@ -313,8 +313,7 @@ bool may_be_on_host(std::string_view op, std::size_t argument) {
 bool may_hold_operand(const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::OptionalType:
-    case c10::TypeKind::ListType:
-      return may_hold_operand(*type.containedType(0));
+    case c10::TypeKind::ListType: return may_hold_operand(*type.containedType(0));
     case c10::TypeKind::IntType:
     case c10::TypeKind::FloatType:
     case c10::TypeKind::BoolType:
@@ -323,10 +322,8 @@ bool may_hold_operand(const c10::Type& type) {
     case c10::TypeKind::SymIntType:
     case c10::TypeKind::LayoutType:
     case c10::TypeKind::ScalarTypeType:
-    case c10::TypeKind::MemoryFormatType:
-      return false;
-    default:
-      return true;
+    case c10::TypeKind::MemoryFormatType: return false;
+    default: return true;
   }
 }
 

@@ -148,16 +148,11 @@ std::int64_t whole(const c10::Scalar& bound, const char* name) {
 /// The greatest count that `type` holds.
 std::int64_t most_of(at::ScalarType type) {
   switch (type) {
-    case at::kByte:
-      return std::numeric_limits<std::uint8_t>::max();
-    case at::kChar:
-      return std::numeric_limits<std::int8_t>::max();
-    case at::kShort:
-      return std::numeric_limits<std::int16_t>::max();
-    case at::kInt:
-      return std::numeric_limits<std::int32_t>::max();
-    default:
-      return std::numeric_limits<std::int64_t>::max();
+    case at::kByte: return std::numeric_limits<std::uint8_t>::max();
+    case at::kChar: return std::numeric_limits<std::int8_t>::max();
+    case at::kShort: return std::numeric_limits<std::int16_t>::max();
+    case at::kInt: return std::numeric_limits<std::int32_t>::max();
+    default: return std::numeric_limits<std::int64_t>::max();
   }
 }
 

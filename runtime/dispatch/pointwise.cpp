@@ -32,14 +32,10 @@ std::optional<float> number_of(const at::Tensor& t) {
       c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
   if (!t.defined() || !kKeys.has_all(t.key_set()) || t.dim() != 0 || !t.has_storage()) return std::nullopt;
   switch (t.scalar_type()) {
-    case at::kDouble:
-      return static_cast<float>(*t.const_data_ptr<double>());
-    case at::kFloat:
-      return *t.const_data_ptr<float>();
-    case at::kLong:
-      return static_cast<float>(*t.const_data_ptr<std::int64_t>());
-    default:
-      return std::nullopt;
+    case at::kDouble: return static_cast<float>(*t.const_data_ptr<double>());
+    case at::kFloat: return *t.const_data_ptr<float>();
+    case at::kLong: return static_cast<float>(*t.const_data_ptr<std::int64_t>());
+    default: return std::nullopt;
   }
 }
 

@@ -119,17 +119,10 @@ void fill_elements(const at::Tensor& x, const c10::Scalar& value) {
 at::Tensor& fill_(c10::DispatchKeySet keys, at::Tensor& x, const c10::Scalar& value) {
   const at::ScalarType type = is_written_here(x) && !value.isSymbolic() ? x.scalar_type() : at::ScalarType::Undefined;
   switch (type) {
-    case at::kFloat:
-      fill_elements<float>(x, value);
-      return x;
-    case at::kBFloat16:
-      fill_elements<at::BFloat16>(x, value);
-      return x;
-    case at::kLong:
-      fill_elements<std::int64_t>(x, value);
-      return x;
-    default:
-      return Unboxed<at::_ops::fill__Scalar, CpuFallback>::call(keys, x, value);
+    case at::kFloat: fill_elements<float>(x, value); return x;
+    case at::kBFloat16: fill_elements<at::BFloat16>(x, value); return x;
+    case at::kLong: fill_elements<std::int64_t>(x, value); return x;
+    default: return Unboxed<at::_ops::fill__Scalar, CpuFallback>::call(keys, x, value);
   }
 }
 

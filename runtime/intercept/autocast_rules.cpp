@@ -107,16 +107,11 @@ std::optional<at::ScalarType> widest(Arguments arguments) {
 std::optional<CallCast> within_region(Rule rule, Arguments arguments) {
   const at::ScalarType region = autocast_hpu_dtype();
   switch (rule) {
-    case Rule::none:
-      return std::nullopt;
-    case Rule::lower:
-      return CallCast{region, false, region};
-    case Rule::lower_first:
-      return CallCast{region, true, region};
-    case Rule::fp32:
-      return CallCast{at::kFloat, false, at::kFloat};
-    case Rule::promote:
-      break;
+    case Rule::none: return std::nullopt;
+    case Rule::lower: return CallCast{region, false, region};
+    case Rule::lower_first: return CallCast{region, true, region};
+    case Rule::fp32: return CallCast{at::kFloat, false, at::kFloat};
+    case Rule::promote: break;
   }
   const auto to = widest(arguments);
   return to.has_value() ? std::optional(CallCast{*to, false, region}) : std::nullopt;

@@ -143,15 +143,12 @@ void check_derivatives(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> 
 constexpr std::optional<DtypeUse> use_of(OpShape shape) {
   switch (shape) {
     case OpShape::embedding:
-    case OpShape::embedding_bag:
-      return std::nullopt;
+    case OpShape::embedding_bag: return std::nullopt;
     case OpShape::conv:
     case OpShape::conv_padding_mode:
     case OpShape::conv_transpose:
-    case OpShape::convolution:
-      return DtypeUse::conv;
-    default:
-      return DtypeUse::mm;
+    case OpShape::convolution: return DtypeUse::conv;
+    default: return DtypeUse::mm;
   }
 }
 

@@ -59,12 +59,9 @@ inline float round_to(FloatType type, float y) {
 /// Element i of an array of `type`, as f32.
 inline float load_element(const void* x, FloatType type, std::int64_t i) {
   switch (type) {
-    case FloatType::BF16:
-      return bf16_to_f32(static_cast<const std::uint16_t*>(x)[i]);
-    case FloatType::F16:
-      return f16_to_f32(static_cast<const std::uint16_t*>(x)[i]);
-    case FloatType::F32:
-      break;
+    case FloatType::BF16: return bf16_to_f32(static_cast<const std::uint16_t*>(x)[i]);
+    case FloatType::F16: return f16_to_f32(static_cast<const std::uint16_t*>(x)[i]);
+    case FloatType::F32: break;
   }
   return static_cast<const float*>(x)[i];
 }

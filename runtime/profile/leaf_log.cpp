@@ -147,14 +147,10 @@ LeafSum LeafSummary::total() const {
 
 std::string LeafSummary::text_of(const Key& key, SummaryBy by) {
   switch (by) {
-    case SummaryBy::op:
-      return key.op;
-    case SummaryBy::op_and_shapes:
-      return key.op + " " + key.shapes;
-    case SummaryBy::module:
-      return owner_of(key.module, key.phase);
-    case SummaryBy::stack:
-      break;
+    case SummaryBy::op: return key.op;
+    case SummaryBy::op_and_shapes: return key.op + " " + key.shapes;
+    case SummaryBy::module: return owner_of(key.module, key.phase);
+    case SummaryBy::stack: break;
   }
   std::string stack = key.phase.empty() ? (key.backward ? "backward" : "none") : key.phase, module = key.module;
   std::ranges::replace(module, '.', ';');

@@ -184,12 +184,9 @@ struct LrSchedule {
     const auto after_rise = [this](std::int64_t n) { return static_cast<double>(n - warmup); };
     const double share = step < steps ? after_rise(step) / after_rise(steps) : 1;
     switch (shape) {
-      case LrShape::cosine:
-        return min_factor + (1 - min_factor) * 0.5 * (1 + std::cos(std::numbers::pi * share));
-      case LrShape::linear:
-        return min_factor + (1 - min_factor) * (1 - share);
-      case LrShape::constant:
-        break;
+      case LrShape::cosine: return min_factor + (1 - min_factor) * 0.5 * (1 + std::cos(std::numbers::pi * share));
+      case LrShape::linear: return min_factor + (1 - min_factor) * (1 - share);
+      case LrShape::constant: break;
     }
     return 1;
   }

@@ -230,14 +230,11 @@ std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, const Pa
                                         const Names& names, const std::shared_ptr<ProcessGroup>& group) {
   const auto kind = resolve_strategy(options.kind, group != nullptr ? group->size() : 1);
   switch (kind) {
-    case StrategyKind::hpu_parallel:
-      return std::make_unique<HpuParallel>(parameters, group);
-    case StrategyKind::hpu_ddp:
-      return std::make_unique<HpuDdp>(parameters, names, group, options.ddp);
+    case StrategyKind::hpu_parallel: return std::make_unique<HpuParallel>(parameters, group);
+    case StrategyKind::hpu_ddp: return std::make_unique<HpuDdp>(parameters, names, group, options.ddp);
     case StrategyKind::fast_ddp:
       return std::make_unique<FastDdp>(parameters, names, group, options.fusion_buffer_dtype);
-    default:
-      return std::make_unique<Strategy>();
+    default: return std::make_unique<Strategy>();
   }
 }
 

@@ -108,12 +108,9 @@ Recipe random_recipe(std::mt19937& random) {
   const RecipeFormat format = upto(2) == 0 ? RecipeFormat::HYBRID : RecipeFormat::E4M3;
   const float epsilon = std::ldexp(static_cast<float>(random()), -40 - upto(100));
   switch (upto(5)) {
-    case 0:
-      return CurrentScaling{format, upto(2) == 0, epsilon};
-    case 1:
-      return BlockScaling{format, 1 + upto(2), 1, 1, upto(2) == 0, 16 << upto(7), epsilon};
-    case 2:
-      return MXFP8{format, 32};
+    case 0: return CurrentScaling{format, upto(2) == 0, epsilon};
+    case 1: return BlockScaling{format, 1 + upto(2), 1, 1, upto(2) == 0, 16 << upto(7), epsilon};
+    case 2: return MXFP8{format, 32};
     case 3: {
       DelayedScaling nvidia = DelayedScaling::nvidia();
       nvidia.fp8_format = format, nvidia.margin = upto(9) - 4, nvidia.override_linear_precision[2] = upto(2) == 0;

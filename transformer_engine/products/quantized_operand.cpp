@@ -40,12 +40,9 @@ void count_elements(const at::Tensor& x, const at::Tensor& codes, Format format,
 void count_if_wanted(const at::Tensor& x, const Fp8Tensor& operand, Format format, const CastPlan& plan) {
   if (!plan.statistics || plan.state == nullptr) return;
   switch (x.scalar_type()) {
-    case at::kFloat:
-      return count_elements<float>(x, operand.codes, format, plan.dialect, *plan.state);
-    case at::kBFloat16:
-      return count_elements<at::BFloat16>(x, operand.codes, format, plan.dialect, *plan.state);
-    default:
-      return count_elements<at::Half>(x, operand.codes, format, plan.dialect, *plan.state);
+    case at::kFloat: return count_elements<float>(x, operand.codes, format, plan.dialect, *plan.state);
+    case at::kBFloat16: return count_elements<at::BFloat16>(x, operand.codes, format, plan.dialect, *plan.state);
+    default: return count_elements<at::Half>(x, operand.codes, format, plan.dialect, *plan.state);
   }
 }
 

@@ -224,18 +224,13 @@ Variable vendor_variable(const KeyRow& row) {
     return Variable{row.path, row.note, allowed, row.standard, "nobody", rule, false};
   };
   switch (row.allowed.type) {
-    case KeyKind::boolean:
-      return with("true, 1, yes, on, false, 0, no, off", kBoolean);
+    case KeyKind::boolean: return with("true, 1, yes, on, false, 0, no, off", kBoolean);
     case KeyKind::integer:
       return row.allowed.high == 100 ? with("an integer from 0 to 100", kInteger<0, 100>) : with(kFromZero, kCount);
-    case KeyKind::words:
-      return with(row.allowed.words, kWord);
-    case KeyKind::text:
-      return with("a path", kPath);
-    case KeyKind::texts:
-      return with(row.allowed.words, {"list", is_recipe_cache});
-    default:
-      return with(kAnything, kText);
+    case KeyKind::words: return with(row.allowed.words, kWord);
+    case KeyKind::text: return with("a path", kPath);
+    case KeyKind::texts: return with(row.allowed.words, {"list", is_recipe_cache});
+    default: return with(kAnything, kText);
   }
 }
 

@@ -202,18 +202,10 @@ std::string filled(std::string_view sentence, std::initializer_list<Arg> values)
     out += sentence.substr(0, place);
     sentence.remove_prefix(place + 2);
     switch (value.kind) {
-      case Arg::Kind::text:
-        out += value.text;
-        break;
-      case Arg::Kind::integer:
-        out += std::to_string(value.integer);
-        break;
-      case Arg::Kind::count:
-        out += std::to_string(value.count);
-        break;
-      case Arg::Kind::number:
-        out += std::to_string(value.number);
-        break;
+      case Arg::Kind::text: out += value.text; break;
+      case Arg::Kind::integer: out += std::to_string(value.integer); break;
+      case Arg::Kind::count: out += std::to_string(value.count); break;
+      case Arg::Kind::number: out += std::to_string(value.number); break;
     }
   }
   return out.append(sentence);

@@ -142,15 +142,11 @@ IdxArray from_gzip(std::string_view bytes, const std::string& where) {
 std::size_t size_of(IdxType type) {
   switch (type) {
     case IdxType::u8:
-    case IdxType::i8:
-      return 1;
-    case IdxType::i16:
-      return 2;
+    case IdxType::i8: return 1;
+    case IdxType::i16: return 2;
     case IdxType::i32:
-    case IdxType::f32:
-      return 4;
-    case IdxType::f64:
-      return 8;
+    case IdxType::f32: return 4;
+    case IdxType::f64: return 8;
   }
   ensure(false, "one of IDX's types");
   return 0;

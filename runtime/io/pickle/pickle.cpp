@@ -49,35 +49,22 @@ class PickleReader {
   PyValue value(const PickleNode& node, int depth) {
     if (depth > kMaxDepth) machine_.fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
     switch (node.kind) {
-      case PickleNode::None:
-        return {};
-      case PickleNode::Bool:
-        return node.integer != 0;
-      case PickleNode::Int:
-        return node.integer;
-      case PickleNode::Float:
-        return node.real;
-      case PickleNode::Str:
-        return text(node);
-      case PickleNode::List:
-        return PyList{sequence(node, depth)};
-      case PickleNode::Tuple:
-        return PyTuple{sequence(node, depth)};
-      case PickleNode::Dict:
-        return dict(node, depth);
-      case PickleNode::Array:
-        return array(node);
-      case PickleNode::Bytes:
-        machine_.fail("holds bytes, expected dict, list, tuple, str, number, None or array");
+      case PickleNode::None: return {};
+      case PickleNode::Bool: return node.integer != 0;
+      case PickleNode::Int: return node.integer;
+      case PickleNode::Float: return node.real;
+      case PickleNode::Str: return text(node);
+      case PickleNode::List: return PyList{sequence(node, depth)};
+      case PickleNode::Tuple: return PyTuple{sequence(node, depth)};
+      case PickleNode::Dict: return dict(node, depth);
+      case PickleNode::Array: return array(node);
+      case PickleNode::Bytes: machine_.fail("holds bytes, expected dict, list, tuple, str, number, None or array");
       case PickleNode::Global:
         machine_.fail("holds a function or class, expected dict, list, tuple, str, number, None or array");
-      case PickleNode::DType:
-        machine_.fail("holds a dtype, expected dict, list, tuple, str, number, None or array");
-      case PickleNode::ObjectArray:
-        machine_.fail("holds an array of objects within another object");
+      case PickleNode::DType: machine_.fail("holds a dtype, expected dict, list, tuple, str, number, None or array");
+      case PickleNode::ObjectArray: machine_.fail("holds an array of objects within another object");
       case PickleNode::Storage:
-      case PickleNode::Tensor:
-        break;  // in a pickle of torch only
+      case PickleNode::Tensor: break;  // in a pickle of torch only
     }
     machine_.fail("holds an unknown object");
   }

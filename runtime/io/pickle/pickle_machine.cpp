@@ -58,10 +58,8 @@ void PickleMachine::step(std::uint8_t opcode) {
         fail("STACK_GLOBAL of something other than two strings");
       return global(module.text, name.text);
     }
-    case 'R':
-      return reduce();
-    case 'b':
-      return build();
+    case 'R': return reduce();
+    case 'b': return build();
     case 'Q':
       if (dialect_ == PickleDialect::torch) return persistent_id();
       [[fallthrough]];

@@ -69,20 +69,15 @@ void PickleMachine::reduce() {
         fail("_reconstruct of something other than ndarray");
       push_new(PickleNode::Array);
       return;
-    case kDTypeClass:
-      return make_dtype(list);
-    case kScalar:
-      return make_scalar(list);
-    case kFromBuffer:
-      return make_from_buffer(list);
-    case kEncode:
-      return encode(list);
+    case kDTypeClass: return make_dtype(list);
+    case kScalar: return make_scalar(list);
+    case kFromBuffer: return make_from_buffer(list);
+    case kEncode: return encode(list);
     case kBytes:
       if (!list.empty()) fail("a call of bytes with arguments is not allowed");
       push_new(PickleNode::Bytes);
       return;
-    default:
-      break;
+    default: break;
   }
   fail("a call of numpy.ndarray is not allowed");
 }

@@ -88,10 +88,8 @@ void PickleMachine::persistent_id() {
 
 void PickleMachine::torch_reduce(const PickleNode& callable, const std::vector<PickleId>& arguments) {
   switch (static_cast<PickleGlobal>(callable.integer)) {
-    case kOrderedDict:
-      return make_ordered_dict(arguments);
-    case kRebuildTensor:
-      return make_tensor(arguments);
+    case kOrderedDict: return make_ordered_dict(arguments);
+    case kRebuildTensor: return make_tensor(arguments);
     case kRebuildParameter:
       if (arguments.size() < 3 || nodes_[arguments[0]].kind != PickleNode::Tensor)
         fail("_rebuild_parameter of something other than a tensor");
@@ -100,8 +98,7 @@ void PickleMachine::torch_reduce(const PickleNode& callable, const std::vector<P
       if (arguments.size() != 1 || nodes_[arguments[0]].kind != PickleNode::Tuple)
         fail("torch.Size of something other than a tuple");
       return push(arguments[0]);
-    default:
-      fail("a call of a class or dtype of torch is not allowed");
+    default: fail("a call of a class or dtype of torch is not allowed");
   }
 }
 

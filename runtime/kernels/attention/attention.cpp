@@ -227,12 +227,9 @@ void attention(const AttentionArgs& args) {
   check_codes("k", args.k_codes, args.k.row, args.width);
   check_codes("v", args.v_codes, args.v.row, args.width);
   switch (args.type) {
-    case FloatType::BF16:
-      return Attention<FloatType::BF16>(args).run();
-    case FloatType::F16:
-      return Attention<FloatType::F16>(args).run();
-    case FloatType::F32:
-      return Attention<FloatType::F32>(args).run();
+    case FloatType::BF16: return Attention<FloatType::BF16>(args).run();
+    case FloatType::F16: return Attention<FloatType::F16>(args).run();
+    case FloatType::F32: return Attention<FloatType::F32>(args).run();
   }
 }
 

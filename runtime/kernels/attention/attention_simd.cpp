@@ -127,17 +127,10 @@ HWY_INLINE void ScoreTiles(const AttentionChunk<T>& chunk, const std::uint8_t* k
     const float* q = chunk.q + r * chunk.width;
     float* to = scores + r * kAttentionChunk;
     switch (chunk.rows - r) {
-      case 1:
-        ScoreTile<1>(chunk, q, k, stride, to);
-        break;
-      case 2:
-        ScoreTile<2>(chunk, q, k, stride, to);
-        break;
-      case 3:
-        ScoreTile<3>(chunk, q, k, stride, to);
-        break;
-      default:
-        ScoreTile<4>(chunk, q, k, stride, to);
+      case 1: ScoreTile<1>(chunk, q, k, stride, to); break;
+      case 2: ScoreTile<2>(chunk, q, k, stride, to); break;
+      case 3: ScoreTile<3>(chunk, q, k, stride, to); break;
+      default: ScoreTile<4>(chunk, q, k, stride, to);
     }
   }
 }
@@ -222,17 +215,10 @@ void Values(const AttentionChunk<T>& chunk) {
     const float* p = chunk.scores + r * kAttentionChunk;
     float* out = chunk.out + r * chunk.width;
     switch (chunk.rows - r) {
-      case 1:
-        r == 0 ? ValueRows<1, true>(chunk, p, out) : ValueRows<1, false>(chunk, p, out);
-        break;
-      case 2:
-        r == 0 ? ValueRows<2, true>(chunk, p, out) : ValueRows<2, false>(chunk, p, out);
-        break;
-      case 3:
-        r == 0 ? ValueRows<3, true>(chunk, p, out) : ValueRows<3, false>(chunk, p, out);
-        break;
-      default:
-        r == 0 ? ValueRows<4, true>(chunk, p, out) : ValueRows<4, false>(chunk, p, out);
+      case 1: r == 0 ? ValueRows<1, true>(chunk, p, out) : ValueRows<1, false>(chunk, p, out); break;
+      case 2: r == 0 ? ValueRows<2, true>(chunk, p, out) : ValueRows<2, false>(chunk, p, out); break;
+      case 3: r == 0 ? ValueRows<3, true>(chunk, p, out) : ValueRows<3, false>(chunk, p, out); break;
+      default: r == 0 ? ValueRows<4, true>(chunk, p, out) : ValueRows<4, false>(chunk, p, out);
     }
   }
 }

@@ -225,18 +225,11 @@ CastKernel cast_kernel_in_force(FloatType type, Format format) {
   const CastKernels* table = &kCastScalar;
 #if defined(__x86_64__)
   switch (simd_level()) {
-    case SimdLevel::scalar:
-      break;
-    case SimdLevel::avx2:
-      table = &kCastAvx2;
-      break;
-    case SimdLevel::avx512:
-      table = &kCastAvx512;
-      break;
+    case SimdLevel::scalar: break;
+    case SimdLevel::avx2: table = &kCastAvx2; break;
+    case SimdLevel::avx512: table = &kCastAvx512; break;
     case SimdLevel::avx512bf16:
-    case SimdLevel::amx:
-      table = &kCastAvx512Vbmi;
-      break;
+    case SimdLevel::amx: table = &kCastAvx512Vbmi; break;
   }
 #endif
   return table->of[static_cast<int>(type)][static_cast<int>(format)];

@@ -64,12 +64,9 @@ const float* decode_table(Format format, Dialect dialect) {
 
 void decode_by_table(const DecodeSpan& span, FloatType type, const float* table) {
   switch (type) {
-    case FloatType::F32:
-      return decode_values<FloatType::F32>(span, table);
-    case FloatType::BF16:
-      return decode_values<FloatType::BF16>(span, table);
-    case FloatType::F16:
-      return decode_values<FloatType::F16>(span, table);
+    case FloatType::F32: return decode_values<FloatType::F32>(span, table);
+    case FloatType::BF16: return decode_values<FloatType::BF16>(span, table);
+    case FloatType::F16: return decode_values<FloatType::F16>(span, table);
   }
 }
 

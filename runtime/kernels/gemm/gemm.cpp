@@ -41,14 +41,10 @@ const GemmKernels& kernels_for(const GemmArgs& args) {
       if (exact_in_bf16 && groups_are_whole_tiles(args))
         return *gemm_kernels_amx(best_simd_level() == SimdLevel::amx, args.m);
       [[fallthrough]];
-    case SimdLevel::avx512bf16:
-      return *gemm_kernels_avx512bf16(exact_in_bf16, wide_datapath());
-    case SimdLevel::avx512:
-      return *gemm_kernels_avx512();
-    case SimdLevel::avx2:
-      return *gemm_kernels_avx2();
-    case SimdLevel::scalar:
-      break;
+    case SimdLevel::avx512bf16: return *gemm_kernels_avx512bf16(exact_in_bf16, wide_datapath());
+    case SimdLevel::avx512: return *gemm_kernels_avx512();
+    case SimdLevel::avx2: return *gemm_kernels_avx2();
+    case SimdLevel::scalar: break;
   }
 #else
   (void)exact_in_bf16;

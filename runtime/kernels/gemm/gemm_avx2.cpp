@@ -121,14 +121,10 @@ void multiply_block(const MultiplyArgs& args, const std::uint8_t* lines, float* 
         function(lines, args.range_lines, args.prefetch, x, acc, acc_stride, args.first, g);
     };
     switch (rows) {
-      case 1:
-        return run(multiply_lines<kReading, 1, 4>, 4);
-      case 2:
-        return run(multiply_lines<kReading, 2, 4>, 4);
-      case 3:
-        return run(multiply_lines<kReading, 3, 2>, 2);
-      default:
-        return run(multiply_lines<kReading, 4, 2>, 2);
+      case 1: return run(multiply_lines<kReading, 1, 4>, 4);
+      case 2: return run(multiply_lines<kReading, 2, 4>, 4);
+      case 3: return run(multiply_lines<kReading, 3, 2>, 2);
+      default: return run(multiply_lines<kReading, 4, 2>, 2);
     }
   }
   float* panel = static_cast<float*>(args.panel);

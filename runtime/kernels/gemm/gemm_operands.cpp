@@ -170,10 +170,8 @@ void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows
   switch (args.a_type) {
     case Storage::F32:
       return pack_f32(args, row0, rows, tile_rows, layout, LoadF32{static_cast<const float*>(args.a)}, values);
-    case Storage::BF16:
-      return pack_f32(args, row0, rows, tile_rows, layout, LoadBf16{a16}, values);
-    case Storage::F16:
-      return pack_f32(args, row0, rows, tile_rows, layout, LoadF16{a16}, values);
+    case Storage::BF16: return pack_f32(args, row0, rows, tile_rows, layout, LoadBf16{a16}, values);
+    case Storage::F16: return pack_f32(args, row0, rows, tile_rows, layout, LoadF16{a16}, values);
     case Storage::E4M3:
     case Storage::E5M2:
       return pack_f32(args, row0, rows, tile_rows, layout,
@@ -238,16 +236,11 @@ std::int64_t weight_at(const GemmArgs& args, std::int64_t n, std::int64_t k) {
 float activation(const GemmArgs& args, std::int64_t row, std::int64_t k) {
   const std::int64_t at = row * args.a_stride + k;
   switch (args.a_type) {
-    case Storage::F32:
-      return static_cast<const float*>(args.a)[at];
-    case Storage::BF16:
-      return bf16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
-    case Storage::F16:
-      return f16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
-    case Storage::E4M3:
-      return decode_table(Format::E4M3, args.dialect)[static_cast<const std::uint8_t*>(args.a)[at]];
-    case Storage::E5M2:
-      break;
+    case Storage::F32: return static_cast<const float*>(args.a)[at];
+    case Storage::BF16: return bf16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
+    case Storage::F16: return f16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
+    case Storage::E4M3: return decode_table(Format::E4M3, args.dialect)[static_cast<const std::uint8_t*>(args.a)[at]];
+    case Storage::E5M2: break;
   }
   return decode_table(Format::E5M2)[static_cast<const std::uint8_t*>(args.a)[at]];
 }

@@ -52,18 +52,12 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, std::int64_t a_row, std::int64
 inline void TileOf(int rows, const float* a, std::int64_t a_row, std::int64_t a_col, const float* panel, std::int64_t k,
                    float* c, std::int64_t c_stride, bool first) {
   switch (rows) {
-    case 1:
-      return Tile<1>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 2:
-      return Tile<2>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 3:
-      return Tile<3>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 4:
-      return Tile<4>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 5:
-      return Tile<5>(a, a_row, a_col, panel, k, c, c_stride, first);
-    default:
-      return Tile<6>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 1: return Tile<1>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 2: return Tile<2>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 3: return Tile<3>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 4: return Tile<4>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 5: return Tile<5>(a, a_row, a_col, panel, k, c, c_stride, first);
+    default: return Tile<6>(a, a_row, a_col, panel, k, c, c_stride, first);
   }
 }
 

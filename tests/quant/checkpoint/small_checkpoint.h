@@ -13,18 +13,12 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 inline io::DType file_type(at::ScalarType type) {
   switch (type) {
-    case at::kFloat:
-      return io::DType::F32;
-    case at::kBFloat16:
-      return io::DType::BF16;
-    case at::kHalf:
-      return io::DType::F16;
-    case at::kLong:
-      return io::DType::I64;
-    case at::kFloat8_e4m3fn:
-      return io::DType::F8_E4M3;
-    default:
-      throw std::invalid_argument("no such type in these tests");
+    case at::kFloat: return io::DType::F32;
+    case at::kBFloat16: return io::DType::BF16;
+    case at::kHalf: return io::DType::F16;
+    case at::kLong: return io::DType::I64;
+    case at::kFloat8_e4m3fn: return io::DType::F8_E4M3;
+    default: throw std::invalid_argument("no such type in these tests");
   }
 }
 

@@ -61,17 +61,13 @@ double expected_scale(char rule, double amax, double backoff, const Target& t) {
   const double raw = in_hp(in_hp(amax, t.hp) / (t.max() * backoff), t.hp),
                pow2 = std::exp2(std::ceil(in_hp(std::log2(raw), t.hp)));
   switch (rule) {
-    case '1':
-      return 1;
-    case 'F':
-      return g2 ? 16 : 128;
-    case 'A':
-      return raw;
+    case '1': return 1;
+    case 'F': return g2 ? 16 : 128;
+    case 'A': return raw;
     case 'H':
       return g2 ? std::min(16.0, std::max(0x1p-8, std::exp2(4 * std::ceil(std::log2(pow2) / 4))))
                 : std::min(128.0, std::max(0x1p-55, pow2));
-    default:
-      return pow2;
+    default: return pow2;
   }
 }
 

@@ -91,16 +91,11 @@ struct Problem {
   double a_at(std::int64_t row, std::int64_t col) const {
     const std::int64_t i = row * a_stride() + col;
     switch (a_type) {
-      case Storage::E4M3:
-        return value_of(a[static_cast<std::size_t>(i)], Format::E4M3);
-      case Storage::E5M2:
-        return value_of(a[static_cast<std::size_t>(i)], Format::E5M2);
-      case Storage::F32:
-        return load(a, FloatType::F32, i);
-      case Storage::BF16:
-        return load(a, FloatType::BF16, i);
-      case Storage::F16:
-        return load(a, FloatType::F16, i);
+      case Storage::E4M3: return value_of(a[static_cast<std::size_t>(i)], Format::E4M3);
+      case Storage::E5M2: return value_of(a[static_cast<std::size_t>(i)], Format::E5M2);
+      case Storage::F32: return load(a, FloatType::F32, i);
+      case Storage::BF16: return load(a, FloatType::BF16, i);
+      case Storage::F16: return load(a, FloatType::F16, i);
     }
     return 0;
   }

@@ -16,20 +16,13 @@ constexpr Pointwise kAll[] = {add, sub, mul, div, neg, abs, relu};
 
 float computed(Pointwise op, float a, float b) {
   switch (op) {
-    case add:
-      return a + b;
-    case sub:
-      return a - b;
-    case mul:
-      return a * b;
-    case div:
-      return a / b;
-    case neg:
-      return -a;
-    case abs:
-      return std::fabs(a);
-    case relu:
-      return a < 0 ? 0.0f : a;
+    case add: return a + b;
+    case sub: return a - b;
+    case mul: return a * b;
+    case div: return a / b;
+    case neg: return -a;
+    case abs: return std::fabs(a);
+    case relu: return a < 0 ? 0.0f : a;
   }
   return 0;
 }

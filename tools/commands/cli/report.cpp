@@ -197,14 +197,10 @@ namespace {
 
 std::string cell_of(const io::Json& value, As as) {
   switch (as) {
-    case As::grouped:
-      return grouped(value.get<std::int64_t>());
-    case As::bytes:
-      return human_bytes(value.get<std::int64_t>());
-    case As::seconds:
-      return human_seconds(value.get<double>());
-    case As::plain:
-      break;
+    case As::grouped: return grouped(value.get<std::int64_t>());
+    case As::bytes: return human_bytes(value.get<std::int64_t>());
+    case As::seconds: return human_seconds(value.get<double>());
+    case As::plain: break;
   }
   return value.is_string() ? value.get<std::string>() : value.dump();
 }

@@ -49,15 +49,11 @@ std::vector<std::string> recipe_names() {
 
 KeyRows rows_of(ConfigKind kind) {
   switch (kind) {
-    case ConfigKind::deepspeed:
-      return configs::deepspeed_keys();
-    case ConfigKind::gaudi:
-      return configs::gaudi_config_keys();
-    case ConfigKind::arguments:
-      return configs::training_argument_keys();
+    case ConfigKind::deepspeed: return configs::deepspeed_keys();
+    case ConfigKind::gaudi: return configs::gaudi_config_keys();
+    case ConfigKind::arguments: return configs::training_argument_keys();
     case ConfigKind::quant:
-    case ConfigKind::recipe:
-      break;
+    case ConfigKind::recipe: break;
   }
   return {};
 }
@@ -174,16 +170,11 @@ ConfigKind kind_of(const io::Json& json, const fs::path& file) {
 Findings check_kind(ConfigKind kind, const io::Json& json, const std::string& source,
                     const configs::DeepSpeedUse& use) {
   switch (kind) {
-    case ConfigKind::recipe:
-      return check_recipe(json, source);
-    case ConfigKind::deepspeed:
-      return configs::check_deepspeed(json, source, use);
-    case ConfigKind::gaudi:
-      return configs::check_gaudi_config(json, source);
-    case ConfigKind::arguments:
-      return configs::check_training_arguments(json, source);
-    case ConfigKind::quant:
-      break;
+    case ConfigKind::recipe: return check_recipe(json, source);
+    case ConfigKind::deepspeed: return configs::check_deepspeed(json, source, use);
+    case ConfigKind::gaudi: return configs::check_gaudi_config(json, source);
+    case ConfigKind::arguments: return configs::check_training_arguments(json, source);
+    case ConfigKind::quant: break;
   }
   return {};
 }

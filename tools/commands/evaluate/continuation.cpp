@@ -241,12 +241,9 @@ std::optional<LargestLogit> largest_bits(const LogitsRow& logits, Bits infinity)
 
 std::optional<LargestLogit> largest_of(const LogitsRow& logits) {
   switch (logits.type) {
-    case FloatType::BF16:
-      return largest_bits<std::int16_t>(logits, 0x7F80);
-    case FloatType::F16:
-      return largest_bits<std::int16_t>(logits, 0x7C00);
-    case FloatType::F32:
-      return largest_bits<std::int32_t>(logits, 0x7F800000);
+    case FloatType::BF16: return largest_bits<std::int16_t>(logits, 0x7F80);
+    case FloatType::F16: return largest_bits<std::int16_t>(logits, 0x7C00);
+    case FloatType::F32: return largest_bits<std::int32_t>(logits, 0x7F800000);
   }
   return std::nullopt;
 }

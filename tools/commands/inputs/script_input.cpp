@@ -350,10 +350,8 @@ class Reader {
 
   static double sample(const Format& f, std::string_view data, std::size_t at) {
     switch (f.bits) {
-      case 8:
-        return (static_cast<double>(static_cast<std::uint8_t>(data[at])) - 128.0) / 128.0;
-      case 16:
-        return number<std::int16_t>(data, at) / 32768.0;
+      case 8: return (static_cast<double>(static_cast<std::uint8_t>(data[at])) - 128.0) / 128.0;
+      case 16: return number<std::int16_t>(data, at) / 32768.0;
       case 24: {
         const std::uint32_t u = static_cast<std::uint8_t>(data[at]) |
                                 static_cast<std::uint32_t>(static_cast<std::uint8_t>(data[at + 1])) << 8 |

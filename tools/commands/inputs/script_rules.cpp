@@ -181,8 +181,7 @@ class SourceCheck {
     if (holds(kLists, value->kind())) return all(value);
     switch (value->kind()) {
       // Anything more of an object in CONSTANTS may be its own code: a property, an operator, an index.
-      case torch::jit::TK_UNARY_MINUS:
-        return holds(kLiterals, value->tree(0)->kind());
+      case torch::jit::TK_UNARY_MINUS: return holds(kLiterals, value->tree(0)->kind());
       case '.': {
         const auto path = path_of(value);
         return !path.empty() && (path[0] != "CONSTANTS" || path.size() == 2);
@@ -195,8 +194,7 @@ class SourceCheck {
         return callee == std::vector<std::string>{"annotate"} && inputs.size() == 2 &&
                is_constant(inputs[1], level + 1);
       }
-      default:
-        return false;
+      default: return false;
     }
   }
 

@@ -273,10 +273,8 @@ at::Tensor rotary_frequencies(const RopeSpec& rope, std::int64_t positions) {
   using Kind = RopeSpec::Kind;
   const std::int64_t original = rope.original_max_position_embeddings;
   switch (rope.kind) {
-    case Kind::none:
-      break;
-    case Kind::linear:
-      return powers(rope.theta, rope.dims).reciprocal() / rope.factor;
+    case Kind::none: break;
+    case Kind::linear: return powers(rope.theta, rope.dims).reciprocal() / rope.factor;
     case Kind::dynamic: {
       if (positions <= original) break;
       const double stretched =
@@ -284,10 +282,8 @@ at::Tensor rotary_frequencies(const RopeSpec& rope, std::int64_t positions) {
       const auto dims = static_cast<double>(rope.dims);
       return powers(rope.theta * std::pow(stretched, dims / (dims - 2)), rope.dims).reciprocal();
     }
-    case Kind::llama3:
-      return llama3(powers(rope.theta, rope.dims).reciprocal(), rope);
-    case Kind::yarn:
-      return yarn(rope);
+    case Kind::llama3: return llama3(powers(rope.theta, rope.dims).reciprocal(), rope);
+    case Kind::yarn: return yarn(rope);
     case Kind::longrope: {
       const auto by = at::tensor(positions > original ? rope.long_factor : rope.short_factor, at::kFloat);
       return (by * powers(rope.theta, rope.dims)).reciprocal();

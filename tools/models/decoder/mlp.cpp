@@ -26,18 +26,12 @@ namespace fp8::models {
 
 at::Tensor activate(Activation activation, const at::Tensor& x) {
   switch (activation) {
-    case Activation::silu:
-      return at::silu(x);
-    case Activation::gelu:
-      return at::gelu(x);
-    case Activation::gelu_tanh:
-      return at::gelu(x, "tanh");
-    case Activation::relu:
-      return at::relu(x);
-    case Activation::tanh:
-      return at::tanh(x);
-    case Activation::relu2:
-      return at::relu(x).square();
+    case Activation::silu: return at::silu(x);
+    case Activation::gelu: return at::gelu(x);
+    case Activation::gelu_tanh: return at::gelu(x, "tanh");
+    case Activation::relu: return at::relu(x);
+    case Activation::tanh: return at::tanh(x);
+    case Activation::relu2: return at::relu(x).square();
   }
   TORCH_INTERNAL_ASSERT(false, "[models] activation");
 }

@@ -168,16 +168,10 @@ std::unique_ptr<ModelConfig> read(const LanguagePart& family, const ConfigReader
   refuse_shared_keys(language, config->causal);
   const bool whole = reader.boolean("tie_word_embeddings", family.tied);
   switch (family.tied_by) {
-    case TiedBy::whole:
-      config->tied = whole;
-      break;
-    case TiedBy::part:
-      break;
-    case TiedBy::either:
-      config->tied = config->tied || whole;
-      break;
-    case TiedBy::nobody:
-      config->tied = false;
+    case TiedBy::whole: config->tied = whole; break;
+    case TiedBy::part: break;
+    case TiedBy::either: config->tied = config->tied || whole; break;
+    case TiedBy::nobody: config->tied = false;
   }
   config->shape.bos = language.token_ids("bos_token_id");
   config->shape.eos = language.token_ids("eos_token_id");

@@ -223,8 +223,7 @@ Value Renderer::computed(const Node& node) {
       const Value value = kid(0);
       return value.get<double>() ? value : arithmetic_of(m_, "+", Value(std::int64_t{0}), value);
     }
-    case Node::Kind::negated:
-      return !truth(kid(0));
+    case Node::Kind::negated: return !truth(kid(0));
     case Node::Kind::concat: {
       const auto values = values_of(node.kids);
       m_.line = node.line;
@@ -250,24 +249,18 @@ Value Renderer::evaluate(const Node& node) {
   m_.line = node.line;
   m_.spend();
   switch (node.kind) {
-    case Node::Kind::constant:
-      return node.value;
-    case Node::Kind::name:
-      return value_of_name(node.text);
+    case Node::Kind::constant: return node.value;
+    case Node::Kind::name: return value_of_name(node.text);
     case Node::Kind::list:
     case Node::Kind::tuple: {
       auto values = values_of(node.kids);
       m_.line = node.line;
       return make_list(m_, std::move(values), node.kind == Node::Kind::list ? List::Form::list : List::Form::tuple);
     }
-    case Node::Kind::dict:
-      return made_dict(node);
-    case Node::Kind::call:
-      return called(node);
-    case Node::Kind::test:
-      return tested(node);
-    case Node::Kind::compare:
-      return compared(node);
+    case Node::Kind::dict: return made_dict(node);
+    case Node::Kind::call: return called(node);
+    case Node::Kind::test: return tested(node);
+    case Node::Kind::compare: return compared(node);
     case Node::Kind::both:
     case Node::Kind::either: {
       Value left = evaluate(*node.kids[0]);
@@ -276,8 +269,7 @@ Value Renderer::evaluate(const Node& node) {
     case Node::Kind::choice:
       if (truth(evaluate(*node.kids[0]))) return evaluate(*node.kids[1]);
       return node.kids[2] ? evaluate(*node.kids[2]) : Value(Undefined("an inline if without else"));
-    default:
-      return computed(node);
+    default: return computed(node);
   }
 }
 

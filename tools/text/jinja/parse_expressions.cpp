@@ -206,15 +206,13 @@ NodePtr ExpressionParser::primary() {
         node = make(Node::Kind::name, token.line, {}, token.text);
       }
       return node;
-    case Token::Kind::string:
-      return string_constant();
+    case Token::Kind::string: return string_constant();
     case Token::Kind::integer:
     case Token::Kind::real:
       advance();
       node->value = token.kind == Token::Kind::integer ? Value(token.integer) : Value(token.real);
       return node;
-    default:
-      break;
+    default: break;
   }
   if (token.is_symbol("[") || token.is_symbol("{")) return in_brackets(token.text == "{");
   if (!skip_symbol("(")) unexpected("an expression");

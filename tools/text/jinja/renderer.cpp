@@ -76,19 +76,11 @@ Renderer::Flow Renderer::execute(const Statement& s) {
   m_.line = s.line;
   m_.spend();
   switch (s.kind) {
-    case Statement::Kind::data:
-      write(s.text);
-      break;
-    case Statement::Kind::print:
-      print(evaluate(*s.expressions[0]));
-      break;
-    case Statement::Kind::branch:
-      return branch(s);
-    case Statement::Kind::loop:
-      return loop(s);
-    case Statement::Kind::set:
-      assign(s.targets[0], evaluate(*s.expressions[0]));
-      break;
+    case Statement::Kind::data: write(s.text); break;
+    case Statement::Kind::print: print(evaluate(*s.expressions[0])); break;
+    case Statement::Kind::branch: return branch(s);
+    case Statement::Kind::loop: return loop(s);
+    case Statement::Kind::set: assign(s.targets[0], evaluate(*s.expressions[0])); break;
     case Statement::Kind::set_block: {
       Value text = captured(s.bodies[0], inner_scope());
       assign(s.targets[0], s.expressions[0] ? filtered(*s.expressions[0], text) : text);
@@ -108,16 +100,10 @@ Renderer::Flow Renderer::execute(const Statement& s) {
       print(called(*s.expressions[0], &caller));
       break;
     }
-    case Statement::Kind::filter:
-      print(filtered(*s.expressions[0], captured(s.bodies[0], inner_scope())));
-      break;
-    case Statement::Kind::generation:
-      write(captured(s.bodies[0], inner_scope()));
-      break;
-    case Statement::Kind::leave:
-      return Flow::leave;
-    case Statement::Kind::next:
-      return Flow::next;
+    case Statement::Kind::filter: print(filtered(*s.expressions[0], captured(s.bodies[0], inner_scope()))); break;
+    case Statement::Kind::generation: write(captured(s.bodies[0], inner_scope())); break;
+    case Statement::Kind::leave: return Flow::leave;
+    case Statement::Kind::next: return Flow::next;
   }
   return Flow::on;
 }

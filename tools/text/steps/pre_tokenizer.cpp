@@ -51,17 +51,12 @@ std::vector<Stretch> words_of(Behavior behavior, const std::vector<Stretch>& str
     const bool after_match = !words.empty() && words.back().match;
     bool join = false;
     switch (behavior) {
-      case Behavior::Isolated:
-        break;
+      case Behavior::Isolated: break;
       case Behavior::Removed:
         if (stretch.match) continue;
         break;
-      case Behavior::Contiguous:
-        join = !words.empty() && words.back().match == stretch.match;
-        break;
-      case Behavior::MergedWithPrevious:
-        join = !words.empty() && stretch.match && !after_match;
-        break;
+      case Behavior::Contiguous: join = !words.empty() && words.back().match == stretch.match; break;
+      case Behavior::MergedWithPrevious: join = !words.empty() && stretch.match && !after_match; break;
       case Behavior::MergedWithNext:
         join = joined && !stretch.match;
         joined = stretch.match;

@@ -31,18 +31,10 @@ class Fields {
     number = tag >> 3;
     content = {};
     switch (tag & 7) {
-      case 0:
-        value = varint();
-        break;
-      case 1:
-        content = take(8);
-        break;
-      case 2:
-        content = take(varint());
-        break;
-      case 5:
-        content = take(4);
-        break;
+      case 0: value = varint(); break;
+      case 1: content = take(8); break;
+      case 2: content = take(varint()); break;
+      case 5: content = take(4); break;
       default:
         io::fail<io::Error>("{}: is no sentencepiece model: a field of wire type {}, allowed: 0, 1, 2, 5", name_,
                             tag & 7);

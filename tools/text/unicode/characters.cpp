@@ -46,19 +46,15 @@ std::uint32_t later_lower(std::uint32_t c) {
   if (c >= 0x10D50 && c <= 0x10D65) return c + 0x20;
   if (c >= 0x16EA0 && c <= 0x16EB8) return c + 0x1B;
   switch (c) {
-    case 0xA7CB:
-      return 0x264;
-    case 0xA7DC:
-      return 0x19B;
+    case 0xA7CB: return 0x264;
+    case 0xA7DC: return 0x19B;
     case 0x1C89:
     case 0xA7CC:
     case 0xA7CE:
     case 0xA7D2:
     case 0xA7D4:
-    case 0xA7DA:
-      return c + 1;
-    default:
-      return 0;
+    case 0xA7DA: return c + 1;
+    default: return 0;
   }
 }
 

@@ -144,18 +144,12 @@ TEST(LinearTogetherInModels, LogitsAndTokensAreThoseOfEach) {
 
 double value_of(Activation activation, double x) {
   switch (activation) {
-    case Activation::silu:
-      return x / (1 + std::exp(-x));
-    case Activation::gelu:
-      return x * (1 + std::erf(x / std::sqrt(2))) / 2;
-    case Activation::gelu_tanh:
-      return x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
-    case Activation::relu:
-      return std::max(x, 0.0);
-    case Activation::relu2:
-      return std::max(x, 0.0) * std::max(x, 0.0);
-    case Activation::tanh:
-      return std::tanh(x);
+    case Activation::silu: return x / (1 + std::exp(-x));
+    case Activation::gelu: return x * (1 + std::erf(x / std::sqrt(2))) / 2;
+    case Activation::gelu_tanh: return x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
+    case Activation::relu: return std::max(x, 0.0);
+    case Activation::relu2: return std::max(x, 0.0) * std::max(x, 0.0);
+    case Activation::tanh: return std::tanh(x);
   }
   return 0;
 }
