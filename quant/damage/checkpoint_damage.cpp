@@ -338,7 +338,7 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOpt
   const Plan& plan = planned.plan();
   CheckpointDamage out{{}, plan.skipped, plan.warnings};
   if (const std::string notice = planned.modules().notice(); !notice.empty())
-    out.warnings.insert(out.warnings.begin(), notice);
+    out.warnings.insert(out.warnings.begin(), io::spelled(notice, options.plan.spelling));
   std::vector<RowReader> readers;  // each pass reads with a copy, whose buffers end with it
   std::uint64_t total = 0, done = 0;
   for (const auto& m : plan.modules) {

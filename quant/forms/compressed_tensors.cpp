@@ -189,8 +189,11 @@ class ConfigGroups {
     if (groups_.empty())
       io::fail_at(where_, "key 'config_groups': has no group for the fp8 module {}", io::in_quotes(module));
     if (groups_.size() == 1) return groups_[0].scheme;
-    const auto best = std::ranges::max_element(groups_, {}, [&](const Group& g) { return g.matches(module); });
-    if (best->matches(module) == 0)
+    const Group* best = nullptr;
+    int how = 0;
+    for (const Group& g : groups_)
+      if (const int match = g.matches(module); match > how) best = &g, how = match;
+    if (best == nullptr)
       io::fail_at(where_, "no group of 'config_groups' has a target for the fp8 module {}", io::in_quotes(module));
     return best->scheme;
   }

@@ -53,13 +53,16 @@ Sample tensors_of(std::vector<Item> examples) {
 /// LibTorch's default generator begins with `seed`, until the result goes; what it was comes back.
 inline auto seed_meanwhile(std::uint64_t seed) {
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
-  auto as_before = c10::make_scope_exit([generator, state = generator.get_state()]() mutable {
-    const std::lock_guard again(generator.mutex());
+  at::Tensor state;
+  {
+    const std::lock_guard lock(generator.mutex());
+    state = generator.get_state();
+    generator.set_current_seed(seed);
+  }
+  return c10::make_scope_exit([generator, state]() mutable {
+    const std::lock_guard lock(generator.mutex());
     generator.set_state(state);
   });
-  generator.set_current_seed(seed);
-  return as_before;
 }
 
 }  // namespace detail

@@ -190,6 +190,8 @@ void for_each_part(const std::vector<at::Tensor>& parameters, const at::Tensor& 
     f(p, flat.narrow(0, at, p.numel()).view(p.sizes()), *flags++);
     at += p.numel();
   }
+  TORCH_INTERNAL_ASSERT(at + static_cast<std::int64_t>(parameters.size()) == flat.numel(),
+                        "a gradient and a flag for each parameter");
 }
 
 void set_gradient(const at::Tensor& p, const at::Tensor& values) {

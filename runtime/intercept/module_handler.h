@@ -99,8 +99,8 @@ template <class Op, class Handle>
 std::invoke_result_t<const Op&> by_handler(ModuleHandler* handler, const Op& op, const Handle& handle) {
   if (handler == nullptr) return op();
   const autocast::InsideOp inside;
-  const std::function<std::invoke_result_t<const Op&>()> original = [&] {
-    const autocast::OutsideOp outside(inside.was_enabled());
+  const std::function<std::invoke_result_t<const Op&>()> original = [was_enabled = inside.was_enabled(), op] {
+    const autocast::OutsideOp outside(was_enabled);
     return op();
   };
   return handle(*handler, original);

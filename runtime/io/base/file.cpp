@@ -29,12 +29,23 @@ bool belongs_to(const fs::path& target, const fs::path& folder) {
 // An option stands in a message as kOption ID kPart VALUE kPart NAME kOption.
 constexpr char kOption = '\x1e', kPart = '\x1f';
 
-/// Returns the text of `message` before `end` and takes both off it.
+/// Returns the text of `message` before `end`, which it has, and takes both off it.
 std::string_view take_until(std::string_view& message, char end) {
-  const auto at = std::min(message.find(end), message.size());
-  const auto text = message.substr(0, at);
-  message.remove_prefix(std::min(at + 1, message.size()));
+  const auto text = message.substr(0, message.find(end));
+  message.remove_prefix(text.size() + 1);
   return text;
+}
+
+/// Returns the length of the option that begins at `at`; 0 where the character came with a path or a name and begins
+/// none.
+std::size_t length_of_option(std::string_view message, std::size_t at) {
+  constexpr char kMarks[] = {kOption, kPart, '\0'};
+  std::size_t end = at;
+  for (const char mark : {kPart, kPart, kOption}) {
+    end = message.find_first_of(kMarks, end + 1);
+    if (end == message.npos || message[end] != mark) return 0;
+  }
+  return end + 1 - at;
 }
 
 }  // namespace
@@ -45,12 +56,18 @@ std::string option(std::string_view id, std::string_view name, std::string_view 
 }
 
 std::string spelled(std::string_view message, Spelling spelling) {
-  std::string text(take_until(message, kOption));
-  while (!message.empty()) {
-    const auto id = take_until(message, kPart), value = take_until(message, kPart);
-    const auto name = take_until(message, kOption);
-    text += spelling == nullptr ? std::string(name) : spelling(id, value);
-    text += take_until(message, kOption);
+  std::string text;
+  for (std::size_t at = 0; at < message.size();) {
+    const std::size_t length = message[at] == kOption ? length_of_option(message, at) : 0;
+    if (length == 0) {
+      text += message[at++];
+      continue;
+    }
+    std::string_view rest = message.substr(at + 1);
+    const auto id = take_until(rest, kPart), value = take_until(rest, kPart), name = take_until(rest, kOption);
+    const std::string own = spelling == nullptr ? "" : spelling(id, value);
+    text += own.empty() ? std::string(name) : own;
+    at += length;
   }
   return text;
 }

@@ -207,7 +207,7 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
   };
   if (std::ranges::find(kPlain, id) != std::end(kPlain)) return "--" + std::string(id);
   const auto row = std::ranges::find(kFlags, id, &Flag::id);
-  io::ensure(row != std::end(kFlags), "an option of the command line");
+  if (row == std::end(kFlags)) return "";  // the library's name stands
   std::string text(row->text);
   if (const auto place = text.find("{}"); place != std::string::npos) text.replace(place, 2, value);
   return text;

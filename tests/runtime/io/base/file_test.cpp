@@ -119,6 +119,35 @@ TEST(Message, IsWhatAnErrorCarries) {
   EXPECT_EQ(error_of<Error>([] { fail_at("key 'a'", "{} bytes", 3); }), "key 'a': 3 bytes");
 }
 
+TEST(Option, HasTheNameOfTheLibraryOrOfTheProgram) {
+  const std::string message = option("kv_cache", "'kv_cache'", "off") + " or " + option("keep");
+  EXPECT_EQ(spelled(message), "'kv_cache' or 'keep'");
+  EXPECT_EQ(spelled(message,
+                    [](std::string_view id, std::string_view value) {
+                      return id == "kv_cache" ? "--kv-cache " + std::string(value) : std::string();
+                    }),
+            "--kv-cache off or 'keep'");
+  EXPECT_STREQ(Error(message).what(), "'kv_cache' or 'keep'");
+}
+
+/// A path and the name of a tensor may hold any character.
+TEST(Option, IsNothingThatATextOfAFileBegins) {
+  for (const std::string text : {"a\x1e"
+                                 "b",
+                                 "\x1e",
+                                 "a\x1e"
+                                 "b\x1f"
+                                 "c",
+                                 "\x1e"
+                                 "a\x1f"
+                                 "b\x1f",
+                                 "\x1f\x1f\x1e", "\x1e\x1e\x1e"}) {
+    EXPECT_EQ(spelled(text), text);
+    EXPECT_EQ(spelled(text + option("keep")), text + "'keep'");
+    EXPECT_EQ(spelled(option("keep") + text), "'keep'" + text);
+  }
+}
+
 TEST(Ensure, IsSilentWhereItHolds) { EXPECT_NO_THROW(ensure(true, "anything")); }
 
 TEST(Ensure, NamesPlaceAndInvariant) {
