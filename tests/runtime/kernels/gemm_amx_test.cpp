@@ -11,6 +11,7 @@
 #include "runtime/kernels/amx_reference.h"
 #include "runtime/kernels/amx_trap.h"
 #include "runtime/kernels/gemm_problem.h"
+#include "support/throws_with.h"
 
 namespace fp8::kernels {
 namespace {

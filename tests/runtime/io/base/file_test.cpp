@@ -132,16 +132,7 @@ TEST(Option, HasTheNameOfTheLibraryOrOfTheProgram) {
 
 /// A path and the name of a tensor may hold any character.
 TEST(Option, IsNothingThatATextOfAFileBegins) {
-  for (const std::string text : {"a\x1e"
-                                 "b",
-                                 "\x1e",
-                                 "a\x1e"
-                                 "b\x1f"
-                                 "c",
-                                 "\x1e"
-                                 "a\x1f"
-                                 "b\x1f",
-                                 "\x1f\x1f\x1e", "\x1e\x1e\x1e"}) {
+  for (const std::string text : {"a\x1e_b", "\x1e", "a\x1e_b\x1f_c", "\x1f\x1f\x1e", "\x1e\x1e\x1e"}) {
     EXPECT_EQ(spelled(text), text);
     EXPECT_EQ(spelled(text + option("keep")), text + "'keep'");
     EXPECT_EQ(spelled(option("keep") + text), "'keep'" + text);
