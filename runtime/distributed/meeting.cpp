@@ -152,11 +152,11 @@ std::string place_of(const GroupOptions& options) {
 
 std::string text_of(const std::exception& e) {
   const auto* error = dynamic_cast<const c10::Error*>(&e);
-  return error != nullptr ? error->what_without_backtrace() : e.what();
+  return error != nullptr ? error->what_without_backtrace() : io::raw_message(e);
 }
 
 std::string first_line(const std::exception& e) {
-  std::string text = text_of(e);
+  std::string text = io::spelled(text_of(e));
   if (!text.empty() && text.front() == '[' && text.find("] ") != std::string::npos)
     text = text.substr(text.find("] ") + 2);  // Gloo's source line
   for (const char* end : {"\n", ". This is typically"}) text = text.substr(0, text.find(end));
