@@ -326,8 +326,13 @@ std::optional<CallCast> cast_by_rule(Rule rule, Arguments arguments) {
 
 void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t count) {
   const InsideOp inside(cast.region);  // a cast is never cast
-  for (std::size_t i = 0; i < (cast.first_only ? std::min<std::size_t>(count, 1) : count); ++i)
-    replace_tensors(arguments[i], [&](const at::Tensor& t) { return cast_tensor(t, cast.to); });
+  const auto to = [&](const at::Tensor& t) { return cast_tensor(t, cast.to); };
+  for (c10::IValue& value : std::span(arguments, cast.first_only ? std::min<std::size_t>(count, 1) : count)) {
+    if (!value.isTensor())
+      replace_tensors(value, to);
+    else if (const at::Tensor& t = value.toTensor(); is_castable(t) && t.scalar_type() != cast.to)
+      value = t.to(cast.to);
+  }
   if (cast.first_only && count > 0 && arguments[0].isTensor() && is_castable(arguments[0].toTensor()))
     widen_rest(cast.to, arguments, count);
 }
