@@ -60,6 +60,7 @@ inline std::vector<test::Run> on_ranks(int world, const Arguments& arguments,
                                        const std::map<int, Environment>& variables = {}) {
   Processes processes;
   const std::string port = free_port();
+  EXPECT_NE(port, "0");
   for (int rank = 0; rank < world; ++rank) {
     Environment environment = rank_variables(rank, world, port);
     if (variables.contains(rank)) environment.insert(variables.at(rank).begin(), variables.at(rank).end());

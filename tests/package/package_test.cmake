@@ -51,7 +51,7 @@ foreach(library IN LISTS libraries)
 endforeach()
 
 foreach(internal quant/plan/rules.h quant/checkpoint/stream/stream.h runtime/kernels/cast runtime/kernels/gemm
-    runtime/kernels/highway)
+    runtime/kernels/attention runtime/kernels/highway runtime/kernels/optim)
   if(EXISTS ${prefix}/include/fp8/${internal})
     message(FATAL_ERROR "installed, and no interface: ${internal}")
   endif()

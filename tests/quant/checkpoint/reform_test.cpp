@@ -68,7 +68,7 @@ std::vector<Row> rows() {
 
 using CheckpointConvert = InFolder;
 
-TEST(CheckpointConvert, ChangesHaveNames) { test::check_names<Change>(); }
+TEST_F(CheckpointConvert, ChangesHaveNames) { test::check_names<Change>(); }
 
 TEST_F(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
   for (const auto& row : rows()) {

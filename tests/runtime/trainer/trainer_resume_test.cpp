@@ -81,18 +81,18 @@ void expect_resume_is_exact(const Case& c) {
 
 using Resume = InFolder;
 
-TEST(Resume, AdamWIsBitEqual) { expect_resume_is_exact({}); }
-TEST(Resume, OnHpuIsBitEqual) { expect_resume_is_exact({.device = at::kHPU}); }
+TEST_F(Resume, AdamWIsBitEqual) { expect_resume_is_exact({}); }
+TEST_F(Resume, OnHpuIsBitEqual) { expect_resume_is_exact({.device = at::kHPU}); }
 TEST_F(Resume, SgdWithStepScheduleIsBitEqual) {
   expect_resume_is_exact({.optimizer = ToyOptimizer::sgd, .interval = ScheduleInterval::step});
 }
-TEST(Resume, FusedAdamWIsBitEqual) { expect_resume_is_exact({.device = at::kHPU, .optimizer = ToyOptimizer::fused}); }
+TEST_F(Resume, FusedAdamWIsBitEqual) { expect_resume_is_exact({.device = at::kHPU, .optimizer = ToyOptimizer::fused}); }
 TEST_F(Resume, MuonIsBitEqual) {
   expect_resume_is_exact({.device = at::kHPU, .optimizer = ToyOptimizer::muon, .interval = ScheduleInterval::step});
 }
-TEST(Resume, WithAccumulationIsBitEqual) { expect_resume_is_exact({.accumulate = 2}); }
+TEST_F(Resume, WithAccumulationIsBitEqual) { expect_resume_is_exact({.accumulate = 2}); }
 
-TEST(Resume, WithLossScalingIsBitEqual) { expect_resume_is_exact({.scaled = true}); }
+TEST_F(Resume, WithLossScalingIsBitEqual) { expect_resume_is_exact({.scaled = true}); }
 
 TEST_F(Resume, ByTheLastStepOfAnEpoch) {
   const test::TempDir whole_root, cut_root;

@@ -266,6 +266,51 @@ TEST_P(LlamaJoined, GoesOnAsEachByItself) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, LlamaJoined, ::testing::Values(AttentionKind::fused, AttentionKind::eager));
 
+at::Tensor frequencies_of(const io::Json& json) {
+  const auto config = parse_config(json, "c");
+  return rotary_frequencies(dynamic_cast<const DecoderConfig&>(*config.values).ropes.at(0), 1);
+}
+
+/// f_i as the formulas of the header say, in double.
+double frequency(double theta, int i, int dim) { return std::pow(theta, -2.0 * i / dim); }
+
+TEST(Llama, RotaryFrequencies) {
+  auto json = testing::TinyCheckpoint().config;
+  json["head_dim"] = 64;
+  json["rope_theta"] = 500000.0;
+  const auto plain = frequencies_of(json);
+  json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  const auto linear = frequencies_of(json);
+  json["rope_scaling"] = {{"rope_type", "llama3"},
+                          {"factor", 8.0},
+                          {"low_freq_factor", 1.0},
+                          {"high_freq_factor", 4.0},
+                          {"original_max_position_embeddings", 8192}};
+  const auto llama3 = frequencies_of(json);
+  ASSERT_EQ(plain.sizes(), at::IntArrayRef({32}));
+  int kept = 0, between = 0, stretched = 0;
+  for (int i = 0; i < 32; ++i) {
+    const double f = frequency(500000.0, i, 64), wavelength = 2 * M_PI / f;
+    EXPECT_NEAR(plain[i].item<float>() / f, 1, 1e-6);
+    EXPECT_NEAR(linear[i].item<float>() / (f / 4), 1, 1e-6);
+    double expected = f;
+    if (wavelength < 8192.0 / 4) {
+      ++kept;
+    } else if (wavelength > 8192.0) {
+      expected = f / 8;
+      ++stretched;
+    } else {
+      const double smooth = (8192.0 / wavelength - 1) / (4 - 1);
+      expected = (1 - smooth) * f / 8 + smooth * f;
+      ++between;
+    }
+    EXPECT_NEAR(llama3[i].item<float>() / expected, 1, 1e-5) << i;
+  }
+  EXPECT_GT(kept, 0);
+  EXPECT_GT(between, 0);
+  EXPECT_GT(stretched, 0);
+}
+
 TEST(Llama, PositionsOfJoinedSequencesAreTheirOwn) {
   c10::NoGradGuard no_grad;
   const test::TempDir folder;

@@ -16,6 +16,62 @@
 namespace fp8::models {
 namespace {
 
+/// Of arXiv:2309.00071, section 3.2 and its implementation: r(i) = L f_i / (2 pi) turns; gamma goes from 0 at
+/// r = beta_slow to 1 at r = beta_fast, linear in i between the elements where that is so.
+TEST(Rotary, YarnIsARampBetweenStretchedAndKept) {
+  RopeSpec rope{.kind = RopeSpec::Kind::yarn,
+                .theta = 10000,
+                .dims = 64,
+                .factor = 4,
+                .original_max_position_embeddings = 2048,
+                .truncate = false};
+  const auto found = rotary_frequencies(rope, 1);
+  const auto element = [](double turns) { return 64 * std::log(2048 / (turns * 2 * M_PI)) / (2 * std::log(10000.0)); };
+  const double low = element(32), high = element(1);
+  int kept = 0, stretched = 0, between = 0;
+  for (int i = 0; i < 32; ++i) {
+    const double f = plain_frequency(10000, i, 64), gamma = 1 - std::clamp((i - low) / (high - low), 0.0, 1.0);
+    EXPECT_NEAR(found[i].item<float>() / ((1 - gamma) * f / 4 + gamma * f), 1, 1e-5) << i;
+    const double turns = 2048 * f / (2 * M_PI);
+    if (turns > 32) {
+      EXPECT_NEAR(found[i].item<float>() / f, 1, 1e-5);
+      ++kept;
+    } else if (turns < 1) {
+      EXPECT_NEAR(found[i].item<float>() / (f / 4), 1, 1e-5);
+      ++stretched;
+    } else {
+      ++between;
+    }
+  }
+  EXPECT_GT(std::min({kept, stretched, between}), 0);
+  rope.truncate = true;  // whole elements: the ramp is not steeper
+  const auto truncated = rotary_frequencies(rope, 1);
+  for (int i = 0; i < 32; ++i) {
+    const double f = plain_frequency(10000, i, 64);
+    const double gamma = 1 - std::clamp((i - std::floor(low)) / (std::ceil(high) - std::floor(low)), 0.0, 1.0);
+    EXPECT_NEAR(truncated[i].item<float>() / ((1 - gamma) * f / 4 + gamma * f), 1, 1e-5) << i;
+  }
+}
+
+TEST(Rotary, LongRopeTakesTheLongFactorsPastTheOriginalContext) {
+  const RopeSpec rope{.kind = RopeSpec::Kind::longrope,
+                      .dims = 8,
+                      .original_max_position_embeddings = 16,
+                      .short_factor = {1, 1.25, 1.5, 2},
+                      .long_factor = {1, 2, 4, 8},
+                      .attention_factor = 1.5,
+                      .long_attention_factor = 2};
+  for (const int positions : {16, 17}) {
+    const auto& by = positions > 16 ? rope.long_factor : rope.short_factor;
+    const auto found = rotary_frequencies(rope, positions);
+    for (int i = 0; i < 4; ++i)
+      EXPECT_NEAR(found[i].item<float>() * by[static_cast<std::size_t>(i)] / plain_frequency(10000, i, 8), 1, 1e-6);
+    RotaryEmbedding embedding("Rotary", std::vector{rope});
+    const auto angles = embedding->forward(at::arange(positions, at::kFloat).unsqueeze(0), positions, at::empty(0));
+    EXPECT_NEAR(angles[0].cos[0][0][0][0].item<float>(), positions > 16 ? 2 : 1.5, 1e-6);
+  }
+}
+
 double plain_frequency(double theta, int i, int dims) { return std::pow(theta, -2.0 * i / dims); }
 
 TEST(Rotary, AnglesOfPositions) {
