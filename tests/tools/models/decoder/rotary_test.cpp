@@ -16,6 +16,8 @@
 namespace fp8::models {
 namespace {
 
+double plain_frequency(double theta, int i, int dims) { return std::pow(theta, -2.0 * i / dims); }
+
 /// Of arXiv:2309.00071, section 3.2 and its implementation: r(i) = L f_i / (2 pi) turns; gamma goes from 0 at
 /// r = beta_slow to 1 at r = beta_fast, linear in i between the elements where that is so.
 TEST(Rotary, YarnIsARampBetweenStretchedAndKept) {
@@ -71,8 +73,6 @@ TEST(Rotary, LongRopeTakesTheLongFactorsPastTheOriginalContext) {
     EXPECT_NEAR(angles[0].cos[0][0][0][0].item<float>(), positions > 16 ? 2 : 1.5, 1e-6);
   }
 }
-
-double plain_frequency(double theta, int i, int dims) { return std::pow(theta, -2.0 * i / dims); }
 
 TEST(Rotary, AnglesOfPositions) {
   const RopeSpec rope{.theta = 100, .dims = 4};
