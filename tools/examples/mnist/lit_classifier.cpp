@@ -10,8 +10,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/io/base/fail.h"
-
 namespace mnist {
 
 namespace trainer = fp8::trainer;
@@ -19,7 +17,9 @@ namespace trainer = fp8::trainer;
 namespace {
 
 void require(bool holds, const std::string& name, double value, const std::string& allowed) {
-  if (!holds) io::fail<std::invalid_argument>("[LitClassifier] {}: found {}, allowed: {}", name, value, allowed);
+  if (!holds)
+    throw std::invalid_argument("[LitClassifier] " + name + ": found " + std::to_string(value) +
+                                ", allowed: " + allowed);
 }
 
 }  // namespace
