@@ -17,6 +17,10 @@ void require_rows(const io::Json& arguments, const std::string& source, KeyRows 
   if (!problems.empty()) throw io::Error(problems[0]);
 }
 
+DeepSpeedStrategy with_defaults(const DeepSpeedStrategy& s) {
+  return with_standards(s.is_null() ? io::Json::object() : s, deepspeed_strategy_keys());
+}
+
 io::Json picked(const DeepSpeedStrategy& s, std::initializer_list<const char*> names) {
   io::Json json = io::Json::object();
   for (const char* name : names) json[name] = s.at(name);
@@ -100,7 +104,8 @@ DeepSpeedTrainer parse_deepspeed_trainer(const io::Json& arguments, const std::s
           .batch_size = static_cast<std::int64_t>(number("batch_size", 1))};
 }
 
-io::Json deepspeed_json(const DeepSpeedStrategy& s) {
+io::Json deepspeed_json(const DeepSpeedStrategy& strategy) {
+  const DeepSpeedStrategy s = with_defaults(strategy);
   io::Json json = io::Json::object();
   if (const io::Json& batch = s.at("logging_batch_size_per_gpu"); batch.is_number())
     json["train_micro_batch_size_per_gpu"] = batch;
@@ -114,8 +119,9 @@ io::Json deepspeed_json(const DeepSpeedStrategy& s) {
   return json;
 }
 
-void fill_in_deepspeed(io::Json& config, const DeepSpeedStrategy& s, const DeepSpeedTrainer& trainer,
+void fill_in_deepspeed(io::Json& config, const DeepSpeedStrategy& strategy, const DeepSpeedTrainer& trainer,
                        const std::string& source) {
+  const DeepSpeedStrategy s = with_defaults(strategy);
   const std::string where = io::printable(source, 4096);
   if (is_true(config, "autotuning.enabled"))
     io::fail<io::Error>("{}: found true, which HPUDeepSpeedStrategy refuses, allowed: false",

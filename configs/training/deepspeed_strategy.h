@@ -17,7 +17,7 @@
 
 namespace fp8::configs {
 
-/// The constructor's arguments that say something of the JSON, by name; each has a value.
+/// The constructor's arguments that say something of the JSON, by name. One that is missing has its default.
 using DeepSpeedStrategy = io::Json;
 
 /// The values that the strategy reads of its Trainer when training starts.

@@ -18,6 +18,7 @@
 
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
+#include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/form.h"
 
 namespace fp8::quant {

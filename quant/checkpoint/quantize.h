@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
-#include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/quant/checkpoint/stream/stream_options.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/plan/plan.h"
 

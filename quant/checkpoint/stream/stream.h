@@ -18,44 +18,10 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint/stream/stream_options.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/runtime/io/shares/shares.h"
 
 namespace fp8::quant {
-
-/// How a checkpoint is written.
-struct StreamOptions {
-  bool overwrite = false;
-  /// Continues a run with the same identity that was cut short; what this one finishes stays if it is cut short.
-  bool resume = false;
-  /// All that must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared
-  /// as a whole.
-  io::Json identity;
-  std::uint64_t shard_bytes =
-      5'000'000'000;  ///< tensor data of one file, unless a single unit (a module, q with k and v) is larger
-  /// The source's folder, if its files must still be those of identity["source"] and of `carried` at the end; may be
-  /// empty.
-  std::filesystem::path source;
-  io::Json carried;                 ///< carried_identity_of(source), before anything was read (folder.h)
-  std::set<std::string> nonfinite;  ///< tensors of the source that copy() takes with their NaN and Inf
-  /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name;
-  /// join_checkpoint() makes it.
-  std::int64_t rank = 0, world_size = 1;
-  /// Instead of that: shares that processes take one after the other (share_checkpoint()).
-  std::optional<io::SharesOptions> shares = {};
-  /// Called with bytes done and in all, at most some hundred times, by one thread at a time; may be empty.
-  std::function<void(std::uint64_t, std::uint64_t)> progress;
-  /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing
-  /// behind. May be empty.
-  std::function<bool()> stop;
-  io::Spelling spelling = nullptr;  ///< of options, in warnings
-};
-
-/// The shares that this process made and missed.
-struct ShareResult {
-  std::vector<std::int64_t> made = {}, missing = {};  ///< missing: unfinished when this process had no more to do
-  bool joined = false;                                ///< it put them together
-};
 
 /// The buffers and the output of a running unit. One per thread, so nothing in it is shared but the files behind it.
 class UnitContext : public TensorSink {

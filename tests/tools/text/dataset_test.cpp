@@ -32,7 +32,7 @@ class Dataset : public ::testing::Test {
   /// The line that load() throws.
   template <class... Arguments>
   std::string error(const Arguments&... arguments) const {
-    return error(arguments...);
+    return test::one_line_error<io::Error>([&] { load(arguments...); });
   }
 };
 
