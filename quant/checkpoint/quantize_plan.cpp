@@ -3,6 +3,7 @@
 
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
