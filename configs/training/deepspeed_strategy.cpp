@@ -71,7 +71,7 @@ DeepSpeedStrategy deepspeed_strategy(const std::string& name) {
   if (std::ranges::find(names, name) == names.end())
     io::fail<io::Error>("strategy: found {}, allowed: {}; did you mean '{}'?", io::in_quotes(name), io::joined(names),
                         closest(name, names));
-  DeepSpeedStrategy s = with_standards(io::Json::object(), deepspeed_strategy_keys());
+  DeepSpeedStrategy s = with_defaults({});
   const auto stage = name.find("_stage_");
   if (stage == std::string::npos) return s;
   const bool offloads = name.find("_offload") != std::string::npos;

@@ -13,8 +13,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
