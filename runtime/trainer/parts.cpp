@@ -191,7 +191,7 @@ std::shared_ptr<T> make_part(const Part& part, const PartContext& context) {
     arguments.finish();
     return made;
   } catch (const std::invalid_argument& error) {  // of a constructor
-    io::fail<io::Error>("{}: {}", part.place, error.what());
+    io::fail<io::Error>("{}: {}", part.place, io::raw_message(error));
   }
 }
 

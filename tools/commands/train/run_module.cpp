@@ -165,7 +165,7 @@ void load_weights(PreparedModule& module, const fs::path& folder) {
   } catch (const io::Json::exception& error) {
     io::fail<io::Error>("{}: {}", folder.string(), error.what());
   } catch (const io::Error& error) {
-    io::fail<io::Error>("{}: {}", folder.string(), error.what());
+    io::fail<io::Error>("{}: {}", folder.string(), io::raw_message(error));
   }
 }
 

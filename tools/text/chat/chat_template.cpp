@@ -221,7 +221,7 @@ RowText RowTexts::of_messages(const io::Json& row, const io::Json& messages, con
   try {
     return {chat()->render(all, tools_of(row, where), prompt && all.back()["role"] != "assistant", ask_), false};
   } catch (const io::Error& error) {
-    io::fail<io::Error>("{}: {}", where, error.what());
+    io::fail<io::Error>("{}: {}", where, io::raw_message(error));
   }
 }
 
