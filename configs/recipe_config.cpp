@@ -195,9 +195,9 @@ Recipe starting_point(const Reading& in) {
   const auto& words = preset != in.json.end() ? presets : dialects;
   Recipe recipe = preset_recipe(words[choice(said, words)]);
   if (dialect != in.json.end()) {
-    const KeyValue again{*dialect, in.where("dialect")};
+    const KeyValue resolved{*dialect, in.where("dialect")};
     const RecipeDialect chosen = std::get<DelayedScaling>(recipe).dialect;
-    if (choice<RecipeDialect>(again) != chosen) {
+    if (choice<RecipeDialect>(resolved) != chosen) {
       detail::reject(again, std::string("the same as preset, ") + name_of(chosen));
     }
   }

@@ -106,9 +106,9 @@ bool Recorder::observe_output_part(std::size_t record, const at::Tensor& y, std:
   const auto start = std::chrono::steady_clock::now();
   auto sizes = y.sizes().vec();
   sizes.back() = columns;
-  const bool shown = show_part(record, TensorRole::output, y, {first, y.dim() - 1, sizes}, reported);
+  const bool observed = show_part(record, TensorRole::output, y, {first, y.dim() - 1, sizes}, reported);
   count_time_since(start);
-  return shown;
+  return observed;
 }
 
 void Recorder::forget_outputs(std::size_t record) {

@@ -155,13 +155,14 @@ std::vector<at::Tensor> ModuleWatcher::tensors(const runtime::TensorsCall& call)
   const at::NoGradGuard no_grad;
   const configs::KindInfo& kind = watching->info_of(record_);
   const auto show = shown_calls().find(kind.kind);
-  const Shown shown = show != nullptr ? (*show)(call.inputs, outputs) : Shown{call.inputs, outputs};
+  const Shown observed = show != nullptr ? (*show)(call.inputs, outputs) : Shown{call.inputs, outputs};
   const auto inputs_expected = static_cast<std::size_t>(kind.inputs),
              outputs_expected = static_cast<std::size_t>(kind.outputs);
-  TORCH_CHECK(shown.inputs.size() == inputs_expected && shown.outputs.size() == outputs_expected,
+  TORCH_CHECK(observed.inputs.size() == inputs_expected && observed.outputs.size() == outputs_expected,
               "[measure] a module of kind ", configs::name_of(kind.kind), ": expected ", inputs_expected,
-              " inputs and ", outputs_expected, " outputs, found ", shown.inputs.size(), " and ", shown.outputs.size());
-  watching->observe({record_}, shown.inputs, shown.outputs);
+              " inputs and ", outputs_expected, " outputs, found ", observed.inputs.size(), " and ",
+              observed.outputs.size());
+  watching->observe({record_}, observed.inputs, observed.outputs);
   return outputs;
 }
 

@@ -96,9 +96,9 @@ struct Difference {
 };
 
 struct Verification {
-  std::vector<Difference> modules;  ///< largest rms_error first
-  std::size_t tensors = 0;          ///< unquantized ones, all compared
-  std::vector<std::string> broken;  ///< of modules and tensors, those that were promised exact and are not
+  std::vector<Difference> modules;   ///< largest rms_error first
+  std::size_t tensors = 0;           ///< unquantized ones, all compared
+  std::vector<std::string> changed;  ///< of modules and tensors, those that were promised exact and are not
 };
 
 /// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Values

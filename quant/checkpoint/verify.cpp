@@ -58,7 +58,7 @@ class Comparison {
     Verification v;
     v.tensors = tensors_.size();
     for (const auto& d : found) {
-      if (d.exact && !d.equal) v.broken.push_back(d.name);
+      if (d.exact && !d.equal) v.changed.push_back(d.name);
     }
     v.modules.assign(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(modules));
     std::ranges::stable_sort(v.modules,
@@ -189,10 +189,11 @@ class Comparison {
     };
     for (std::size_t i = 0; i < plan_.config.kv.size(); ++i) {
       const bool same = i < a_.stored.kv.size() && holds(before_, a_.stored.kv[i]) && holds(after_, plan_.config.kv[i]);
-      if (!same) v.broken.push_back(plan_.config.kv[i].attention + " (key-value cache scales)");
+      if (!same) v.changed.push_back(plan_.config.kv[i].attention + " (key-value cache scales)");
     }
     if (before_.caches().size() != plan_.config.kv.size())
-      v.broken.push_back("key-value cache scales of " + std::to_string(before_.caches().size()) + " attention modules");
+      v.changed.push_back("key-value cache scales of " + std::to_string(before_.caches().size()) +
+                          " attention modules");
   }
 
   const ConvertOptions& options_;

@@ -31,9 +31,9 @@ void settle_dialect(const io::Checkpoint& checkpoint, const std::optional<recipe
   const auto max = [&](recipes::Dialect dialect) { return kernels::fp8_max(format, dialect); };
   recipes::Dialect dialect = stored.weights.front().spec.scheme.dialect;
   const std::string folder = checkpoint.folder().string();
-  const bool told = std::filesystem::exists(checkpoint.folder() / kSidecarName);
-  if (asked.has_value() && max(*asked) != max(dialect) && !(told && max(*asked) > max(dialect))) {
-    if (told)
+  const bool has_sidecar = std::filesystem::exists(checkpoint.folder() / kSidecarName);
+  if (asked.has_value() && max(*asked) != max(dialect) && !(has_sidecar && max(*asked) > max(dialect))) {
+    if (has_sidecar)
       io::fail<io::Error>("{}: fp8.json: key 'dialect': found {}, asked for is {}; {} writes a checkpoint of it",
                           folder, recipes::name_of(dialect), recipes::name_of(*asked), converted_to(*asked));
     dialect = *asked;
@@ -46,7 +46,7 @@ void settle_dialect(const io::Checkpoint& checkpoint, const std::optional<recipe
       "{}: its codes are of dialect {}, up to 448, which Gaudi2 (FP8_HPU_DEVICE=gaudi2) reads as Inf and NaN from 256 "
       "on; {} writes one for it, {} goes on with these{}",
       folder, recipes::name_of(dialect), converted_to(recipes::Dialect::gaudi2), read_as(dialect),
-      told ? "" : ", " + read_as(recipes::Dialect::gaudi2) + " takes them for Gaudi2's own");
+      has_sidecar ? "" : ", " + read_as(recipes::Dialect::gaudi2) + " takes them for Gaudi2's own");
 }
 
 at::Tensor read_codes(const io::Checkpoint& checkpoint, const StoredWeight& stored, at::IntArrayRef shape,

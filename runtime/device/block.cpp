@@ -260,12 +260,12 @@ CodesReader::CodesReader(const at::Tensor& codes) {
   }
 }
 
-CodesReader CodesReader::for_product(const at::Tensor& codes, bool again) {
+CodesReader CodesReader::for_product(const at::Tensor& codes, bool reused) {
   Block* block = block_of(codes);
-  if (block == nullptr || (!again && block->order.load(std::memory_order_acquire) == nullptr))
+  if (block == nullptr || (!reused && block->order.load(std::memory_order_acquire) == nullptr))
     return CodesReader(codes);
   CodeOrder& order = order_of(*block);
-  if (again && !order.packed && ++order.products >= order.wanted && fills(codes, *block)) pack(*block, order, codes);
+  if (reused && !order.packed && ++order.products >= order.wanted && fills(codes, *block)) pack(*block, order, codes);
   CodesReader reader;
   reader.lock_ = std::shared_lock(order.mutex);
   if (!order.packed) return reader;

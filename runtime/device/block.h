@@ -140,9 +140,9 @@ class CodesReader {
  public:
   /// Row by row.
   explicit CodesReader(const at::Tensor& codes);
-  /// For x . codes^T with codes [N, K], in whatever order they lie. again: more such products will follow, so that it
+  /// For x . codes^T with codes [N, K], in whatever order they lie. reused: more such products will follow, so that it
   /// pays to pack a weight that has its memory for itself (N a multiple of 16, K of 4).
-  static CodesReader for_product(const at::Tensor& codes, bool again);
+  static CodesReader for_product(const at::Tensor& codes, bool reused);
 
   kernels::Layout layout() const { return layout_; }
   /// Packed codes; of others the tensor knows.

@@ -217,7 +217,7 @@ struct Heartbeat::State {
 
 Heartbeat::Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, std::string server)
     : state_(std::make_shared<State>()) {
-  if (const auto* met = dynamic_cast<const MeetingStore*>(store.get())) state_->door = met->door();
+  if (const auto* meeting = dynamic_cast<const MeetingStore*>(store.get())) state_->door = meeting->door();
   state_->store = store->clone();
   state_->rank = options.rank;
   state_->size = options.size;

@@ -175,8 +175,8 @@ void weight_copied(const at::Tensor& to, const at::Tensor& from) {
   auto *parameter = mine.tag ? learning(*mine.tag) : nullptr, *source = learning(*its.tag);
   if (parameter != nullptr && source != nullptr) {
     if (parameter == source) return;
-    parameter->met(to);
-    if (from.is_hpu()) source->met(from);
+    parameter->record_place(to);
+    if (from.is_hpu()) source->record_place(from);
     return parameter->adopt(*source);
   }
   if (mine.tag && (!mine.tag->is(to) || same_scales(*mine.tag, *its.tag))) return;

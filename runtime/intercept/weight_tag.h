@@ -183,14 +183,14 @@ class QuantizedParameter {
 
   /// The parameter itself, each time it is looked up: its memory may be another one since. It holds this object, which
   /// must not hold it.
-  virtual void met(const at::Tensor& /*parameter*/) {}
+  virtual void record_place(const at::Tensor& /*parameter*/) {}
 };
 
 /// The QuantizedParameter behind `parameter`; null for an ordinary one.
 inline QuantizedParameter* quantized_parameter(const at::Tensor& parameter) {
   const WeightTag* tag = find_tag(parameter);
   auto* found = tag == nullptr ? nullptr : dynamic_cast<QuantizedParameter*>(tag->handler.get());
-  if (found != nullptr) found->met(parameter);
+  if (found != nullptr) found->record_place(parameter);
   return found;
 }
 

@@ -247,14 +247,14 @@ ModuleOutputs LayerNormMLPImpl::forward_all(const at::Tensor& x, std::optional<b
     return out;
   }
   const auto self = std::static_pointer_cast<LayerNormMLPImpl>(shared_from_this());  // alive until backward has run
-  const CheckpointedFunction again = [self, is_first_microbatch](const std::vector<at::Tensor>& inputs) {
+  const CheckpointedFunction run_again = [self, is_first_microbatch](const std::vector<at::Tensor>& inputs) {
     auto [y, normal] = self->run(inputs[0], is_first_microbatch);
     std::vector<at::Tensor> outputs{y};
     if (self->options_.return_layernorm_output) outputs.push_back(normal);
     return outputs;
   };
   // The only random numbers that a forward could draw are those of dropout, which is not here.
-  const auto outputs = te::checkpoint(again, {x}, {.preserve_rng_state = false});
+  const auto outputs = te::checkpoint(run_again, {x}, {.preserve_rng_state = false});
   out.y = outputs[0];
   if (outputs.size() > 1) out.layernorm_output = outputs[1];
   return out;

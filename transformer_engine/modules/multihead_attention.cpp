@@ -45,7 +45,7 @@ void complete(MultiheadAttentionOptions& o) {
 
 /// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the
 /// halves x1, x2.
-at::Tensor turned(const at::Tensor& x, const at::Tensor& angles) {
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& angles) {
   const std::int64_t rotary = angles.size(-1);
   const at::Tensor part = x.narrow(-1, 0, rotary);
   const auto halves = part.chunk(2, -1);
@@ -274,8 +274,8 @@ ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_state
   }
   Projected p = project(hidden_states, encoder_output, is_first_microbatch);
   if (angles.defined()) {
-    p.q = turned(p.q, angles);
-    p.k = turned(p.k, angles);
+    p.q = rotated(p.q, angles);
+    p.k = rotated(p.k, angles);
   }
   const at::Tensor context = core_attention->forward(p.q, p.k, p.v, attention_mask, sequences);
   ModuleOutputs out;

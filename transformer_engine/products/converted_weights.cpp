@@ -39,7 +39,7 @@ struct Entry {
   std::string name_there;                  ///< and its name in trained_weights() of that
   Seen seen = {};                          ///< when a region last ended
   int untrained = 0;                       ///< regions in which it was stepped and did not train
-  bool told = false;                       ///< that it was idle
+  bool warned = false;                     ///< that it was idle
   int in_vain = 0;                         ///< regions with gradients on, in a row, that ran no product at all
 
   bool gone() const { return handler->retired() || (owned && owner.expired()); }
@@ -306,9 +306,9 @@ std::string check_converted(bool trained) {
         const bool unmet = none_ran && idle(e);
         if (!unmet || trained) e.in_vain = 0;
         if (unmet && !trained && at::GradMode::is_enabled()) ++e.in_vain;
-        if (unmet && (!e.told || e.in_vain == 2)) append(unused, e);
+        if (unmet && (!e.warned || e.in_vain == 2)) append(unused, e);
         in_vain = in_vain || e.in_vain == 2;
-        e.told = e.told || unmet;
+        e.warned = e.warned || unmet;
         const Seen now = look_at(e);
         if (is_untrained(e, now)) append(untrained, e);
         e.seen = now;

@@ -73,7 +73,7 @@ Fp8Weight::Fp8Weight(QuantizedInitOptions options)
 at::Tensor Fp8Weight::initialize(const at::Tensor& values) {
   const at::NoGradGuard no_grad;
   const at::Tensor initial = values.detach().to(at::kFloat).contiguous(), codes = cast(initial, std::nullopt);
-  met(codes);
+  record_place(codes);
   if (options_.preserve_high_precision_init_val) initial_ = initial.clone();
   if (options_.keep_master) master_ = initial.clone();
   return codes;
@@ -86,7 +86,7 @@ std::shared_ptr<Fp8Weight> Fp8Weight::copy_for(const at::Tensor& codes) const {
   copy->dialect_ = dialect_;
   copy->scale_inv_ = scale_inv_;
   copy->assigned_ = assigned_;
-  if (codes.is_hpu()) copy->met(codes);
+  if (codes.is_hpu()) copy->record_place(codes);
   if (master_.defined() && master_.sizes() == codes.sizes()) copy->master_ = master_.clone();
   if (initial_.defined() && initial_.sizes() == codes.sizes()) copy->initial_ = initial_.clone();
   return copy;
@@ -99,7 +99,7 @@ std::string Fp8Weight::scales() const {
   return recipes::name_of(format_) + std::string(text);
 }
 
-void Fp8Weight::met(const at::Tensor& parameter) {
+void Fp8Weight::record_place(const at::Tensor& parameter) {
   const std::lock_guard<std::mutex> lock(mutex_);
   memory_ = parameter.storage().getWeakStorageImpl();
   version_ = parameter.unsafeGetTensorImpl()->version_counter();

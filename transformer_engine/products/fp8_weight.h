@@ -73,7 +73,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   at::Tensor values() override;
   void assign(const at::Tensor& values) override;
   void adopt(runtime::QuantizedParameter& source) override;
-  void met(const at::Tensor& parameter) override;
+  void record_place(const at::Tensor& parameter) override;
 
   /// Values that must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy
   /// (undefined without one). set_state() throws c10::Error for a scale_inv that is not positive and finite and a copy
@@ -109,7 +109,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   float scale_inv_ = 1.0f;
   std::uint64_t assigned_ = 0;  ///< how often; with the values the seed of the rounding
   at::Tensor master_, initial_;
-  // The parameter as it was met last. Its memory alone, and weakly: a TensorImpl that is referred to, be it weakly,
+  // The parameter as recorded last. Its memory alone, and weakly: a TensorImpl that is referred to, be it weakly,
   // keeps its tag, and this.
   mutable std::mutex mutex_;
   c10::weak_intrusive_ptr<c10::StorageImpl> memory_;

@@ -207,9 +207,9 @@ void Fp8Region::finish_backward() {
     const std::lock_guard<std::mutex> lock(r.mutex_);
     r.callback_.reset();
   }
-  const Taken again = r.take(r.recomputed_);
-  for (const auto& [group, states] : again.by_group) reduce(states, Pass::forward, *group);
-  for (const auto& state : again.states) state->end_of_step(Pass::forward);
+  const Taken recomputed = r.take(r.recomputed_);
+  for (const auto& [group, states] : recomputed.by_group) reduce(states, Pass::forward, *group);
+  for (const auto& state : recomputed.states) state->end_of_step(Pass::forward);
   const Taken taken = r.take(r.backward_);
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::backward, *group);
   for (const auto& state : taken.states) state->end_of_step(Pass::backward);

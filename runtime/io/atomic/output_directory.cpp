@@ -86,13 +86,13 @@ std::vector<fs::path> numbered_siblings(const fs::path& folder, const std::strin
 }
 
 /// below: of the output.
-void sync_tree(const fs::path& folder, const fs::path& shown, const OutputModes& modes, const fs::path& below = {}) {
+void sync_tree(const fs::path& folder, const fs::path& label, const OutputModes& modes, const fs::path& below = {}) {
   for (const auto& entry : fs::directory_iterator(folder)) {
-    const fs::path inside = below / entry.path().filename(), name = shown / inside;
+    const fs::path inside = below / entry.path().filename(), name = label / inside;
     if (entry.is_symlink()) continue;
     if (entry.is_directory()) {
       set_mode(entry.path(), modes.folder());
-      sync_tree(entry.path(), shown, modes, inside);
+      sync_tree(entry.path(), label, modes, inside);
     } else if (entry.is_regular_file()) {
       set_mode(entry.path(), modes.file(inside));
       const Descriptor file(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
@@ -284,11 +284,11 @@ void refuse_same_path(const fs::path& input, const fs::path& output) {
       return whole.has_filename() ? whole : whole.parent_path();
     };
     const fs::path from = plain(input), to = plain(output);
-    const std::string shown = printable(input.string(), 4096);
+    const std::string label = printable(input.string(), 4096);
     if (from == to || (fs::exists(from) && fs::exists(to) && fs::equivalent(from, to)))
       fail(output, "is the input itself, expected another path");
-    if (inside(to, from)) fail(output, "lies inside the input " + shown + ", expected a path outside it");
-    if (inside(from, to)) fail(output, "holds the input " + shown + ", expected a path outside it");
+    if (inside(to, from)) fail(output, "lies inside the input " + label + ", expected a path outside it");
+    if (inside(from, to)) fail(output, "holds the input " + label + ", expected a path outside it");
   });
 }
 

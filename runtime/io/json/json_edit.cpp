@@ -159,13 +159,13 @@ JsonEdit read_json_edit(const std::filesystem::path& path) {
 
 namespace {
 
-std::string shown(const Json& value) {
+std::string excerpt(const Json& value) {
   return value.is_null() ? "nothing" : printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 80);
 }
 
 std::optional<Difference> find_difference(const Json& was, const Json& is, const std::string& path) {
   if (was == is) return std::nullopt;
-  if (!was.is_object() || !is.is_object()) return Difference{path, shown(was), shown(is)};
+  if (!was.is_object() || !is.is_object()) return Difference{path, excerpt(was), excerpt(is)};
   const std::string before = path.empty() ? "" : path + ": ";
   for (const auto& [key, value] : was.items()) {
     if (auto found = find_difference(value, is.value(key, Json()), before + printable(key))) return found;

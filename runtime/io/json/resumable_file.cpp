@@ -78,8 +78,8 @@ void begin_writeback(int fd, std::uint64_t offset, std::uint64_t size) {
 
 }  // namespace
 
-PlacedFile::PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path shown)
-    : shown_(std::move(shown)), size_(size) {
+PlacedFile::PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path label)
+    : shown_(std::move(label)), size_(size) {
   if (size > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(shown_, "reserve space", EFBIG, size);
   file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (file_.get() < 0) fail_errno(shown_, "create", errno, size);

@@ -46,11 +46,11 @@ class Journal {
 class PlacedFile {
  public:
   /// Makes the file, or takes the one that stands there with its bytes, and gives it `size`. The space is reserved, so
-  /// that a full disk shows here. shown: the path in messages.
-  PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path shown);
+  /// that a full disk shows here. label: the path in messages.
+  PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path label);
 
   std::uint64_t size() const { return size_; }
-  /// These are thread-safe. Throw io::Error naming `shown`.
+  /// These are thread-safe. Throw io::Error naming `label`.
   void write(std::uint64_t offset, const void* data, std::uint64_t size);
   void read(std::uint64_t offset, void* data, std::uint64_t size) const;
   /// Copies bytes of another file within the kernel; false, with nothing said of what was copied, where that can't be

@@ -208,9 +208,9 @@ SafetensorsLayout::SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>
 }
 
 void check_within(const SafetensorsLayout::Slot& slot, const std::string& name, std::uint64_t offset,
-                  std::uint64_t size, const std::filesystem::path& shown) {
+                  std::uint64_t size, const std::filesystem::path& label) {
   if (offset > slot.size || size > slot.size - offset)
-    fail(shown, "tensor {} has {} bytes, can't write {} at {}", in_quotes(name), slot.size, size, offset);
+    fail(label, "tensor {} has {} bytes, can't write {} at {}", in_quotes(name), slot.size, size, offset);
 }
 
 // SafetensorsWriter of safetensors.h.

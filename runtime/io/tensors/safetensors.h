@@ -162,9 +162,9 @@ struct SafetensorsLayout {
     std::uint64_t begin = 0, size = 0;  ///< begin: in the file
   };
 
-  /// Throws io::Error naming `shown` (and the tensor): duplicate or bad names, sizes that overflow, a header over 100
-  /// MB.
-  SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>& entries, const std::filesystem::path& shown,
+  /// Throws io::Error naming `label` (and the tensor): duplicate or bad names, sizes that overflow, a header over
+  /// 100 MB.
+  SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>& entries, const std::filesystem::path& label,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
   std::string head;  ///< the file's first bytes: length and header
@@ -174,6 +174,6 @@ struct SafetensorsLayout {
 
 /// Throws io::Error "SHOWN: tensor 'NAME': ..." unless [offset, offset + size) lies within the tensor.
 void check_within(const SafetensorsLayout::Slot& slot, const std::string& name, std::uint64_t offset,
-                  std::uint64_t size, const std::filesystem::path& shown);
+                  std::uint64_t size, const std::filesystem::path& label);
 
 }  // namespace fp8::io

@@ -117,15 +117,15 @@ at::Tensor& fp8_copy_(at::Tensor& self, const at::Tensor& source) {
 at::Tensor& fp8_transpose(const at::Tensor& input, at::Tensor& out) {
   TORCH_CHECK(input.dim() >= 2, "[fp8_transpose] expected an input of at least 2 dimensions, got sizes ",
               input.sizes());
-  const at::Tensor turned = input.transpose(-2, -1);
-  check_pair("fp8_transpose", input, out, turned.sizes());
-  return out.copy_(turned);
+  const at::Tensor transposed = input.transpose(-2, -1);
+  check_pair("fp8_transpose", input, out, transposed.sizes());
+  return out.copy_(transposed);
 }
 
 at::Tensor& fp8_permute(const at::Tensor& input, at::IntArrayRef dims, at::Tensor& out) {
-  const at::Tensor turned = input.permute(dims);
-  check_pair("fp8_permute", input, out, turned.sizes());
-  return out.copy_(turned);
+  const at::Tensor transposed = input.permute(dims);
+  check_pair("fp8_permute", input, out, transposed.sizes());
+  return out.copy_(transposed);
 }
 
 at::Tensor fp8_reshape(const at::Tensor& input, at::IntArrayRef shape) {

@@ -32,8 +32,8 @@ struct Rows {
 
 /// The weight as [N, K] bytes.
 at::Tensor upright(const at::Tensor& w, bool permuted) {
-  const at::Tensor codes = w.view(at::kByte), turned = permuted ? codes : codes.t();
-  if (turned.is_contiguous()) return turned;
+  const at::Tensor codes = w.view(at::kByte), transposed = permuted ? codes : codes.t();
+  if (transposed.is_contiguous()) return transposed;
   const at::Tensor dense = codes.contiguous();
   if (permuted) return dense;
   at::Tensor out = at::empty({w.size(1), w.size(0)}, codes.options());

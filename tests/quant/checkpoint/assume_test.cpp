@@ -113,7 +113,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       EXPECT_NE(Json(report.notes).dump().find("as 'assume' says"), std::string::npos);
       for (const auto& [name, w] : source.weights)
         EXPECT_TRUE(torch::equal(read_tensor(other / "out", name + ".weight"), w.values().to(at::kBFloat16))) << name;
-      EXPECT_TRUE(verify_conversion(other / "in", other / "out", o).broken.empty());
+      EXPECT_TRUE(verify_conversion(other / "in", other / "out", o).changed.empty());
       const auto assumed = read_assumed(io::Checkpoint(other / "in"), form_named(form)).stored;
       ASSERT_EQ(assumed.weights.size(), said.weights.size());
       for (std::size_t i = 0; i < said.weights.size(); ++i)
@@ -122,7 +122,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       back.assume = form;
       if (row.scheme.power_of_two) back.power_of_two = true;
       convert_checkpoint(other / "in", other / "form", back);
-      EXPECT_TRUE(verify_conversion(other / "in", other / "form", back).broken.empty());
+      EXPECT_TRUE(verify_conversion(other / "in", other / "form", back).changed.empty());
       EXPECT_EQ(read_stored(io::Checkpoint(other / "form")).weights.size(), 7u);
     }
   }
@@ -147,7 +147,7 @@ TEST(AssumedForm, EveryFormsOwnFilesAreReadWithoutTheirConfig) {
       convert_checkpoint(tmp / "form", tmp / "out", o);
       for (const auto& [name, w] : source.weights)
         EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name + ".weight"), w.values())) << name;
-      EXPECT_TRUE(verify_conversion(tmp / "form", tmp / "out", o).broken.empty());
+      EXPECT_TRUE(verify_conversion(tmp / "form", tmp / "out", o).changed.empty());
     }
   }
 }
@@ -241,7 +241,7 @@ struct Unexplained {
       convert_checkpoint(dir / "in", dir / "out", o);
       for (const auto& [name, expected] : values)
         EXPECT_TRUE(torch::equal(read_tensor(dir / "out", name), expected)) << name;
-      EXPECT_TRUE(verify_conversion(dir / "in", dir / "out", o).broken.empty());
+      EXPECT_TRUE(verify_conversion(dir / "in", dir / "out", o).changed.empty());
     });
   }
 };
@@ -428,7 +428,7 @@ TEST(VerifyConversion, FailsForValuesOfOtherScales) {
       if (name == v + ".weight") t.view(at::kShort).view({-1})[7].add_(1);
     }
     test::write_tensors(tmp / "out", all);
-    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken, (std::vector<std::string>{k, v}));
+    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).changed, (std::vector<std::string>{k, v}));
   }
 }
 
@@ -437,13 +437,13 @@ TEST(VerifyConversion, FailsForAnInputScaleThatIsNotTheSources) {
   test::write_fp8_source(tmp / "in", make_scheme(W::tensor, A::static_tensor), 16);
   const auto o = to("modelopt");
   convert_checkpoint(tmp / "in", tmp / "out", o);
-  ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty());
+  ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).changed.empty());
   const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
   const auto* t = file.find("model.layers.0.mlp.down_proj.input_scale");
   auto bytes = test::read_text(tmp / "out" / "model.safetensors");
   bytes[file.place(*t)->offset] = static_cast<char>(bytes[file.place(*t)->offset] ^ 1);
   test::write_text(tmp / "out" / "model.safetensors", bytes);
-  EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
+  EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).changed,
             std::vector<std::string>{"model.layers.0.mlp.down_proj"});
 }
 
@@ -453,7 +453,7 @@ TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
     test::write_fp8_source(tmp / "in", make_scheme(W::tensor, A::static_tensor), 16, /*kv=*/true);
     const auto o = to(form);
     convert_checkpoint(tmp / "in", tmp / "out", o);
-    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty()) << form;
+    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).changed.empty()) << form;
     const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
     for (const auto& t : file.tensors()) {
       if (t.name.find("v_scale") == std::string::npos && t.name.find("v_cache.dequant_output") == std::string::npos)
@@ -462,7 +462,7 @@ TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
       bytes[file.place(t)->offset] = static_cast<char>(bytes[file.place(t)->offset] ^ 2);
       test::write_text(tmp / "out" / "model.safetensors", bytes);
     }
-    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
+    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).changed,
               std::vector<std::string>{"model.layers.0.self_attn (key-value cache scales)"})
         << form;
   }

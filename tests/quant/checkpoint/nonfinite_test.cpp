@@ -163,7 +163,7 @@ TEST(NonFinite, ConvertCopiesItWhereItIsAllowedAndNotesIt) {
   EXPECT_TRUE(torch::equal(read_tensor(tmp / "f32", "lm_head.weight"),
                            read_tensor(tmp / "in", "lm_head.weight").to(at::kFloat)));
   EXPECT_EQ(io::read_json(tmp / "f32" / "fp8.json")["nonfinite"], (Json{{"lm_head.weight", {{"nan", 0}, {"inf", 2}}}}));
-  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", o).broken.empty());
+  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", o).changed.empty());
   // In codes: to a type NaN is NaN, in another form the code stays.
   auto source = test::write_fp8_source(tmp / "codes", make_scheme(W::channel, ActivationScaling::dynamic_token), 16);
   const std::string q = "model.layers.0.self_attn.q_proj";
@@ -177,14 +177,14 @@ TEST(NonFinite, ConvertCopiesItWhereItIsAllowedAndNotesIt) {
     const auto y = read_tensor(tmp / "typed", q + ".weight").to(at::kFloat);
     EXPECT_TRUE(std::isnan(y[3][4].item<float>()));
     EXPECT_EQ(y.isnan().sum().item<std::int64_t>(), 1);
-    EXPECT_TRUE(verify_conversion(tmp / "codes", tmp / "typed", typed).broken.empty());
+    EXPECT_TRUE(verify_conversion(tmp / "codes", tmp / "typed", typed).changed.empty());
   }
   auto form = to("modelopt");
   form.allow_nonfinite = true;
   convert_checkpoint(tmp / "codes", tmp / "form", form);
   EXPECT_EQ(read_tensor(tmp / "form", q + ".weight")[3][4].item<int>(), 0xFF);
   EXPECT_EQ(io::read_json(tmp / "form" / "fp8.json")["nonfinite"], (Json{{q + ".weight", {{"nan", 1}, {"inf", 0}}}}));
-  EXPECT_TRUE(verify_conversion(tmp / "codes", tmp / "form", form).broken.empty());
+  EXPECT_TRUE(verify_conversion(tmp / "codes", tmp / "form", form).changed.empty());
   form.weights = W::tensor;
   form.form = "compressed-tensors";
   EXPECT_REFUSED(convert_checkpoint(tmp / "codes", tmp / "no", form), q + ".weight", "no new scales can be made");

@@ -92,7 +92,7 @@ TEST_F(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
       }
       expect_kept(out, source);
       EXPECT_TRUE(fs::exists(out / "tokenizer.json"));
-      EXPECT_TRUE(verify_conversion(tmp / "in", out, to(kForms[i])).broken.empty());
+      EXPECT_TRUE(verify_conversion(tmp / "in", out, to(kForms[i])).changed.empty());
       convert_checkpoint(out, values, to(FloatType::F32));
       expect_values(values, source, at::kFloat, what);
       const auto kv = read_stored(io::Checkpoint(out)).kv;
@@ -129,7 +129,7 @@ TEST_F(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
       expect_values(out, source, torch_type, row.name);
       expect_kept(out, source);
       EXPECT_EQ(io::Checkpoint(out).names().size(), source.weights.size() + source.kept.size());
-      EXPECT_TRUE(verify_conversion(tmp / "in", out, to(type)).broken.empty());
+      EXPECT_TRUE(verify_conversion(tmp / "in", out, to(type)).changed.empty());
       const auto noted = [&](const char* what) {
         return io::Json(report.notes).dump().find(what) != std::string::npos;
       };
@@ -193,7 +193,7 @@ TEST_F(CheckpointConvert, HighPrecisionIsCast) {
     EXPECT_TRUE(torch::equal(read_tensor(folder / "back", name), t)) << name;
   }
   EXPECT_EQ(io::read_json(folder / "f32" / "config.json")["torch_dtype"], "float32");
-  EXPECT_TRUE(verify_conversion(folder / "in", folder / "f32", to(FloatType::F32)).broken.empty());
+  EXPECT_TRUE(verify_conversion(folder / "in", folder / "f32", to(FloatType::F32)).changed.empty());
   EXPECT_THAT(conversion_error(folder / "in", folder / "no", to("fp8")),
               HasSubstr("quantize_checkpoint() makes one of it"));
   test::write_tensors(folder / "big", {{"a.weight", torch::full({2, 2}, 1e6).to(at::kBFloat16)}});
@@ -211,7 +211,7 @@ TEST_F(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
   for (const auto& [name, t] : source.kept)
     EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name), t.is_floating_point() ? t.to(at::kBFloat16) : t))
         << name;
-  EXPECT_TRUE(verify_conversion(folder / "in", folder / "out", o).broken.empty());
+  EXPECT_TRUE(verify_conversion(folder / "in", folder / "out", o).changed.empty());
 }
 
 TEST_F(CheckpointConvert, RefusesByName) {
@@ -252,7 +252,7 @@ TEST_F(CheckpointConvert, VerifyFindsADamagedByte) {
     ConvertOptions overwrite = o;
     overwrite.stream.overwrite = true;
     convert_checkpoint(folder / "in", folder / "out", overwrite);
-    ASSERT_TRUE(verify_conversion(folder / "in", folder / "out", o).broken.empty());
+    ASSERT_TRUE(verify_conversion(folder / "in", folder / "out", o).changed.empty());
     auto bytes = read_text(folder / "out" / "model.safetensors");
     const io::SafetensorsFile file(folder / "out" / "model.safetensors");
     const auto* t = file.find("model.layers.0.mlp.up_proj.weight");
@@ -265,7 +265,7 @@ TEST_F(CheckpointConvert, VerifyFindsADamagedByte) {
     bytes[data + t->begin + 6] = static_cast<char>(bytes[data + t->begin + 6] ^ 1);
     bytes[data + steps->begin] = static_cast<char>(bytes[data + steps->begin] ^ 1);
     test::write_text(folder / "out" / "model.safetensors", bytes);
-    EXPECT_EQ(verify_conversion(folder / "in", folder / "out", o).broken,
+    EXPECT_EQ(verify_conversion(folder / "in", folder / "out", o).changed,
               (std::vector<std::string>{"model.layers.0.mlp.up_proj", "model.steps"}));
   }
 }

@@ -39,7 +39,7 @@ constexpr unsigned kPatience = 1;  // seconds that a command has to end by itsel
   io::remove_temporaries();
   constexpr char kClear[] = "\r\x1b[K", kMessage[] = "fp8: error: interrupted\n";
   struct pollfd reader = {STDERR_FILENO, POLLOUT, 0};  // which may be stuck
-  [[maybe_unused]] const bool told =
+  [[maybe_unused]] const bool written =
       poll(&reader, 1, 0) == 1 && (isatty(STDERR_FILENO) == 0 || write(STDERR_FILENO, kClear, sizeof kClear - 1) > 0) &&
       write(STDERR_FILENO, kMessage, sizeof kMessage - 1) > 0;
   _exit(kSignalled + number);

@@ -68,14 +68,14 @@ void Options::path(const std::string& name, std::filesystem::path& target, const
 }
 
 void Options::integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
-                      const std::string& help, const std::string& shown) {
+                      const std::string& help, const std::string& default_text) {
   const auto set = [&target, name, low, high](const std::string& text) {
     const auto value = parse_integer(text);
     if (!value || *value < low || *value > high)
       bad_value(name, text, "an integer from " + std::to_string(low) + " to " + std::to_string(high));
     target = *value;
   };
-  add(name, "N", set, help)->default_str(shown.empty() ? std::to_string(target) : shown);
+  add(name, "N", set, help)->default_str(default_text.empty() ? std::to_string(target) : default_text);
 }
 
 void Options::number(const std::string& name, double& target, double low, double high, const std::string& help) {

@@ -48,9 +48,9 @@ class Options {
   void text(const std::string& name, std::optional<std::string>& target, const std::string& help);
   void path(const std::string& name, std::filesystem::path& target, const std::string& help,
             Need need = Need::optional);
-  /// An integer in [low, high]; the target's value is shown as the default unless `shown` says otherwise.
+  /// An integer in [low, high]; the target's value is shown as the default unless `default_text` says otherwise.
   void integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
-               const std::string& help, const std::string& shown = "");
+               const std::string& help, const std::string& default_text = "");
   void number(const std::string& name, double& target, double low, double high, const std::string& help);
   /// The same; given without a value: `low`. Empty where it is not given.
   void number_or_none(const std::string& name, std::optional<double>& target, double low, double high,

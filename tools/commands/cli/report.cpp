@@ -79,7 +79,7 @@ std::string one_line_header(std::string header) {
 
 }  // namespace
 
-std::string fact(std::string_view word, std::string_view said, std::size_t width) {
+std::string summary_line(std::string_view word, std::string_view said, std::size_t width) {
   constexpr std::size_t kIndent = 8;
   const std::size_t room = width > kIndent + kProse ? width - kIndent : width > 0 ? kProse : said.size();
   std::string text(word);
@@ -92,7 +92,7 @@ std::string fact(std::string_view word, std::string_view said, std::size_t width
   return text;
 }
 
-std::string broken(std::string_view lines, std::size_t width) {
+std::string wrapped(std::string_view lines, std::size_t width) {
   constexpr std::size_t kIndent = 2;
   if (width <= kProse) return std::string(lines);
   std::string text;

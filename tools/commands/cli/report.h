@@ -17,10 +17,10 @@ namespace fp8::commands {
 
 /// Returns "scheme  28 weights: ...\n": a word of at most six letters and its text, which continues on indented lines
 /// where `width` columns (0: any number) have no room.
-std::string fact(std::string_view word, std::string_view said, std::size_t width);
+std::string summary_line(std::string_view word, std::string_view said, std::size_t width);
 
 /// Lines, each broken at spaces where it is longer than `width` columns (0: none is); the rest of one is indented.
-std::string broken(std::string_view lines, std::size_t width);
+std::string wrapped(std::string_view lines, std::size_t width);
 
 class Table {
  public:

@@ -163,7 +163,7 @@ Report explain(const QuantConfig& config, const configs::Environment& environmen
              "; activation " + activation_text(config, method->activation) + "\n";
   }
   for (const auto& problem : problems) below += "problem: " + problem + "\n";
-  result.below = broken(below, output_width());
+  result.below = wrapped(below, output_width());
   return result;
 }
 
@@ -188,7 +188,7 @@ Report explain_modules(const QuantConfig& config, const ModelModules& model) {
   const auto unused = selection.unused();
   json["unused"] = unused;
   for (const auto& message : unused) counts += "unused: " + message + "\n";
-  result.below = broken(counts, output_width());
+  result.below = wrapped(counts, output_width());
   return result;
 }
 

@@ -91,7 +91,7 @@ class Generation {
     std::vector<Continuation> all(prompts.texts.size());
     for (std::size_t i = 0; i < all.size(); ++i)
       all[i].prompt = encode_prompt(options_, prompts.source, prompts.texts[i], tokenizer_, loaded_.model->shape());
-    if (streams) write_stdout(shown(prompts.texts[0].text));
+    if (streams) write_stdout(echoed(prompts.texts[0].text));
     std::optional<Progress> progress;  // beside texts on the same terminal it would be in the way
     if (context_.json && all.size() > 1) progress.emplace(context_, "generate", static_cast<std::int64_t>(all.size()));
     for (std::size_t first = 0; first < all.size();) {
@@ -122,14 +122,14 @@ class Generation {
 
  private:
   /// A continued text stands in front of what continues it; a source is no part of its answer.
-  std::string shown(const std::string& prompt) const {
+  std::string echoed(const std::string& prompt) const {
     return loaded_.model->shape().task == models::Task::answer ? "" : prompt;
   }
   void add(const std::string& prompt, const Continuation& one, bool streamed) {
     prompt_tokens_ += static_cast<std::int64_t>(one.prompt.size());
     tokens_ += static_cast<std::int64_t>(one.ids.size());
     first_tokens_ += one.ids.empty() ? 0 : 1;
-    if (!context_.json && !streamed) write_stdout((results_.empty() ? "" : "\n\n") + shown(prompt) + one.text);
+    if (!context_.json && !streamed) write_stdout((results_.empty() ? "" : "\n\n") + echoed(prompt) + one.text);
     results_.push_back(json_of(prompt, one));
   }
 

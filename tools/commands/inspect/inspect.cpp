@@ -105,8 +105,8 @@ void add_damage_text(const InspectOptions& o, const quant::CheckpointDamage& dam
   const std::size_t width = output_width();
   auto& text = inspection.text;
   if (inspection.json["quantization"].is_null() && !modules.empty())
-    text += fact(o.reference.empty() ? "as fp8" : "beside", one_line(modules.front().scheme), width);
-  text += fact("damage", damage_sentence(modules), width);
+    text += summary_line(o.reference.empty() ? "as fp8" : "beside", one_line(modules.front().scheme), width);
+  text += summary_line("damage", damage_sentence(modules), width);
   auto kept = inspection.kept;
   kept.insert(kept.end(), damage.skipped.begin(), damage.skipped.end());
   if (!kept.empty()) text += "\n" + kept_table(kept, width);

@@ -158,17 +158,17 @@ Form form_of(const io::Checkpoint& checkpoint) {
 }
 
 /// "scheme  28 weights: ...": a line of the summary.
-void add_fact(std::string& text, const std::string& what, const std::string& value) {
-  text += fact(what, value, output_width());
+void add_summary(std::string& text, const std::string& what, const std::string& value) {
+  text += summary_line(what, value, output_width());
 }
 
 /// The form in lines of text and as JSON.
 void add_form(const Form& form, bool codes, io::Json& json, std::string& text) {
   json["quantization"] = form.method.empty() ? io::Json(nullptr) : io::Json(form.method);
   const char* const unnamed = codes ? "codes that no config beside them explains" : "high precision";
-  add_fact(text, "form", form.method.empty() ? unnamed : one_line(form.method));
+  add_summary(text, "form", form.method.empty() ? unnamed : one_line(form.method));
   for (const auto& [scheme, n] : form.schemes) {
-    add_fact(text, "scheme", fmt::format("{} weights: {}", n, scheme));
+    add_summary(text, "scheme", fmt::format("{} weights: {}", n, scheme));
     json["schemes"][scheme] = n;
   }
   if (!form.kv.empty()) {
@@ -182,9 +182,9 @@ void add_form(const Form& form, bool codes, io::Json& json, std::string& text) {
       const auto [low, high] = std::minmax_element(x.begin(), x.end());
       return range_text(*low, *high);
     };
-    add_fact(text, "",
-             fmt::format("key-value scales: {} layers, {}, keys {}, values {}", form.kv.size(),
-                         k.size() > form.kv.size() ? "per head" : "per tensor", range(k), range(v)));
+    add_summary(text, "",
+                fmt::format("key-value scales: {} layers, {}, keys {}, values {}", form.kv.size(),
+                            k.size() > form.kv.size() ? "per head" : "per tensor", range(k), range(v)));
   }
   json["warnings"] = form.warnings;
   for (const auto& warning : form.warnings) text += "warning: " + one_line(warning) + "\n";
@@ -347,9 +347,9 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDe
   if (detail.all && !detail.as_json) result.all = table.text();
   result.json["kind"] = "checkpoint";
   result.json["path"] = path.string();
-  add_fact(result.text, "size",
-           fmt::format("{} in {} tensors: {}", human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())),
-                       checkpoint.names().size(), totals.text()));
+  add_summary(result.text, "size",
+              fmt::format("{} in {} tensors: {}", human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())),
+                          checkpoint.names().size(), totals.text()));
   add_form(form, codes, result.json, result.text);
   add_problems(problems_of(checkpoint, form, detail.values), result.json, result.text);
   result.kept = kept_modules(checkpoint, form);

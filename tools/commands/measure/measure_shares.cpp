@@ -154,8 +154,8 @@ void join_and_report(const MeasureRun& run, io::Shares& shares, const std::funct
 
 std::optional<Share> share_of_measuring(const MeasureOptions& o, const measure::CalibrationOptions& calibration,
                                         bool separate_files, const Context& context) {
-  const bool told = o.share.rank >= 0 || o.share.world_size > 0 || o.share.shares > 0 || o.share.join;
-  if (!told && !separate_files) {
+  const bool given = o.share.rank >= 0 || o.share.world_size > 0 || o.share.shares > 0 || o.share.join;
+  if (!given && !separate_files) {
     if (!measures_as_rank(separate_files, context)) return std::nullopt;
     return Share();
   }

@@ -120,7 +120,7 @@ void add_verification(const quant::Verification& v, std::int64_t worst, Report& 
     equal += d.equal ? 1 : 0;
   }
   report.add("verify", "verified bit-equal",
-             {{"modules", all}, {"modules_bit_equal", equal}, {"tensors_compared", v.tensors}, {"broken", v.broken}},
+             {{"modules", all}, {"modules_bit_equal", equal}, {"tensors_compared", v.tensors}, {"broken", v.changed}},
              fmt::format("{} of {} modules", equal, v.modules.size()));
   report.row({"verified tensors", std::to_string(v.tensors)});
   for (std::size_t i = 0; i < std::min(v.modules.size(), static_cast<std::size_t>(worst)); ++i) {
@@ -220,10 +220,10 @@ void convert(ConvertCommand& c, Context& context) {
   report.add("seconds", "seconds", seconds, As::seconds);
   if (verification.has_value()) add_verification(*verification, c.worst, report);
   report.print(context);
-  if (verification.has_value() && !verification->broken.empty()) {
+  if (verification.has_value() && !verification->changed.empty()) {
     throw io::Error(fmt::format("{}: differs from {} in {} places that were promised exact, the first is {}",
-                                c.out.string(), c.model.string(), verification->broken.size(),
-                                verification->broken.front()));
+                                c.out.string(), c.model.string(), verification->changed.size(),
+                                verification->changed.front()));
   }
 }
 

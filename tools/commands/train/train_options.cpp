@@ -46,10 +46,10 @@ TrainField list(std::vector<std::string>& v) {
   return {[&v](Options& o, const auto& name, const auto& help) { o.list(name, v, help); }, [&v] { return v; },
           /*is_text=*/true};
 }
-/// shown: in the help, in place of the default.
-TrainField integer(std::int64_t& v, std::int64_t low, std::int64_t high = kMany, const char* shown = "") {
-  const auto declare = [&v, low, high, shown](Options& o, const auto& name, const auto& help) {
-    o.integer(name, v, low, high, help, shown);
+/// default_text: in the help, in place of the default.
+TrainField integer(std::int64_t& v, std::int64_t low, std::int64_t high = kMany, const char* default_text = "") {
+  const auto declare = [&v, low, high, default_text](Options& o, const auto& name, const auto& help) {
+    o.integer(name, v, low, high, help, default_text);
   };
   return {declare, [&v] { return v; }};
 }

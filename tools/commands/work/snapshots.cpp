@@ -40,15 +40,15 @@ io::Json read_state(const fs::path& file) {
   return state;
 }
 
-std::string shown(const io::Json& value) {
+std::string excerpt(const io::Json& value) {
   return io::printable(value.dump(-1, ' ', true, io::Json::error_handler_t::replace), 100);
 }
 
 /// Throws io::Error naming what of `now` is not as it was.
 void require_same(const io::Json& before, const io::Json& now, const fs::path& folder) {
   const auto fail = [&](const std::string& key, const io::Json& was, const io::Json& is) {
-    io::fail<io::Error>("--resume: {} is of another run: {} was {}, found {}", folder.string(), key, shown(was),
-                        shown(is));
+    io::fail<io::Error>("--resume: {} is of another run: {} was {}, found {}", folder.string(), key, excerpt(was),
+                        excerpt(is));
   };
   for (const auto& [key, value] : now.items()) {
     const io::Json was = before.value(key, io::Json());

@@ -12,7 +12,7 @@ constexpr std::size_t kMaxShown = 60;
 constexpr std::size_t kMaxTokenIds = 256;
 
 /// A value as JSON on one line, cut where it gets long.
-std::string shown(const io::Json& value) {
+std::string excerpt(const io::Json& value) {
   std::string text = io::python_text(value);
   if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
   return text;
@@ -34,8 +34,8 @@ bool fits(const io::Json& value, std::int64_t low, std::int64_t high) {
 ConfigReader::ConfigReader(const io::Json& json, std::string name, std::string prefix)
     : json_(json), name_(std::move(name)), prefix_(std::move(prefix)) {
   if (json_.is_object()) return;
-  if (prefix_.empty()) fail_with("found " + shown(json_) + ", expected a JSON object");
-  fail_with("key '" + prefix_.substr(0, prefix_.size() - 1) + "': found " + shown(json_) + ", allowed: an object");
+  if (prefix_.empty()) fail_with("found " + excerpt(json_) + ", expected a JSON object");
+  fail_with("key '" + prefix_.substr(0, prefix_.size() - 1) + "': found " + excerpt(json_) + ", allowed: an object");
 }
 
 void ConfigReader::fail_with(const std::string& message) const {
@@ -45,7 +45,7 @@ void ConfigReader::fail_with(const std::string& message) const {
 void ConfigReader::fail(const std::string& key, const std::string& allowed) const {
   const auto* value = find(key);
   fail_with(io::message("key '{}{}': {}, allowed: {}", prefix_, key,
-                        value != nullptr ? "found " + shown(*value) : "missing", allowed));
+                        value != nullptr ? "found " + excerpt(*value) : "missing", allowed));
 }
 
 const io::Json* ConfigReader::find(const std::string& key) const {

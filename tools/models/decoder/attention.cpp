@@ -220,8 +220,8 @@ at::Tensor DecoderAttentionImpl::expanded(const at::Tensor& q, const at::Tensor&
   const auto kv = kv_b_->forward(latent.select(1, 0).narrow(-1, 0, spec.kv_rank))
                       .view({b, columns, heads_, spec.nope + spec.value})
                       .transpose(1, 2);
-  const auto turned = latent.narrow(-1, spec.kv_rank, spec.rope).expand({b, heads_, columns, spec.rope});
-  return attend(q, at::cat({kv.narrow(-1, 0, spec.nope), turned}, -1), kv.narrow(-1, spec.nope, spec.value), sight, 1);
+  const auto rotated = latent.narrow(-1, spec.kv_rank, spec.rope).expand({b, heads_, columns, spec.rope});
+  return attend(q, at::cat({kv.narrow(-1, 0, spec.nope), rotated}, -1), kv.narrow(-1, spec.nope, spec.value), sight, 1);
 }
 
 /// As expanded(), with W_k on the queries and W_v on what is attended: what grows with S is as wide as the latent

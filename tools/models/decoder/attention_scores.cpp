@@ -152,8 +152,8 @@ at::Tensor agreement(const at::Tensor& x, const at::Tensor& table, torch::nn::Li
                      runtime::Matmul& product) {
   const auto heads = x.size(1), width = x.size(3);
   // A head's rows one after the other: the product takes them as they are, others it turns element by element.
-  const auto turned = projection->forward(table).view({1, -1, heads, width}).transpose(1, 2).contiguous();
-  const auto rows = turned.transpose(2, 3);
+  const auto rotated = projection->forward(table).view({1, -1, heads, width}).transpose(1, 2).contiguous();
+  const auto rows = rotated.transpose(2, 3);
   return product->forward(x, rows.expand({x.size(0), heads, width, table.size(1)}));
 }
 

@@ -176,8 +176,8 @@ at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
       fits(x, angles))
     return rotate_in_one_pass(x, angles);
   const auto half = x.size(-1) / 2;
-  const auto turned = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
-  return x * angles.cos + turned * angles.sin;
+  const auto rotated = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
+  return x * angles.cos + rotated * angles.sin;
 }
 
 NormImpl::NormImpl(std::string type, std::vector<std::int64_t> shape, const NormSpec& spec)

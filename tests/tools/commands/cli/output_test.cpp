@@ -162,15 +162,15 @@ TEST(Table, LongTextsOnTheRightGoOnBelowThemselves) {
 }
 
 TEST(Broken, AtSpaces) {
-  EXPECT_EQ(broken("one two three four\nfive\n\n", 0), "one two three four\nfive\n\n");
-  EXPECT_EQ(broken("a sentence of six words here\nfive", 20), "a sentence of six\n  words here\nfive\n");
+  EXPECT_EQ(wrapped("one two three four\nfive\n\n", 0), "one two three four\nfive\n\n");
+  EXPECT_EQ(wrapped("a sentence of six words here\nfive", 20), "a sentence of six\n  words here\nfive\n");
 }
 
 TEST(Fact, GoesOnBelowItself) {
-  EXPECT_EQ(fact("size", "1.8 MB in 67 tensors", 0), "size    1.8 MB in 67 tensors\n");
-  EXPECT_EQ(fact("damage", "28 modules, all of them within 1.5 dB", 40),
+  EXPECT_EQ(summary_line("size", "1.8 MB in 67 tensors", 0), "size    1.8 MB in 67 tensors\n");
+  EXPECT_EQ(summary_line("damage", "28 modules, all of them within 1.5 dB", 40),
             "damage  28 modules, all of them within\n        1.5 dB\n");
-  EXPECT_EQ(fact("form", "", 80), "form\n");
+  EXPECT_EQ(summary_line("form", "", 80), "form\n");
 }
 
 TEST(Table, NoLineIsLongerThanTheTerminal) {
