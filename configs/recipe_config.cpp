@@ -198,7 +198,7 @@ Recipe starting_point(const Reading& in) {
     const KeyValue resolved{*dialect, in.where("dialect")};
     const RecipeDialect chosen = std::get<DelayedScaling>(recipe).dialect;
     if (choice<RecipeDialect>(resolved) != chosen) {
-      detail::reject(again, std::string("the same as preset, ") + name_of(chosen));
+      detail::reject(resolved, std::string("the same as preset, ") + name_of(chosen));
     }
   }
   return recipe;

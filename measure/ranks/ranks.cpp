@@ -224,7 +224,7 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
   if (options.experts) require_same_counts(group, names, counts);
   const Mixtures mixtures(names_of(group[0]));
   Modules modules;
-  std::map<std::string, std::size_t> counts;
+  std::map<std::string, std::size_t> files;
   std::set<std::string> seen;
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     if (group[rank].mode != out.mode) io::fail_at(names[rank], "found another 'Mode' than in {}", names[0]);
@@ -235,7 +235,7 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
     for (const auto& node : group[rank].modules) {
       Measurement m = node;
       if (options.experts) m.module = module_in_group(node.module, rank, counts);
-      if (!(options.experts && is_expert(node.module))) ++counts[m.module];
+      if (!(options.experts && is_expert(node.module))) ++files[m.module];
       Measurement* known = options.experts && mixtures.contains(m) ? modules.find(m.module) : nullptr;
       if (known != nullptr)
         append_experts(*known, std::move(m), options.values, names[rank] + ": " + node.module);
@@ -247,7 +247,7 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
   out.kv_cache = largest_caches(group, names);
   std::size_t partial = 0;
   std::string first;
-  for (const auto& [module, count] : counts) {
+  for (const auto& [module, count] : files) {
     if (count == group.size()) continue;
     if (partial++ == 0) first = module;
   }

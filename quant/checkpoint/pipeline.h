@@ -102,7 +102,7 @@ class WeightUnits {
   struct Group {
     std::vector<const PlannedWeight*> members;
     std::mutex mutex;
-    std::optional<float> amax;
+    std::optional<WeightScales> scales;
   };
   /// Rows as values: as they were read, or decoded.
   struct Values {
@@ -127,7 +127,9 @@ class WeightUnits {
   void quantize(UnitContext& context, Work& work, std::int64_t row, std::int64_t rows) const;
   float make_codes(UnitContext& context, Work& work, const Values& values, std::int64_t row, std::int64_t rows) const;
   void refuse_if_nonfinite(const PlannedWeight& w, float amax) const;
-  float group_amax(UnitContext& context, const PlannedWeight& of);
+  WeightScales group_scales(UnitContext& context, const PlannedWeight& of);
+  template <class Visit>
+  void each_chunk(UnitContext& context, const PlannedWeight& w, const Visit& visit) const;
   float weight_amax(UnitContext& context, const PlannedWeight& w) const;
   WeightScales searched(const PlannedWeight& w) const;
   void finish_weight(UnitContext& context, Work& work);

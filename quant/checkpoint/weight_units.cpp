@@ -124,8 +124,8 @@ void WeightUnits::load_scales(UnitContext& context, Work& work) {
     } else if (w.change == Change::requantized) {
       work.to.assign(static_cast<std::size_t>(work.grid.size()), 0.0f);
       if (!per_tensor(w)) return;
-      const float amax = group_amax(context, w);
-      work.tensor = searches(w.to.scheme) ? searched(w) : weight_scales({amax}, w.to.scheme, w.place());
+      work.tensor = group_scales(context, w);
+      if (searches(w.to.scheme)) work.tensor = searched(w);
       work.to = work.tensor.scale_inv;
     } else {
       work.to = spread_scales(work.from, w.from.spec.scheme, w.to.scheme, rows, cols);
@@ -243,7 +243,7 @@ float WeightUnits::make_codes(UnitContext& context, Work& work, const Values& va
     cast_weight_rows(values.data, values.type, rows, cols, 0, work.tensor, scheme, context.out.data());
     return largest;
   }
-  if (scheme.has_blocks()) {
+  if (scheme.has_blocks() && !scheme.least_error()) {
     if (w.measured != nullptr && w.measured->measured_weight_amax.has_value())
       largest = kernels::amax(values.data, values.type, rows * cols);
     try {
@@ -254,12 +254,17 @@ float WeightUnits::make_codes(UnitContext& context, Work& work, const Values& va
     }
   } else {
     std::vector<float> amax(static_cast<std::size_t>(rows));
-    kernels::amax_rows(values.data, values.type, rows, cols, cols, amax.data());
+    if (scheme.has_blocks())
+      amax = block_amax(values.data, values.type, rows, cols, scheme);
+    else
+      kernels::amax_rows(values.data, values.type, rows, cols, cols, amax.data());
     for (const float a : amax) largest = larger(a, largest);
     refuse_if_nonfinite(w, largest);
     WeightScales scales = searches(scheme)
                               ? searched_weight_scales(values.data, values.type, rows, cols, scheme, w.place())
                               : weight_scales(amax, scheme, w.place(), values.type);
+    if (scheme.least_error())
+      scales = least_error_scales(values.data, values.type, rows, cols, scales, scheme, w.place());
     cast_weight_rows(values.data, values.type, rows, cols, 0, scales, scheme, context.out.data());
     made = std::move(scales.scale_inv);
   }
@@ -272,28 +277,44 @@ void WeightUnits::refuse_if_nonfinite(const PlannedWeight& w, float amax) const 
   if (!w.in_codes() && !std::isfinite(amax)) refuse_nonfinite(source_, w.values);
 }
 
-/// max |w| of a weight, or of all of its group: engines give those one scale anyway.
-float WeightUnits::group_amax(UnitContext& context, const PlannedWeight& of) {
+/// Those of a weight, or of all of its group: engines give those one scale anyway.
+WeightScales WeightUnits::group_scales(UnitContext& context, const PlannedWeight& of) {
   Group& group = groups_.at(group_key(of));
   const std::lock_guard lock(group.mutex);
-  if (group.amax.has_value()) return *group.amax;
+  if (group.scales.has_value()) return *group.scales;
   float largest = 0;
   for (const auto* w : group.members) largest = std::max(largest, weight_amax(context, *w));
-  group.amax = largest;
-  return largest;
+  WeightScales scales = weight_scales({largest}, of.to.scheme, of.place());
+  if (of.to.scheme.least_error()) {
+    TensorScaleSearch search(scales, of.to.scheme);
+    for (const auto* w : group.members)
+      each_chunk(context, *w, [&](const Values& values, std::int64_t rows) {
+        search.add(values.data, values.type, rows, w->to.cols);
+      });
+    scales = search.best(of.place());
+  }
+  group.scales = scales;
+  return scales;
 }
 
-float WeightUnits::weight_amax(UnitContext& context, const PlannedWeight& w) const {
+/// visit(values, rows) of the whole weight.
+template <class Visit>
+void WeightUnits::each_chunk(UnitContext& context, const PlannedWeight& w, const Visit& visit) const {
   const std::vector<float> scale_inv = w.in_codes() ? read_scale_inv(source_, w.from) : std::vector<float>();
   const std::int64_t step = chunk_rows(w);
-  float largest = 0;
   for (std::int64_t row = 0; row < w.to.rows; row += step) {
     const std::int64_t rows = std::min(step, w.to.rows - row);
     read(context, w, row, rows);
-    const Values values = values_of(context, w, scale_inv, row, rows);
-    largest = larger(kernels::amax(values.data, values.type, rows * w.to.cols), largest);
+    visit(values_of(context, w, scale_inv, row, rows), rows);
     context.advance(0);
   }
+}
+
+float WeightUnits::weight_amax(UnitContext& context, const PlannedWeight& w) const {
+  float largest = 0;
+  each_chunk(context, w, [&](const Values& values, std::int64_t rows) {
+    largest = larger(kernels::amax(values.data, values.type, rows * w.to.cols), largest);
+  });
   refuse_if_nonfinite(w, largest);
   if (w.measured != nullptr) check_measured_weight(*w.measured, largest);
   return largest;

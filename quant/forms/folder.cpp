@@ -275,6 +275,7 @@ io::Json make_sidecar(const Plan& plan, const Scheme& scheme) {
   out["dialect"] = recipes::name_of(scheme.dialect);
   out["convention"] = name_of(scheme.convention);
   out["scale_method"] = plan.scale_method;
+  if (scheme.least_error()) out["weight_scales"] = name_of(scheme.search);
   out["hp_dtype"] = scheme.convention == Convention::inc ? io::Json(recipes::name_of(scheme.hp)) : io::Json(nullptr);
   out["measurements"] = plan.measurements.empty() ? io::Json(nullptr) : io::Json(plan.measurements);
   out["skipped"] = io::Json::object();
@@ -296,6 +297,11 @@ Scheme read_sidecar(const io::Json& sidecar, const std::string& name) {
   if (convention != "own" && convention != "inc")
     io::fail<io::Error>("{}: key 'convention': found \"{}\", allowed: own, inc", name, convention);
   s.convention = convention == "own" ? Convention::own : Convention::inc;
+  if (sidecar.contains("weight_scales")) {
+    const auto search = parse_enum<ScaleSearch>(text(sidecar, "weight_scales", name));
+    if (!search.has_value()) io::fail<io::Error>("{}: key 'weight_scales': found another than amax, mse", name);
+    s.search = *search;
+  }
   if (s.convention == Convention::inc) {
     const std::string hp = text(sidecar, "hp_dtype", name);
     bool known = false;

@@ -43,6 +43,25 @@ std::vector<float> weight_amax(const measure::WeightModule& m, const Scheme& sch
   return granularity == WeightGranularity::tensor ? per_row(amax, c) : amax;
 }
 
+/// The scales of least error of each part, or of all rows or blocks.
+WeightScales least_error(const measure::WeightModule& m, const Scheme& scheme, const WeightScales& from_amax) {
+  const at::Tensor w = m.weight.detach().contiguous();
+  const auto type = runtime::ops::float_type_of(w.scalar_type());
+  const Channels c = channels_of(m);
+  const auto* data = static_cast<const char*>(w.const_data_ptr());
+  if (scheme.weights != WeightGranularity::tensor || c.parts == 1)
+    return least_error_scales(data, type, c.rows, c.cols, from_amax, scheme, m.name + ".weight");
+  WeightScales all;
+  for (std::int64_t part = 0; part < c.parts; ++part) {
+    const WeightScales own = from_amax.of_rows(part * (c.rows / c.parts), 1, scheme, c.cols);
+    const auto one = least_error_scales(data + part * static_cast<std::int64_t>(w.nbytes()) / c.parts, type,
+                                        c.rows / c.parts, c.cols, own, scheme, m.name + ".weight");
+    all.scale.push_back(one.scale[0]);
+    all.scale_inv.push_back(one.scale_inv[0]);
+  }
+  return {per_row(all.scale, c), per_row(all.scale_inv, c)};
+}
+
 /// INC's *_opt_* methods: the scales that fit the weight best.
 WeightScales best_scales(const measure::WeightModule& m, const Scheme& scheme) {
   const at::Tensor w = m.weight.detach().contiguous();
@@ -90,27 +109,38 @@ std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vec
   for (const auto& p : plan.modules) check_weight(*by_name.at(p.info.name));
   std::vector<std::vector<float>> amax;
   std::map<std::string, float> groups;  // the largest amax of each fuse group
-  const auto scales_of = [&](const PlannedModule& p, const std::vector<float>& a) {
-    const auto& m = *by_name.at(p.info.name);
-    if (!p.stored_weight_scale_inv.empty()) return stored_scales(m, p);
-    return searches(p.scheme) ? best_scales(m, p.scheme)
-                              : weight_scales(a, p.scheme, p.info.name + ".weight",
-                                              runtime::ops::float_type_of(m.weight.scalar_type()));
-  };
+  const auto grouped = [&](std::size_t i) { return !plan.modules[i].fuse_group.empty() && amax[i].size() == 1; };
   for (const auto& p : plan.modules) {
     amax.push_back(weight_amax(*by_name.at(p.info.name), p.scheme));
     for (float a : amax.back())
       recipes::scale_inv_from_amax(a, p.scheme.fp8_max(),
                                    p.info.name + ".weight");  // finite, or an error that names the module
     check_measured_weight(p, amax.back().empty() ? 0.0f : *std::ranges::max_element(amax.back()));
-    if (!p.fuse_group.empty() && amax.back().size() == 1)
-      groups[p.fuse_group] = std::max(groups[p.fuse_group], amax.back()[0]);
+    if (grouped(amax.size() - 1)) groups[p.fuse_group] = std::max(groups[p.fuse_group], amax.back()[0]);
   }
   std::vector<WeightScales> scales;
+  std::map<std::string, TensorScaleSearch> searched;  // of the groups whose scales are searched for
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
-    const auto group = groups.find(plan.modules[i].fuse_group);
-    if (group != groups.end() && amax[i].size() == 1) amax[i] = {group->second};
-    scales.push_back(scales_of(plan.modules[i], amax[i]));
+    const auto& p = plan.modules[i];
+    const auto& m = *by_name.at(p.info.name);
+    if (grouped(i)) amax[i] = {groups.at(p.fuse_group)};
+    const auto type = runtime::ops::float_type_of(m.weight.scalar_type());
+    scales.push_back(!p.stored_weight_scale_inv.empty() ? stored_scales(m, p)
+                     : searches(p.scheme)               ? best_scales(m, p.scheme)
+                                          : weight_scales(amax[i], p.scheme, p.info.name + ".weight", type));
+    if (!p.scheme.least_error() || !p.stored_weight_scale_inv.empty()) continue;
+    if (!grouped(i)) {
+      scales.back() = least_error(m, p.scheme, scales.back());
+      continue;
+    }
+    const at::Tensor w = m.weight.detach().contiguous();
+    const Channels c = channels_of(m);
+    searched.try_emplace(p.fuse_group, scales.back(), p.scheme)
+        .first->second.add(w.const_data_ptr(), type, c.rows, c.cols);
+  }
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const auto found = searched.find(plan.modules[i].fuse_group);
+    if (grouped(i) && found != searched.end()) scales[i] = found->second.best(plan.modules[i].info.name + ".weight");
   }
   return scales;
 }

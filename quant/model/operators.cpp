@@ -121,12 +121,13 @@ Request request_of(const std::string& text) {
                           return !measurements.empty();
                         }};
   PlanOptions& plan = request.plan;
-  const auto keys = read_keys(where, text,
-                              {config, measured, choice("activations", activations, activation_words()),
-                               choice<WeightGranularity>("weights", plan.weights), block(plan.block),
-                               boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
-                               choice<Dialect>("dialect", plan.dialect), words("include", plan.include),
-                               words("exclude", plan.exclude), boolean("recurrent", request.recurrent)});
+  const auto keys = read_keys(
+      where, text,
+      {config, measured, choice("activations", activations, activation_words()),
+       choice<WeightGranularity>("weights", plan.weights), block(plan.block),
+       boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
+       choice<ScaleSearch>("weight_scales", plan.search), choice<Dialect>("dialect", plan.dialect),
+       words("include", plan.include), words("exclude", plan.exclude), boolean("recurrent", request.recurrent)});
   if (!config_json.is_null()) {
     if (keys.size() > 1 + keys.count("recurrent"))
       io::fail<io::Error>("{}: expected 'quant_config' alone, it decides the rest", where);

@@ -8,6 +8,7 @@
 //                          "weights": "tensor" | "channel" | "block"                 "block": [rows, cols]
 //                          "power_of_two": bool                                      "fuse_scales": bool
 //                          "dialect": "gaudi2" | "gaudi3" | "ocp" (default: the device's)
+//                          "weight_scales": "amax" | "mse", least squared error
 //                          "include", "exclude": [patterns]
 //     or, alone:           "quant_config": a QUANT_CONFIG, as an object or a file's path: INC's rules
 //     with either:         "recurrent": true (LSTM, GRU and RNN too: Python's compare dtypes unless they are scripted

@@ -157,6 +157,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     planned.scheme.dialect = o.dialect_or_ocp();
     planned.scheme.activations = is_lookup(m.type) ? ActivationScaling::none : activations;
     planned.scheme.weights = weights;
+    planned.scheme.search = o.search;
     if (weights == WeightGranularity::block) {
       planned.scheme.block = o.block;
       planned.scheme.power_of_two = o.power_of_two;
@@ -176,6 +177,9 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     plan.modules.push_back(std::move(planned));
   }
   for (const auto& n : nodes) plan_own_node(n, modules, o, exclude, plan);
+  if (o.search == ScaleSearch::mse && o.power_of_two)
+    plan.warnings.push_back(io::option("weight_scales", "'search' mse") +
+                            " has no effect: scales that are powers of two follow the amax");
   if (is_static && weights == WeightGranularity::channel)
     plan.warnings.push_back(
         "channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +

@@ -86,6 +86,7 @@ struct PlanOptions {
   std::optional<WeightGranularity> weights;
   Block block;                              ///< granularity block
   bool power_of_two = false;                ///< granularity block: scales are powers of two (E8M0)
+  ScaleSearch search = ScaleSearch::amax;   ///< of weights
   std::optional<recipes::Dialect> dialect;  ///< default: ocp in files, that of the device for models in memory
   bool fuse_scales = true;
   /// Attention (products, softmax, fused) in fp8 too. A config selects it by its lists instead.

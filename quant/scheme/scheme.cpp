@@ -5,6 +5,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/scale_search.h"
 
 namespace fp8::quant {
 namespace {
@@ -104,8 +105,8 @@ ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
 
 std::string Scheme::describe() const {
   const std::string blocks = has_blocks() ? " " + block.text() + (power_of_two ? " E8M0" : "") : "";
-  return io::message("{} {}{} weights, {} activations, {}{}", kernels::name_of(format), name_of(weights), blocks,
-                     name_of(activations), kernels::name_of(dialect),
+  return io::message("{} {}{} weights{}, {} activations, {}{}", kernels::name_of(format), name_of(weights), blocks,
+                     least_error() ? ", scales of least error" : "", name_of(activations), kernels::name_of(dialect),
                      compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 
@@ -141,6 +142,45 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
     out.scale = to_vector(recipes::inc_scale(inv, target.hp));
   }
   return out;
+}
+
+namespace {
+
+WeightScales of_scale_inv(std::vector<float> scale_inv, const std::string& module) {
+  const Eigen::ArrayXf inv =
+      Eigen::Map<const Eigen::ArrayXf>(scale_inv.data(), static_cast<Eigen::Index>(scale_inv.size()));
+  return {to_vector(recipes::scale_from_scale_inv(inv, module)), std::move(scale_inv)};
+}
+
+}  // namespace
+
+WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                const WeightScales& from_amax, const Scheme& scheme, const std::string& module) {
+  if (scheme.weights == WeightGranularity::tensor) {
+    TensorScaleSearch search(from_amax, scheme);
+    search.add(w, type, rows, cols);
+    return search.best(module);
+  }
+  std::vector<float> scale_inv = from_amax.scale_inv;
+  std::vector<double> errors(scale_inv.size() * kernels::kScaleCandidates);
+  kernels::CastArgs args = cast_args(w, type, rows, cols, scheme, nullptr);
+  if (!scheme.has_blocks()) args.layout = kernels::ScaleLayout::per_row();
+  kernels::scale_errors(args, from_amax.scale_inv.data(), errors.data());
+  for (std::size_t i = 0; i < scale_inv.size(); ++i)
+    scale_inv[i] =
+        kernels::scale_candidate(scale_inv[i], kernels::least_error(errors.data() + i * kernels::kScaleCandidates));
+  return of_scale_inv(std::move(scale_inv), module);
+}
+
+void TensorScaleSearch::add(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols) {
+  std::vector<double> errors(static_cast<std::size_t>(rows) * kernels::kScaleCandidates);
+  kernels::scale_errors(cast_args(w, type, rows, cols, scheme_, nullptr), &scale_inv_, errors.data());
+  errors_.resize(kernels::kScaleCandidates);
+  for (std::size_t i = 0; i < errors.size(); ++i) errors_[i % kernels::kScaleCandidates] += errors[i];
+}
+
+WeightScales TensorScaleSearch::best(const std::string& module) const {
+  return of_scale_inv({kernels::scale_candidate(scale_inv_, kernels::least_error(errors_.data()))}, module);
 }
 
 bool searches(const Scheme& scheme) {

@@ -57,6 +57,14 @@ constexpr auto names_of(Compute) {
       {{fp8, "fp8"}, {qdq, "quantize-dequantize"}, {fake_quant, "fake quantization"}});
 }
 
+/// The scale of a weight: its amax's, or the candidate of the least squared error around that (kernels/scale_search.h), which
+/// needs the values and no data.
+enum class ScaleSearch : std::uint8_t { amax, mse };
+constexpr auto names_of(ScaleSearch) {
+  using enum ScaleSearch;
+  return std::to_array<EnumName<ScaleSearch>>({{amax, "amax"}, {mse, "mse"}});
+}
+
 /// Settings that all tensors of a module share: the numbers' format and the arithmetic of scales.
 struct Numbers {
   recipes::Format format = recipes::Format::E4M3;
@@ -80,6 +88,7 @@ struct Scheme : Numbers {
   ActivationScaling activations = ActivationScaling::dynamic_token;
   Block block;                ///< granularity block, dynamic_group
   bool power_of_two = false;  ///< granularity block: scale_inv is the smallest power of two >= amax / fp8_max (E8M0)
+  ScaleSearch search = ScaleSearch::amax;
   /// inc only: how the weight's scale is made, and with dynamic activations that of each call.
   recipes::ScaleMethod weight_method, activation_method;
   /// static_tensor only: multipliers out of and into fp8.
@@ -87,6 +96,10 @@ struct Scheme : Numbers {
 
   bool is_static() const { return activations == ActivationScaling::static_tensor; }
   bool has_blocks() const { return weights == WeightGranularity::block; }
+  /// Scales are searched for: powers of two and INC's methods keep theirs.
+  bool least_error() const {
+    return search == ScaleSearch::mse && convention == Convention::own && !(has_blocks() && power_of_two);
+  }
   /// "E4M3 channel weights, dynamic token activations, ocp".
   std::string describe() const;
 };
@@ -114,6 +127,25 @@ struct WeightScales {
 /// `module` for NaN or Inf, and for methods that search.
 WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module,
                            std::optional<recipes::FloatType> type = std::nullopt);
+
+/// scheme.least_error(): the scales of least error around from_amax, the weight's own of weight_scales(). w: [rows, cols]
+/// dense in `type`, finite; with one scale all of it.
+WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                const WeightScales& from_amax, const Scheme& scheme, const std::string& module);
+
+/// The same of one scale for values that come in pieces, those of all weights that share it.
+class TensorScaleSearch {
+ public:
+  TensorScaleSearch(const WeightScales& from_amax, const Scheme& scheme)
+      : scale_inv_(from_amax.scale_inv.at(0)), scheme_(scheme) {}
+  void add(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols);
+  WeightScales best(const std::string& module) const;
+
+ private:
+  float scale_inv_;
+  const Scheme& scheme_;
+  std::vector<double> errors_;  // of the candidates
+};
 
 /// True if the scales need the weight itself, not only its amax: INC's *_opt_* methods.
 bool searches(const Scheme& scheme);

@@ -86,6 +86,84 @@ TEST_F(CheckpointQuantize, StaticTensorsWithFusedScales) {
   EXPECT_TRUE(read_tensor(folder / "apart", attention + "v_proj.weight").eq(0).all().item<bool>());
 }
 
+/// The squared error of a weight's part under scale_inv_j, in double.
+double squared_error(const at::Tensor& part, float scale_inv, float max) {
+  const at::Tensor values = test::quantize_reference(part.reshape({1, -1}), {scale_inv}, max).values;
+  return (values.reshape(-1) - part.to(at::kDouble).reshape(-1)).square().sum().item<double>();
+}
+
+/// scale_inv is one of the 25 candidates around that of the amax of `parts`, and none has a smaller error over them.
+void expect_least_error(const std::vector<at::Tensor>& parts, float scale_inv, float max) {
+  float amax = 0;
+  for (const auto& part : parts) amax = std::max(amax, part.abs().max().item<float>());
+  std::vector<double> errors;
+  double chosen = -1;
+  for (int j = -8; j <= 16; ++j) {
+    const float candidate = static_cast<float>(double{test::own_scale_inv(amax, max)} * std::exp2(j / 16.0));
+    errors.push_back(0);
+    for (const auto& part : parts) errors.back() += squared_error(part, candidate, max);
+    if (std::abs(candidate - scale_inv) <= 1e-6f * candidate) chosen = errors.back();
+  }
+  ASSERT_GE(chosen, 0) << scale_inv << " is no candidate of amax " << amax;
+  EXPECT_LE(chosen, *std::ranges::min_element(errors) * (1 + 1e-5));
+}
+
+TEST_F(CheckpointQuantize, ScalesOfLeastError) {
+  for (const auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
+    const float max = dialect == recipes::Dialect::gaudi2 ? 240.0f : 448.0f;
+    const test::TempDir dir;
+    const auto tensors = test::small_llama(at::kBFloat16);
+    test::write_llama(dir / "in", tensors);
+    CheckpointOptions o;
+    o.plan.search = ScaleSearch::mse;
+    o.plan.dialect = dialect;
+    const auto report = quantize_checkpoint(dir / "in", dir / "channels", o);
+    for (const auto& [module, scheme] : report.quantized) {
+      EXPECT_THAT(scheme, HasSubstr("scales of least error"));
+      const at::Tensor w = test::find(tensors, module + ".weight").to(at::kFloat),
+                       inv = read_tensor(dir / "channels", module + ".weight_scale");
+      for (std::int64_t row = 0; row < w.size(0); ++row) {
+        if (w[row].eq(0).all().item<bool>())
+          EXPECT_EQ(inv[row].item<float>(), 1.0f) << "zeros keep the scale of their amax";
+        else
+          expect_least_error({w[row]}, inv[row].item<float>(), max);
+      }
+    }
+    EXPECT_EQ(io::read_json(dir / "channels/fp8.json")["weight_scales"], "mse");
+    o.plan.weights = WeightGranularity::tensor;
+    quantize_checkpoint(dir / "in", dir / "tensors", o);
+    std::vector<at::Tensor> group;
+    for (const char* name : {"q_proj", "k_proj", "v_proj"})
+      group.push_back(test::find(tensors, "model.layers.0.self_attn." + std::string(name) + ".weight").to(at::kFloat));
+    const at::Tensor q = read_tensor(dir / "tensors", "model.layers.0.self_attn.q_proj.weight_scale");
+    expect_least_error(group, q.item<float>(), max);
+    EXPECT_TRUE(same_bits(q, read_tensor(dir / "tensors", "model.layers.0.self_attn.v_proj.weight_scale")));
+    o.plan.weights = WeightGranularity::block, o.plan.block = {16, 16}, o.plan.activations = ActivationScaling::none;
+    o.form = "fp8";
+    quantize_checkpoint(dir / "in", dir / "blocks", o);
+    const at::Tensor w = test::find(tensors, "model.layers.0.self_attn.q_proj.weight").to(at::kFloat),
+                     inv = read_tensor(dir / "blocks", "model.layers.0.self_attn.q_proj.weight_scale_inv");
+    for (std::int64_t r = 0; r < inv.size(0); ++r) {
+      for (std::int64_t c = 0; c < inv.size(1); ++c)
+        expect_least_error({w.slice(0, 16 * r, 16 * r + 16).slice(1, 16 * c, 16 * c + 16)}, inv[r][c].item<float>(),
+                           max);
+    }
+  }
+}
+
+TEST_F(CheckpointQuantize, PowersOfTwoFollowTheAmax) {
+  test::write_llama(folder / "in", test::small_llama(at::kBFloat16));
+  CheckpointOptions o;
+  o.form = "fp8";
+  o.plan.weights = WeightGranularity::block, o.plan.block = {16, 16}, o.plan.activations = ActivationScaling::none;
+  o.plan.power_of_two = true;
+  quantize_checkpoint(folder / "in", folder / "amax", o);
+  o.plan.search = ScaleSearch::mse;
+  const auto report = quantize_checkpoint(folder / "in", folder / "mse", o);
+  EXPECT_EQ(test::folder_bytes(folder / "amax"), test::folder_bytes(folder / "mse"));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("has no effect")));
+}
+
 /// The file's tensors as modules in memory, converted with the same options: the very same codes and scales.
 void expect_same_as_in_memory(const PlanOptions& plan, at::ScalarType dtype) {
   const test::TempDir dir;
@@ -124,6 +202,12 @@ TEST_F(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
       PlanOptions plan;
       plan.dialect = dialect;
       expect_same_as_in_memory(plan, dtype);
+      for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor}) {
+        PlanOptions search = plan;
+        search.search = ScaleSearch::mse;
+        search.weights = weights;
+        expect_same_as_in_memory(search, dtype);
+      }
       plan.activations = ActivationScaling::static_tensor;
       plan.measurements = measured(test::small_llama(dtype));
       expect_same_as_in_memory(plan, dtype);

@@ -200,6 +200,7 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
       {"range", "448/240"},
       {"rescale", "--rescale {}"},
       {"scale_format", "--scale-format f32"},
+      {"weight_scales", "--weight-scales mse"},
       {"stacked_experts", " (--experts keep leaves stacked experts as they are)"},
       {"tensor_or_dynamic", "--scheme tensor or --dynamic"},
       {"unify", "fp8 convert --to inc --ranks 1"},

@@ -32,6 +32,7 @@ struct QuantizeOptions {
   std::optional<quant::WeightGranularity> scheme;
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
+  quant::ScaleSearch search = quant::ScaleSearch::amax;
   ShareOptions share;
   std::string form = "compressed-tensors";
   std::optional<quant::KvGranularity> kv_scales;
@@ -68,15 +69,17 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
     throw UsageError("quantize: --block and --scale-format go with --scheme block");
   if (o.block > 0) plan.block = {o.block, o.block};
   plan.power_of_two = o.power_of_two.value_or(false);
+  plan.search = o.search;
   plan.fuse_scales = !o.no_fuse_scales;
   plan.include = o.include;
   plan.exclude = o.exclude;
   plan.experts = o.experts;
   plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
   if (!o.config.empty()) {
-    if (o.scheme.has_value() || !o.include.empty() || !o.exclude.empty()) {
+    if (o.scheme.has_value() || !o.include.empty() || !o.exclude.empty() || o.search != quant::ScaleSearch::amax) {
       throw UsageError(
-          "quantize: --config decides modules and scales, --scheme, --include and --exclude don't go with it");
+          "quantize: --config decides modules and scales, --scheme, --weight-scales, --include and --exclude don't go "
+          "with it");
     }
     plan.config = configs::read_quant_config(o.config, measure::parse_options());
     if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO) {
@@ -254,6 +257,10 @@ Action add_quantize(Options& options) {
   options.choice(
       "--scale-format", {"f32", "e8m0"}, [values](std::size_t i) { values->power_of_two = i == 1; },
       "Scales of blocks: any number, or powers of two");
+  options.choice<quant::ScaleSearch>("--weight-scales", values->search,
+                                     "amax: a weight's largest value becomes the largest code; mse: the scale of the "
+                                     "least squared error, searched for "
+                                     "around that");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
   options.one_of({"--measurements", "--dynamic", "--weights-only", "--config"});
