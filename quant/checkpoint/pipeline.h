@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/form.h"
@@ -31,6 +32,7 @@ struct PlannedWeight {
   Change change = Change::decoded;  ///< requantized: new scales and codes, of values in high precision too
   bool exact = true;
   std::string reason;                       ///< why it is in high precision though fp8 was asked for
+  const RoundedCodes* rounded = nullptr;    ///< has the codes of `measured`, in place of nearest ones
   std::string fuse_group;                   ///< new scales per tensor: shares its scale with its group
   const PlannedModule* measured = nullptr;  ///< whose measured amax the values must have; may be null
 

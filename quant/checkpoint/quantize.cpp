@@ -118,6 +118,22 @@ FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
   return texts;
 }
 
+/// Codes that no module takes would be lost without a word.
+void require_all_used(const RoundedCodes& rounded, const CheckpointPlan& planned) {
+  for (const auto& m : rounded.modules()) {
+    if (planned.plan().find(m.module) == nullptr)
+      io::fail_at(m.module, "was rounded, and the checkpoint in {} quantizes no module of this name",
+                  planned.source().folder().string());
+  }
+}
+
+/// {"method", "modules": [...]}, for fp8.json.
+io::Json rounding_json(const RoundedCodes& rounded) {
+  io::Json modules = io::Json::array();
+  for (const auto& m : rounded.modules()) modules.push_back(m.json());
+  return {{"method", "gptq"}, {"modules", std::move(modules)}};
+}
+
 FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& options) {
   FolderPlan plan;
   plan.form = &planned.form();
@@ -130,10 +146,13 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
     w.change = Change::requantized;
     w.fuse_group = m.fuse_group;
     w.measured = &m;
+    if (options.rounded != nullptr && options.rounded->contains(m.info.name)) w.rounded = options.rounded.get();
   }
+  if (options.rounded != nullptr) require_all_used(*options.rounded, planned);
   plan.pieces = pieces_of(planned, plan.notes);
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);
+  if (options.rounded != nullptr) plan.texts.sidecar["rounding"] = rounding_json(*options.rounded);
   return plan;
 }
 
@@ -158,7 +177,8 @@ CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan
 }
 
 /// All that decides the bytes.
-io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, bool fuse_scales, const io::Json& source) {
+io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, const CheckpointOptions& o,
+                  const io::Json& source) {
   io::Checksum modules;
   const auto add = [&](const void* data, std::size_t size) { modules.update(data, size); };
   for (const auto& w : plan.weights) {
@@ -179,9 +199,10 @@ io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, bool fu
                             {"scale_method", plan.config.scale_method},
                             {"use_qdq", plan.config.qdq},
                             {"measurements", planned.plan().measurements},
-                            {"fuse_scales", fuse_scales},
+                            {"fuse_scales", o.plan.fuse_scales},
                             {"modules and their scales", io::checksum_text(modules.value())}};
   io::Json id = {{"command", "quantize"}, {"option", options}, {"source", source}};
+  if (o.rounded != nullptr) id["rounding"] = o.rounded->identity();
   if (!plan.nonfinite.empty()) id["nonfinite"] = nonfinite_json(plan.nonfinite);
   return id;
 }
@@ -200,7 +221,7 @@ CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out,
   report.units = pipeline.units();
   report.weights_bytes = pipeline.weights_bytes();
   if (options.dry_run) return report;
-  stream.identity = identity(plan, planned, options.plan.fuse_scales, files);
+  stream.identity = identity(plan, planned, options, files);
   stream.spelling = options.plan.spelling;
   const auto result = pipeline.write(out, std::move(stream), options.join);
   report.units_kept = result.kept;

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/checkpoint/stream/stream_options.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/plan/plan.h"
@@ -30,6 +32,9 @@ struct CheckpointOptions : StreamOptions {
   /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in
   /// fp8.json; else refused. Reads all of the source once more.
   bool allow_nonfinite = false;
+  /// Codes that were made before (tools/commands/quantize/rounding.h), of modules of the source; null: all are rounded to
+  /// nearest.
+  std::shared_ptr<const RoundedCodes> rounded;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
   bool join = false;     ///< makes `out` of the shares of world_size ranks, or of `shares`
 };

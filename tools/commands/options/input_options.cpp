@@ -33,7 +33,7 @@ void add_data_options(Options& options, DataOptions& target, Options::Need need,
                                         : "");
   options.integer("--seq-len", target.seq_len, 2, 1 << 20,
                   "Tokens per chunk; of an input and of a target, whose tokens beyond it are cut",
-                  target.seq_len == 0 ? "2048, or all the model takes" : "");
+                  target.seq_len == 0 ? target.seq_len_text : "");
   options.integer("--skip", target.skip, 0, kMany, "Chunks to pass over first");
   options.integer("--batch", target.batch, 1, 65536, "Chunks per forward",
                   target.batch == 0 ? "8, of long chunks fewer" : "");

@@ -20,7 +20,8 @@ namespace fp8::commands {
 struct DataOptions {
   text::DataFiles data;
   std::int64_t samples = -1, seq_len = 256, skip = 0, batch = 8;
-  bool shorter = false;  ///< a text of fewer than seq_len tokens is taken as it is
+  const char* seq_len_text = "2048, or all the model takes";  ///< what 0 means, for the help
+  bool shorter = false;                                       ///< a text of fewer than seq_len tokens is taken as it is
 };
 
 /// --data or an option like it. several: words behind one another, which a command with positional arguments can't

@@ -16,6 +16,7 @@
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/quantize/budget.h"
+#include "fp8/tools/commands/quantize/rounding.h"
 #include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
@@ -33,6 +34,7 @@ struct QuantizeOptions {
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
   quant::ScaleSearch search = quant::ScaleSearch::amax;
+  Rounding rounding = Rounding::nearest;
   ShareOptions share;
   std::string form = "compressed-tensors";
   std::optional<quant::KvGranularity> kv_scales;
@@ -131,17 +133,76 @@ quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Shar
   return options;
 }
 
-/// Chooses by --budget what stays in high precision.
-BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptions options, quant::PlanOptions& plan,
-                                Context& context) {
-  BudgetOptions data = o.data;
-  if (data.data.empty()) take_built_in_text(data, context);
-  data.kl = parse_budget(o.budget);
-  options.dry_run = true;  // what stays in the file whatever the budget, of which the model in memory shows less
+/// The plan of the model in memory, without what stays in high precision in the file whatever the options: the model
+/// shows less of that.
+quant::PlanOptions plan_in_memory(const QuantizeOptions& o, quant::CheckpointOptions options,
+                                  const quant::PlanOptions& plan) {
+  options.dry_run = true;
   quant::PlanOptions in_memory = plan;
   for (const auto& kept : quant::quantize_checkpoint(o.model, {}, options).skipped)
     in_memory.keep.emplace(kept.name, kept.reason);
-  BudgetResult budget = meet_budget(o.model, in_memory, data, context);
+  return in_memory;
+}
+
+std::filesystem::path rounding_folder(const QuantizeOptions& o) {
+  const auto out = std::filesystem::absolute(o.out).lexically_normal();
+  const auto name = (out.filename().empty() ? out.parent_path() : out).filename().string();
+  return (out.filename().empty() ? out.parent_path() : out).parent_path() / ("." + name + ".rounding");
+}
+
+/// Throws UsageError for options that --rounding gptq does not go with.
+void check_rounding(const QuantizeOptions& o, const Share& share) {
+  if (o.rounding == Rounding::nearest) return;
+  if (o.data.data.empty()) throw UsageError("quantize: --rounding gptq needs --data, texts like those of the users");
+  if (!o.config.empty()) throw UsageError("quantize: --rounding gptq does not go with --config yet");
+  if (!o.budget.empty()) throw UsageError("quantize: --rounding gptq does not go with --budget yet");
+  if (share.shares.has_value() || share.world_size > 1 || o.share.join)
+    throw UsageError("quantize: --rounding gptq is the work of one process, without --shares, --rank and --join");
+}
+
+/// Codes by --rounding gptq; null: to nearest.
+std::shared_ptr<const quant::RoundedCodes> rounded_codes(const QuantizeOptions& o,
+                                                         const quant::CheckpointOptions& options,
+                                                         const Context& context) {
+  if (o.rounding == Rounding::nearest || o.dry_run) return nullptr;
+  RoundingOptions rounding;
+  rounding.data = o.data;
+  if (rounding.data.seq_len == 0) rounding.data.seq_len = 512;
+  rounding.folder = rounding_folder(o);
+  if (!o.share.resume) std::filesystem::remove_all(rounding.folder);
+  quant::PlanOptions plan = plan_in_memory(o, options, options.plan);
+  plan.kv_cache = false;
+  return round_weights(o.model, plan, rounding, context);
+}
+
+/// "output error of 28 modules: 25.9 -> 31.0 dB, 2 kept nearest, 8192 tokens"
+void add_rounding(const quant::RoundedCodes& codes, Report& report) {
+  double before = 0, after = 0;
+  std::int64_t judged = 0, nearest = 0, tokens = 0;
+  report.json["rounding"] = {{"method", "gptq"}, {"modules", io::Json::array()}};
+  for (const auto& m : codes.modules()) {
+    report.json["rounding"]["modules"].push_back(m.json());
+    nearest += m.kept.empty() ? 0 : 1;
+    tokens = std::max(tokens, m.tokens + m.held);
+    if (!std::isfinite(m.nearest_db()) || !std::isfinite(m.written_db())) continue;
+    ++judged, before += m.nearest_db(), after += m.written_db();
+  }
+  const double n = static_cast<double>(std::max<std::int64_t>(judged, 1));
+  report.row({"output error of " + std::to_string(judged) + " modules",
+              fmt::format("{:.1f} -> {:.1f} dB, {} kept nearest, {} tokens", before / n, after / n, nearest, tokens)});
+  for (const auto& m : codes.modules()) {
+    if (!m.kept.empty()) report.row({"nearest " + m.module, m.kept});
+  }
+}
+
+/// Chooses by --budget what stays in high precision.
+BudgetResult keep_within_budget(const QuantizeOptions& o, const quant::CheckpointOptions& options,
+                                quant::PlanOptions& plan, Context& context) {
+  BudgetOptions data = o.data;
+  if (data.data.empty()) take_built_in_text(data, context);
+  if (data.seq_len == 0) data.seq_len = 256;
+  data.kl = parse_budget(o.budget);
+  BudgetResult budget = meet_budget(o.model, plan_in_memory(o, options, plan), data, context);
   const io::Checkpoint checkpoint(o.model);
   for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
     for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
@@ -212,16 +273,19 @@ Report report_of(const QuantizeOptions& o, const Share& share, const quant::Plan
 }
 
 void quantize(const QuantizeOptions& o, Context& context) {
-  if (o.budget.empty() && !o.data.data.empty()) throw UsageError("quantize: --data goes with --budget");
+  if (o.budget.empty() && o.rounding == Rounding::nearest && !o.data.data.empty())
+    throw UsageError("quantize: --data goes with --budget or --rounding gptq");
   const Stopwatch watch;
   Share share = find_share(o.share, o.out);
   attach(share, context);
+  check_rounding(o, share);
   const bool part = share.shares.has_value() || share.world_size > 1;
   if (o.check && (o.dry_run || (part && !o.share.join)))
     throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
   quant::CheckpointOptions options = checkpoint_options(o, share, context);
   std::optional<BudgetResult> budget;
   if (!o.budget.empty()) budget = keep_within_budget(o, options, options.plan, context);
+  options.rounded = rounded_codes(o, options, context);
   std::vector<std::string> notices;
   if (options.plan.measurements.has_value())
     options.plan.measurements =
@@ -230,11 +294,13 @@ void quantize(const QuantizeOptions& o, Context& context) {
   options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
   const auto done = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();
+  if (options.rounded != nullptr) std::filesystem::remove_all(options.rounded->folder());
   for (const auto& warning : notices) context.warn(warning);
   for (const auto& warning : done.warnings) context.warn(warning);
   if (o.kv_scales.has_value() && done.kv_caches == 0)
     context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
   Report report = report_of(o, share, options.plan, done, budget, seconds);
+  if (options.rounded != nullptr) add_rounding(*options.rounded, report);
   const bool elsewhere = share.shares.has_value() && !done.shares.joined && !done.finished_before;
   if (o.check && !elsewhere) add_check(o.out, report);
   report.print(context);
@@ -244,6 +310,8 @@ void quantize(const QuantizeOptions& o, Context& context) {
 
 Action add_quantize(Options& options) {
   auto values = std::make_shared<QuantizeOptions>();
+  values->data.seq_len = 0;
+  values->data.seq_len_text = "512; 256 with --budget";
   options.path("--model", values->model, "High precision checkpoint folder", Options::Need::required);
   options.path("--out", values->out, "Folder to write", Options::Need::required);
   options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
@@ -261,6 +329,9 @@ Action add_quantize(Options& options) {
                                      "amax: a weight's largest value becomes the largest code; mse: the scale of the "
                                      "least squared error, searched for "
                                      "around that");
+  options.choice<Rounding>(
+      "--rounding", values->rounding,
+      "nearest, or gptq: codes that keep the outputs of a module on --data, where they do it better than the nearest");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
   options.one_of({"--measurements", "--dynamic", "--weights-only", "--config"});
@@ -318,5 +389,6 @@ double parse_budget(const std::string& text) {
 }
 
 decltype(meet_budget) meet_budget;
+decltype(round_weights) round_weights;
 
 }  // namespace fp8::commands

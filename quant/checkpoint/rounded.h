@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes that a rounding chose before a checkpoint is written, in files of a folder. No torch here.
+//
+//   FOLDER/LAYER.safetensors    "MODULE.codes"      U8 [rows, cols], row-major, whatever form the checkpoint has
+//                               "MODULE.scale_inv"  F32: one, one per row, or the grid of blocks
+//                               metadata "rounding": {"identity": ..., "modules": [RoundedModule, ...]}
+//
+// Modules that stay rounded to nearest have an entry in the metadata alone. A file is there whole or not at all, so a run
+// that was cut short goes on after the last of them.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/tensors/safetensors.h"
+
+namespace fp8::quant {
+
+/// The outcome of one module. Errors and signal are squared sums of its output over the tokens that were held back.
+struct RoundedModule {
+  std::string module;
+  double signal = 0, nearest = 0, rounded = 0;
+  std::int64_t columns = 0, tokens = 0, held = 0;  ///< tokens that made the inputs' matrix; that judge
+  double damping = 0;                              ///< of the mean of its diagonal
+  std::string kept;                                ///< why it stays rounded to nearest; empty: it does not
+
+  /// SQNR of the output, rounded to nearest and as written; infinity without an error.
+  double nearest_db() const;
+  double written_db() const;
+  io::Json json() const;
+};
+
+/// One layer's file in the making.
+struct RoundedLayer {
+  struct Weight {
+    std::string module;
+    std::int64_t rows = 0, cols = 0;
+    std::vector<std::uint8_t> codes;
+    std::vector<float> scale_inv;
+  };
+  std::vector<Weight> weights;
+  std::vector<RoundedModule> modules;
+
+  void write(const std::filesystem::path& folder, const std::string& layer, const io::Json& identity) const;
+};
+
+class RoundedCodes {
+ public:
+  explicit RoundedCodes(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  /// Takes in a layer's file; false where there is none of this identity. Throws io::Error for one that is damaged.
+  bool add(const std::string& layer, const io::Json& identity);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const io::Json& identity() const { return identity_; }  ///< of all layers
+  const std::vector<RoundedModule>& modules() const { return modules_; }
+  /// True if the module has codes here, which read() gives row by row.
+  bool contains(const std::string& module) const { return files_.contains(module); }
+  /// Throws io::Error where they were made for other scales or sizes than the checkpoint's.
+  void require_scales(const std::string& module, std::int64_t rows, std::int64_t cols,
+                      const std::vector<float>& scale_inv) const;
+  void read(const std::string& module, std::int64_t row, std::int64_t rows, std::int64_t cols,
+            std::uint8_t* codes) const;
+
+ private:
+  std::filesystem::path folder_;
+  io::Json identity_;
+  std::map<std::string, std::shared_ptr<const io::SafetensorsFile>> files_;
+  std::vector<RoundedModule> modules_;
+};
+
+}  // namespace fp8::quant

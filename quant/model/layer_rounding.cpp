@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/model/layer_rounding.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "fp8/quant/model/convert.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/rounding.h"
+#include "fp8/runtime/ops/common/edge.h"
+
+namespace fp8::quant {
+namespace {
+
+constexpr std::int64_t kRun = 32, kChunk = 8 * kRun, kSeen = kChunk - kRun;  // tokens
+constexpr std::int64_t kRows = 512;                                          // of a weight at a time
+
+/// Rows of a weight at a time: whole blocks where its scales have those.
+std::int64_t rows_at_once(const Scheme& scheme) {
+  return scheme.has_blocks() ? scheme.block.rows * std::max<std::int64_t>(1, kRows / scheme.block.rows) : kRows;
+}
+
+/// Columns by rising diagonal, so that the sweep takes the largest first; of equals the later column.
+std::vector<std::int64_t> sweep_order(const std::vector<float>& gram, std::int64_t n) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::int64_t a, std::int64_t b) { return gram[a * n + a] < gram[b * n + b]; });
+  return order;
+}
+
+}  // namespace
+
+/// One tensor that modules take: its tokens, and what comes of them.
+class LayerRounding::Input {
+ public:
+  Input(std::string module, std::int64_t cols)
+      : module_(std::move(module)), cols_(cols), buffer_(static_cast<std::size_t>(kChunk * cols)) {}
+
+  std::int64_t cols() const { return cols_; }
+  std::int64_t tokens() const { return tokens_; }
+  std::int64_t held() const { return held_; }
+  const std::vector<float>& held_gram() const { return held_gram_; }
+  const std::vector<std::int64_t>& order() const { return order_; }
+  const std::vector<float>& factor() const { return factor_; }
+  double damping() const { return damping_; }
+  const std::string& module() const { return module_; }  ///< that takes it first
+
+  /// True if x is the tensor of the last add(): the same memory, unchanged since.
+  bool is(const at::Tensor& x) const {
+    return last_.defined() && x.is_alias_of(last_) && x.storage_offset() == last_.storage_offset() &&
+           x.sizes() == last_.sizes() && x.strides() == last_.strides() && x._version() == version_;
+  }
+
+  void add(const at::Tensor& x, const Samples& samples) {
+    last_ = x, version_ = x._version();
+    at::Tensor host = runtime::cpu_alias(x.detach());
+    if (!runtime::ops::is_high_precision(host.scalar_type())) host = host.to(at::kFloat);
+    host = host.contiguous();
+    const std::int64_t rows = cols_ == 0 ? 0 : host.numel() / cols_;
+    const auto type = runtime::ops::float_type_of(host.scalar_type());
+    if (!std::isfinite(kernels::amax(host.const_data_ptr(), type, host.numel()))) refuse(host, rows, samples);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      float* to = buffer_.data() + filled_ * cols_;
+      for (std::int64_t c = 0; c < cols_; ++c)
+        to[c] = kernels::load_element(host.const_data_ptr(), type, row * cols_ + c);
+      if (++filled_ == kChunk) flush();
+    }
+  }
+
+  void release() { gram_ = {}, held_gram_ = {}, factor_ = {}; }
+
+  /// False where no damping makes it positive definite: nothing was added, or zeros.
+  bool finish(double dampening) {
+    flush();
+    last_.reset();
+    buffer_ = {};
+    if (tokens_ == 0 || cols_ == 0) return false;
+    double mean = 0;
+    for (std::int64_t i = 0; i < cols_; ++i) mean += gram_[i * cols_ + i];
+    mean /= static_cast<double>(cols_);
+    order_ = sweep_order(gram_, cols_);
+    std::vector<double> damped(static_cast<std::size_t>(cols_ * cols_));
+    factor_.resize(damped.size());
+    for (damping_ = dampening; damping_ <= std::max(1.0, dampening); damping_ *= 10) {
+      kernels::permute_gram(gram_.data(), order_, damping_ * mean, damped.data());
+      if (kernels::factor_gram(damped.data(), cols_, factor_.data())) {
+        gram_ = {};
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  [[noreturn]] void refuse(const at::Tensor& host, std::int64_t rows, const Samples& samples) const {
+    const auto finite = host.reshape({rows, cols_}).isfinite().all(1);
+    std::int64_t row = 0;
+    while (finite[row].item<bool>()) ++row;
+    io::fail<io::Error>("{}: its input has a NaN or Inf in sample {}", module_,
+                        samples.first + row * samples.count / rows);
+  }
+
+  void flush() {
+    const auto size = static_cast<std::size_t>(cols_ * cols_);
+    if (gram_.empty()) gram_.assign(size, 0.0f), held_gram_.assign(size, 0.0f);
+    const std::int64_t seen = std::min(filled_, kSeen), held = filled_ - seen;
+    kernels::add_gram(buffer_.data(), seen, cols_, gram_.data());
+    kernels::add_gram(buffer_.data() + seen * cols_, held, cols_, held_gram_.data());
+    tokens_ += seen, held_ += held, filled_ = 0;
+  }
+
+  const std::string module_;
+  const std::int64_t cols_;
+  std::vector<float> buffer_, gram_, held_gram_, factor_;
+  std::vector<std::int64_t> order_;
+  std::int64_t filled_ = 0, tokens_ = 0, held_ = 0;
+  double damping_ = 0;
+  at::Tensor last_;
+  std::int64_t version_ = 0;
+};
+
+/// Lets the product run, and hands its input on.
+class LayerRounding::Probe final : public runtime::OpHandler {
+ public:
+  Probe(LayerRounding& owner, std::string module) : owner_(owner), module_(std::move(module)) {}
+
+  at::Tensor linear(const runtime::LinearCall& call) override {
+    input_ = owner_.input_of(*this, call.x);
+    return call.original();
+  }
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override {
+    return weight;
+  }
+  bool owns_values() const override { return false; }
+  std::string describe() const override { return "probed for rounding"; }
+
+  const std::string& module() const { return module_; }
+  const std::shared_ptr<Input>& input() const { return input_; }
+
+ private:
+  LayerRounding& owner_;
+  const std::string module_;
+  std::shared_ptr<Input> input_;
+};
+
+LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening)
+    : plan_(std::move(plan)), dampening_(dampening) {
+  for (const auto& p : plan_.modules) {
+    const auto m = std::ranges::find(modules, p.info.name, &measure::WeightModule::name);
+    TORCH_CHECK(m != modules.end() && m->type == "Linear" && m->weight.dim() == 2 && m->weight.is_hpu() &&
+                    runtime::find_tag(m->weight) == nullptr,
+                "[rounding] ", p.info.name, ": expected a Linear on hpu that is neither measured nor converted");
+    modules_.push_back(*m);
+  }
+  for (const auto& m : modules_) {
+    probes_.push_back(std::make_shared<Probe>(*this, m.name));
+    runtime::tag_weight(m.weight, m.name, probes_.back());
+  }
+}
+
+LayerRounding::~LayerRounding() { untag(); }
+
+void LayerRounding::untag() {
+  for (std::size_t i = 0; i < probes_.size(); ++i) runtime::untag_weight(modules_[i].weight);
+}
+
+void LayerRounding::begin_samples(std::int64_t first, std::int64_t count) { samples_ = {first, count}; }
+
+/// The input that x is. The first forward decides which modules share one; a later one that does otherwise is refused,
+/// for then its matrix would be of other tokens than the module's.
+std::shared_ptr<LayerRounding::Input> LayerRounding::input_of(Probe& probe, const at::Tensor& x) {
+  const bool first = probe.input() == nullptr;
+  const auto same = std::ranges::find_if(inputs_, [&](const auto& input) { return input->is(x); });
+  if (first && same != inputs_.end()) return *same;
+  if (first) inputs_.push_back(std::make_shared<Input>(probe.module(), x.size(-1)));
+  const auto& input = first ? inputs_.back() : probe.input();
+  if (input->module() == probe.module()) {
+    input->add(x, samples_);
+  } else if (!input->is(x)) {
+    io::fail<io::Error>("{}: took the same input as {} at first, and another one later", probe.module(),
+                        input->module());
+  }
+  return input;
+}
+
+namespace {
+
+/// Codes of some rows of a weight, and the squared errors of their outputs.
+struct Rows {
+  std::vector<std::uint8_t> codes;
+  double error = 0;
+};
+
+/// One weight under fixed scales.
+class WeightRounding {
+ public:
+  WeightRounding(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales,
+                 const std::vector<std::int64_t>& order, const float* factor, const float* held)
+      : w_(runtime::cpu_alias(m.weight.detach()).contiguous()),
+        type_(runtime::ops::float_type_of(w_.scalar_type())),
+        cols_(w_.size(1)),
+        p_(p),
+        scales_(scales),
+        order_(order),
+        factor_(factor),
+        held_(held) {}
+
+  void take(std::int64_t first, std::int64_t rows) {
+    first_ = first, rows_ = rows;
+    const auto n = static_cast<std::size_t>(rows * cols_);
+    values_.resize(n);
+    for (std::size_t i = 0; i < n; ++i) values_[i] = kernels::load_element(data(), type_, static_cast<std::int64_t>(i));
+  }
+  double signal() const { return kernels::quadratic_form(values_.data(), rows_, held_, cols_); }
+
+  Rows nearest() const {
+    Rows out{std::vector<std::uint8_t>(values_.size())};
+    cast_weight_rows(data(), type_, rows_, cols_, first_, scales_, p_.scheme, out.codes.data());
+    out.error = error_of(out.codes);
+    return out;
+  }
+
+  Rows compensated() const {
+    std::vector<float> w(values_.size()), rounded(w.size()), error(w.size());
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      for (std::int64_t k = 0; k < cols_; ++k) w[r * cols_ + k] = values_[r * cols_ + order_[k]];
+    }
+    const std::int64_t width = p_.scheme.has_blocks() ? p_.scheme.block.cols : std::max<std::int64_t>(cols_, 1);
+    std::vector<std::int32_t> group(static_cast<std::size_t>(cols_));
+    for (std::int64_t k = 0; k < cols_; ++k) group[k] = static_cast<std::int32_t>(order_[k] / width);
+    std::vector<float> scale, scale_inv;
+    for (std::int64_t g = 0; g * width < cols_; ++g) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        const std::size_t at = scale_at(first_ + r, g);
+        scale.push_back(scales_.scale[at]);
+        scale_inv.push_back(scales_.scale_inv[at]);
+      }
+    }
+    kernels::CompensatedRounding args;
+    args.rows = rows_, args.cols = cols_, args.w = w.data(), args.factor = factor_;
+    args.format = p_.scheme.format, args.max = p_.scheme.fp8_max();
+    args.scale = scale.data(), args.scale_inv = scale_inv.data(), args.group = group.data();
+    args.rounded = rounded.data(), args.error = error.data();
+    kernels::round_compensated(args);
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      for (std::int64_t k = 0; k < cols_; ++k) w[r * cols_ + order_[k]] = rounded[r * cols_ + k];
+    }
+    Rows out{std::vector<std::uint8_t>(w.size())};
+    kernels::cast_to_fp8(kernels::dense_cast(w.data(), rows_, cols_, out.codes.data(), args.format, args.max));
+    out.error = error_of(out.codes);
+    return out;
+  }
+
+ private:
+  const void* data() const {
+    return static_cast<const char*>(w_.const_data_ptr()) + first_ * cols_ * kernels::size_of(type_);
+  }
+  std::size_t scale_at(std::int64_t row, std::int64_t block_col) const {
+    if (scales_.scale.size() == 1) return 0;
+    if (!p_.scheme.has_blocks()) return static_cast<std::size_t>(row);
+    const ScaleGrid grid = scale_grid(p_.scheme, w_.size(0), cols_);
+    return static_cast<std::size_t>(row / grid.block_rows * grid.cols + block_col);
+  }
+  double error_of(const std::vector<std::uint8_t>& codes) const {
+    std::vector<float> error(values_.size());
+    decode_weight_rows(codes.data(), rows_, cols_, first_, scales_.scale_inv.data(),
+                       static_cast<std::int64_t>(scales_.scale_inv.size()), p_.scheme, error.data(),
+                       recipes::FloatType::F32);
+    for (std::size_t i = 0; i < error.size(); ++i) error[i] = values_[i] - error[i];
+    return kernels::quadratic_form(error.data(), rows_, held_, cols_);
+  }
+
+  const at::Tensor w_;
+  const recipes::FloatType type_;
+  const std::int64_t cols_;
+  const PlannedModule& p_;
+  const WeightScales& scales_;
+  const std::vector<std::int64_t>& order_;
+  const float *factor_, *held_;
+  std::int64_t first_ = 0, rows_ = 0;
+  std::vector<float> values_;
+};
+
+}  // namespace
+
+/// Module i, of whose input a factor is there.
+void LayerRounding::round_module(std::size_t i, const Input& input, const WeightScales& scales, RoundedModule& outcome,
+                                 RoundedLayer& out) const {
+  const auto& m = modules_[i];
+  WeightRounding rounding(m, plan_.modules[i], scales, input.order(), input.factor().data(), input.held_gram().data());
+  RoundedLayer::Weight weight{m.name, m.weight.size(0), m.weight.size(1), {}, scales.scale_inv};
+  const std::int64_t step = rows_at_once(plan_.modules[i].scheme);
+  for (std::int64_t row = 0; row < weight.rows; row += step) {
+    rounding.take(row, std::min(step, weight.rows - row));
+    const Rows chosen = rounding.compensated();
+    weight.codes.insert(weight.codes.end(), chosen.codes.begin(), chosen.codes.end());
+    outcome.signal += rounding.signal(), outcome.nearest += rounding.nearest().error, outcome.rounded += chosen.error;
+  }
+  if (outcome.rounded < outcome.nearest)
+    out.weights.push_back(std::move(weight));
+  else
+    outcome.kept = "rounding to nearest is as good on the tokens held back";
+}
+
+RoundedLayer LayerRounding::finish() {
+  untag();
+  RoundedLayer out;
+  const auto scales = planned_weight_scales(plan_, modules_);
+  for (const auto& m : modules_) {
+    RoundedModule& outcome = out.modules.emplace_back();
+    outcome.module = m.name, outcome.columns = m.weight.size(1);
+    outcome.kept = "no token of the calibration reaches it";
+  }
+  for (auto& input : inputs_) {
+    const bool factored = input->finish(dampening_);
+    for (std::size_t i = 0; i < modules_.size(); ++i) {
+      if (probes_[i]->input() != input) continue;
+      RoundedModule& outcome = out.modules[i];
+      outcome.tokens = input->tokens(), outcome.held = input->held(), outcome.damping = input->damping();
+      outcome.kept = input->tokens() == 0 ? outcome.kept
+                     : !factored          ? "its inputs are zero, or no damping gives them a factor"
+                     : input->held() == 0 ? "of its few tokens none is left to judge by"
+                                          : "";
+      if (outcome.kept.empty()) round_module(i, *input, scales[i], outcome, out);
+    }
+    input->release();
+  }
+  return out;
+}
+
+}  // namespace fp8::quant

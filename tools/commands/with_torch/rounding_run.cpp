@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// round_weights(): all samples through one layer after the other.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "fp8/measure/model/module_tree.h"
+#include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/layer_rounding.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/io/base/fail.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/quantize/rounding.h"
+#include "fp8/tools/commands/work/process.h"
+#include "fp8/tools/commands/work/snapshots.h"
+#include "fp8/tools/models/hidden_states.h"
+#include "fp8/tools/models/layer_stream.h"
+
+namespace fp8::commands {
+namespace {
+
+using Modules = std::vector<measure::WeightModule>;
+
+class RoundingRun {
+ public:
+  RoundingRun(const std::filesystem::path& model, const quant::PlanOptions& plan, const RoundingOptions& options,
+              const Context& context)
+      : options_(options),
+        context_(context),
+        stream_(model, {.dtype = compute_dtype(context), .device = resolve_device(context)}),
+        samples_(load_samples(options.data, model, stream_.shape())),
+        sources_(model, {}),
+        plan_(quant::plan_for(measure::weight_modules(*stream_.loaded().model), plan)),
+        identity_(identity(plan)),
+        codes_(std::make_shared<quant::RoundedCodes>(options.folder)) {
+    warn_of(stream_.loaded(), model, context);
+    for (const auto& m : plan_.modules) {
+      if (m.info.type != "Linear")
+        io::fail<io::Error>("{}: --rounding gptq rounds Linear only, found {} (--exclude or --experts keep leaves it)",
+                            m.info.name, m.info.type);
+    }
+  }
+
+  std::shared_ptr<const quant::RoundedCodes> run() {
+    std::filesystem::create_directories(options_.folder);
+    const std::int64_t columns = samples_.column(samples_.count()), layers = stream_.shape().layers,
+                       bytes = stream_.shape().hidden * static_cast<std::int64_t>(c10::elementSize(dtype()));
+    hidden_.emplace(columns, bytes, options_.folder, /*in_memory=*/columns * bytes <= available_memory() / 4);
+    progress_.emplace(context_, "round", (layers + 1) * samples_.count());
+    embed();
+    for (std::int64_t layer = 0; layer < layers; ++layer) run_layer(layer);
+    run_head();
+    sources_.check_unchanged();
+    for (const auto& m : plan_.modules) {
+      if (!done_.contains(m.info.name))
+        io::fail<io::Error>(
+            "{}: stands in no decoder layer, --rounding gptq does not see its inputs (--exclude leaves it)",
+            m.info.name);
+    }
+    warn_of_few_tokens();
+    return codes_;
+  }
+
+ private:
+  at::ScalarType dtype() const { return stream_.loaded().dtype; }
+
+  io::Json identity(const quant::PlanOptions& plan) const {
+    io::Json modules = io::Json::array();
+    for (const auto& m : plan_.modules) modules.push_back({m.info.name, m.scheme.describe(), m.fuse_group});
+    return with_program({{"data", samples_.fingerprint()},
+                         {"model", sources_.ends()},
+                         {"dtype", c10::toString(dtype())},
+                         {"dampening_frac", options_.dampening},
+                         {"scale_method", plan.config.has_value() ? plan_.scale_method : "amax"},
+                         {"modules", std::move(modules)}});
+  }
+
+  /// f(first, count) for every batch.
+  template <class F>
+  void for_batches(const F& f) {
+    for (std::int64_t first = 0, count = 0; first < samples_.count(); first += count) {
+      check_interrupted();
+      count = samples_.together(first, options_.data.batch);
+      f(first, count);
+      progress_->update(steps_ += count);
+    }
+  }
+
+  void embed() {
+    const auto resident = stream_.load_before();
+    for (std::int64_t first = 0, count = 0; first < samples_.count(); first += count) {
+      count = samples_.together(first, options_.data.batch);
+      const auto batch = samples_.batch(first, count);
+      keep(first, count, stream_.embed(batch.ids, /*load=*/false, batch.source));
+    }
+    hidden_->advance();
+  }
+
+  /// The modules of `modules` that are planned, and their plan.
+  quant::Plan plan_of(const Modules& modules) {
+    quant::Plan plan;
+    for (const auto& p : plan_.modules) {
+      if (std::ranges::find(modules, p.info.name, &measure::WeightModule::name) == modules.end()) continue;
+      plan.modules.push_back(p);
+      done_.insert(p.info.name);
+    }
+    plan.scale_method = plan_.scale_method;
+    return plan;
+  }
+
+  /// Runs f for every batch with probes on the modules, then rounds them: or the batches alone, if they are rounded.
+  template <class F>
+  void round(const std::string& name, const Modules& modules, const F& f) {
+    sources_.check_unchanged();
+    quant::Plan plan = plan_of(modules);
+    if (plan.modules.empty() || codes_->add(name, identity_)) return for_batches(f);
+    quant::LayerRounding rounding(modules, std::move(plan), options_.dampening);
+    for_batches([&](std::int64_t first, std::int64_t count) {
+      rounding.begin_samples(first, count);
+      f(first, count);
+    });
+    rounding.finish().write(options_.folder, name, identity_);
+    io::ensure(codes_->add(name, identity_), "the file just written");
+  }
+
+  void run_layer(std::int64_t layer) {
+    {
+      const auto resident = stream_.load_layer(layer);
+      round(stream_.layer_name(layer), stream_.layer_modules(layer), [&](std::int64_t first, std::int64_t count) {
+        keep(first, count, stream_.run_layer(layer, hidden(first, count), samples_.batch(first, count).source));
+      });
+    }
+    trim_heap();
+    hidden_->advance();
+  }
+
+  void run_head() {
+    const Modules modules = stream_.head_modules();
+    if (plan_of(modules).modules.empty()) return;
+    const auto resident = stream_.load_head();
+    round(stream_.head_name(), modules, [&](std::int64_t first, std::int64_t count) {
+      stream_.run_head(stream_.run_norm(hidden(first, count), samples_.batch(first, count).source));
+    });
+  }
+
+  at::Tensor hidden(std::int64_t first, std::int64_t count) const {
+    const std::int64_t begin = samples_.column(first), columns = samples_.column(first + count) - begin;
+    const at::Tensor h =
+        at::empty({count, columns / count, stream_.shape().hidden}, at::TensorOptions(dtype()).device(at::kHPU));
+    hidden_->read(begin, columns, runtime::cpu_alias(h).mutable_data_ptr());
+    return h;
+  }
+
+  void keep(std::int64_t first, std::int64_t count, const at::Tensor& h) {
+    const std::int64_t begin = samples_.column(first);
+    hidden_->write(begin, samples_.column(first + count) - begin, runtime::cpu_alias(h.contiguous()).const_data_ptr());
+  }
+
+  void warn_of_few_tokens() const {
+    const auto few = std::ranges::count_if(codes_->modules(), [](const auto& m) { return m.tokens < m.columns; });
+    if (few > 0)
+      context_.warn(
+          io::message("{} of {} modules have more columns than the calibration has tokens for them; more "
+                      "--samples round better",
+                      few, codes_->modules().size()));
+  }
+
+  const RoundingOptions& options_;
+  const Context& context_;
+  models::LayerStream stream_;
+  Samples samples_;
+  SourceFiles sources_;
+  quant::Plan plan_;
+  io::Json identity_;
+  std::shared_ptr<quant::RoundedCodes> codes_;
+  std::set<std::string> done_;
+  std::optional<models::HiddenStates> hidden_;
+  std::optional<Progress> progress_;
+  std::int64_t steps_ = 0;
+};
+
+std::shared_ptr<const quant::RoundedCodes> run(const std::filesystem::path& model, const quant::PlanOptions& plan,
+                                               const RoundingOptions& options, const Context& context) {
+  if (context.device != "hpu")
+    io::fail<UsageError>("--device: found '{}', but --rounding gptq runs the model on: hpu", context.device);
+  const TorchScope scope(context);
+  const at::NoGradGuard no_grad;
+  return RoundingRun(model, plan, options, context).run();
+}
+
+const Provided g_rounding(round_weights, run);
+
+}  // namespace
+}  // namespace fp8::commands
