@@ -54,7 +54,6 @@ class RoundedCodes {
   /// Takes in a layer's file; false where there is none of this identity. Throws io::Error for one that is damaged.
   bool add(const std::string& layer, const io::Json& identity);
 
-  const std::filesystem::path& folder() const { return folder_; }
   const io::Json& identity() const { return identity_; }  ///< of all layers
   const std::vector<RoundedModule>& modules() const { return modules_; }
   /// True if the module has codes here, which read() gives row by row.

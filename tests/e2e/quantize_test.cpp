@@ -359,5 +359,83 @@ TEST(ForeignLinks, OfAnFp8CheckpointAreNotFollowed) {
                               args("evaluate --model {} --data $HELDOUT --seq-len 8 --samples 1", model.name())});
 }
 
+/// KL to the demo model on text that calibration never saw, in f32.
+double kl_to_demo(const fs::path& model) {
+  return json_of(
+      fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 32 --seq-len 256 --dtype f32",
+          model))["kl"];
+}
+
+TEST_F(Quantize, RoundingAgainstInputsLosesLess) {
+  for (const Arguments& scheme :
+       {args("--weights-only"), args("--dynamic"), args("--dynamic --scheme block --block 64"),
+        args("--weights-only --scheme tensor")}) {
+    const test::TempDir out;
+    quantize(demo_model(), out / "nearest", scheme);
+    const auto json =
+        json_of(fp8("quantize --json --model $DEMO --out {} --rounding gptq --data $CALIB --samples 32 "
+                    "--seq-len 256 {}",
+                    out / "gptq", scheme));
+    const double nearest = kl_to_demo(out / "nearest"), gptq = kl_to_demo(out / "gptq");
+    EXPECT_LT(gptq, (scheme[0] == "--dynamic" ? 0.8 : 0.5) * nearest) << scheme.back();
+    EXPECT_EQ(json["rounding"]["modules"].size(), 28u);
+    for (const auto& m : json["rounding"]["modules"]) {
+      EXPECT_GE(m["db"].get<double>(), m["nearest_db"].get<double>()) << m;
+      EXPECT_EQ(m["tokens"].get<int>() + m["held_back"].get<int>(), 32 * 256) << m;
+      EXPECT_EQ(m["held_back"].get<int>(), 1024) << m;
+    }
+    EXPECT_EQ(io::read_json(out / "gptq/fp8.json")["rounding"], json["rounding"]);
+    EXPECT_THAT(names_in(out.path()), UnorderedElementsAre("nearest", "gptq"));
+  }
+}
+
+TEST_F(Quantize, RoundedBitsDependOnNeitherThreadsNorBatchNorKills) {
+  const Arguments command = args(
+      "quantize --json --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 16 "
+      "--seq-len 256 --weight-scales mse --include lm_head --out");
+  const auto with = [&](const std::string& out, const Arguments& more) {
+    Arguments all = command;
+    all.push_back((folder / out).string());
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  json_of(fp8(with("whole", {})));
+  const std::string expected = read_file(folder / "whole/model.safetensors");
+  json_of(fp8(with("batches", args("--batch 3 --threads 1"))));
+  EXPECT_TRUE(read_file(folder / "batches/model.safetensors") == expected);
+  for (int i = 0; i < 20; ++i) {  // each goes on where the one before was killed
+    auto process = start_fp8(with("killed", {"--resume"}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300 + 20 * i));
+    process.send(SIGKILL);
+    if (process.wait().code == 0) break;
+  }
+  json_of(fp8(with("killed", {"--resume"})));
+  EXPECT_TRUE(read_file(folder / "killed/model.safetensors") == expected);
+  EXPECT_FALSE(fs::exists(folder / ".killed.rounding"));
+}
+
+TEST_F(Quantize, RoundingRefusesWhatItCannotDo) {
+  const auto refused = [&](const Arguments& more, const std::vector<std::string>& words, int code) {
+    expect_refused(fp8("quantize --model $DEMO --rounding gptq --out {} {}", folder / "out", more), words, code);
+    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  };
+  refused(args("--dynamic"), {"--rounding gptq needs --data"}, 2);
+  refused(args("--dynamic --data $CALIB --budget kl=1"), {"--budget"}, 2);
+  refused(args("--dynamic --data $CALIB --shares 2"), {"--shares"}, 2);
+  refused(args("--dynamic --data $CALIB --device cpu"), {"--device"}, 2);
+  refused(args("--dynamic --data $CALIB --seq-len 100000"), {"100000"}, 1);
+}
+
+TEST_F(Quantize, AFewTokensLeaveNearest) {
+  quantize(demo_model(), folder / "nearest", args("--dynamic"));
+  const auto run =
+      fp8("quantize --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 1 --seq-len 64 --out {}",
+          folder / "few");
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("28 of 28 modules have more columns"));
+  EXPECT_THAT(run.out, HasSubstr("28 kept nearest"));
+  EXPECT_TRUE(read_file(folder / "few/model.safetensors") == read_file(folder / "nearest/model.safetensors"));
+}
+
 }  // namespace
 }  // namespace fp8::e2e

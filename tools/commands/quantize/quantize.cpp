@@ -18,6 +18,7 @@
 #include "fp8/tools/commands/quantize/budget.h"
 #include "fp8/tools/commands/quantize/rounding.h"
 #include "fp8/tools/commands/work/process.h"
+#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {
@@ -160,16 +161,27 @@ void check_rounding(const QuantizeOptions& o, const Share& share) {
     throw UsageError("quantize: --rounding gptq is the work of one process, without --shares, --rank and --join");
 }
 
-/// Codes by --rounding gptq; null: to nearest.
-std::shared_ptr<const quant::RoundedCodes> rounded_codes(const QuantizeOptions& o,
+/// vLLM gives q, k, v and gate, up one scale per tensor, the largest, and rounds their codes to nearest under that.
+void warn_of_own_scales(const QuantizeOptions& o, const quant::CheckpointReport& done, const Context& context) {
+  if (o.rounding == Rounding::gptq && o.no_fuse_scales &&
+      done.quantized.front().second.find("tensor weights") != std::string::npos)
+    context.warn(
+        "--no-fuse-scales: vLLM rounds q, k, v and gate, up again, to one scale, which loses what --rounding "
+        "gptq gained");
+}
+
+/// Codes by --rounding gptq, in files of `folder`.
+std::shared_ptr<const quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, Snapshots& folder,
                                                          const quant::CheckpointOptions& options,
                                                          const Context& context) {
-  if (o.rounding == Rounding::nearest || o.dry_run) return nullptr;
+  if (!o.share.resume) {
+    folder.begin(/*resume=*/false);
+    const io::OutputDirectory free(o.out, o.overwrite);  // refused now, not after all the work
+  }
   RoundingOptions rounding;
   rounding.data = o.data;
   if (rounding.data.seq_len == 0) rounding.data.seq_len = 512;
-  rounding.folder = rounding_folder(o);
-  if (!o.share.resume) std::filesystem::remove_all(rounding.folder);
+  rounding.folder = folder.folder();
   quant::PlanOptions plan = plan_in_memory(o, options, options.plan);
   plan.kv_cache = false;
   return round_weights(o.model, plan, rounding, context);
@@ -285,7 +297,9 @@ void quantize(const QuantizeOptions& o, Context& context) {
   quant::CheckpointOptions options = checkpoint_options(o, share, context);
   std::optional<BudgetResult> budget;
   if (!o.budget.empty()) budget = keep_within_budget(o, options, options.plan, context);
-  options.rounded = rounded_codes(o, options, context);
+  std::optional<Snapshots> rounding;  // its folder goes at the end, however that comes, but by a kill
+  if (o.rounding == Rounding::gptq && !o.dry_run)
+    options.rounded = rounded_codes(o, rounding.emplace(rounding_folder(o), 0), options, context);
   std::vector<std::string> notices;
   if (options.plan.measurements.has_value())
     options.plan.measurements =
@@ -294,7 +308,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
   const auto done = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();
-  if (options.rounded != nullptr) std::filesystem::remove_all(options.rounded->folder());
+  warn_of_own_scales(o, done, context);
   for (const auto& warning : notices) context.warn(warning);
   for (const auto& warning : done.warnings) context.warn(warning);
   if (o.kv_scales.has_value() && done.kv_caches == 0)

@@ -2,8 +2,8 @@
 // `fp8 quantize --rounding gptq --data FILE`: the codes of every module against its inputs on FILE, one decoder layer in
 // memory at a time, before the checkpoint is written.
 //
-//   .OUT.rounding/        a file per layer (quant/checkpoint/rounded.h); goes when OUT is there
-//   --resume              layers whose file stands there run once more for their outputs, and are not rounded again
+//   .OUT.rounding/    a file per layer (quant/checkpoint/rounded.h); stays only where a run was killed
+//   --resume          layers whose file stands there run once more for their outputs, and are not rounded again
 #pragma once
 #include <filesystem>
 #include <memory>

@@ -45,7 +45,6 @@ class RoundingRun {
   }
 
   std::shared_ptr<const quant::RoundedCodes> run() {
-    std::filesystem::create_directories(options_.folder);
     const std::int64_t columns = samples_.column(samples_.count()), layers = stream_.shape().layers,
                        bytes = stream_.shape().hidden * static_cast<std::int64_t>(c10::elementSize(dtype()));
     hidden_.emplace(columns, bytes, options_.folder, /*in_memory=*/columns * bytes <= available_memory() / 4);

@@ -82,7 +82,7 @@ void Snapshots::lock() {
   if (::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return;
   const int code = errno;
   lock_.reset();
-  if (code == EWOULDBLOCK) io::fail(folder_, "another run is writing these measurements");
+  if (code == EWOULDBLOCK) io::fail(folder_, "another run is writing here");
 }
 
 const fs::path& Snapshots::folder() {
