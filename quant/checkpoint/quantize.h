@@ -32,7 +32,7 @@ struct CheckpointOptions : StreamOptions {
   /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in
   /// fp8.json; else refused. Reads all of the source once more.
   bool allow_nonfinite = false;
-  /// Codes that were made before (tools/commands/quantize/rounding.h), of modules of the source; null: all are rounded to
+  /// Codes that were made before (quant/model/layer_rounding.h), of modules of the source; null: all are rounded to
   /// nearest.
   std::shared_ptr<const RoundedCodes> rounded;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read

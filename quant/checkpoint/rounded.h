@@ -5,8 +5,8 @@
 //                               "MODULE.scale_inv"  F32: one, one per row, or the grid of blocks
 //                               metadata "rounding": {"identity": ..., "modules": [RoundedModule, ...]}
 //
-// Modules that stay rounded to nearest have an entry in the metadata alone. A file is there whole or not at all, so a run
-// that was cut short goes on after the last of them.
+// Modules that stay rounded to nearest have an entry in the metadata alone. A file is there whole or not at all, so a
+// run that was cut short goes on after the last of them.
 #pragma once
 #include <cstdint>
 #include <filesystem>

@@ -57,8 +57,8 @@ constexpr auto names_of(Compute) {
       {{fp8, "fp8"}, {qdq, "quantize-dequantize"}, {fake_quant, "fake quantization"}});
 }
 
-/// The scale of a weight: its amax's, or the candidate of the least squared error around that (kernels/scale_search.h), which
-/// needs the values and no data.
+/// The scale of a weight: its amax's, or the candidate of the least squared error around that
+/// (kernels/scale_search.h), which needs the values and no data.
 enum class ScaleSearch : std::uint8_t { amax, mse };
 constexpr auto names_of(ScaleSearch) {
   using enum ScaleSearch;
@@ -128,8 +128,8 @@ struct WeightScales {
 WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module,
                            std::optional<recipes::FloatType> type = std::nullopt);
 
-/// scheme.least_error(): the scales of least error around from_amax, the weight's own of weight_scales(). w: [rows, cols]
-/// dense in `type`, finite; with one scale all of it.
+/// scheme.least_error(): the scales of least error around from_amax, the weight's own of weight_scales(). w: [rows,
+/// cols] dense in `type`, finite; with one scale all of it.
 WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                                 const WeightScales& from_amax, const Scheme& scheme, const std::string& module);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scale of least error: of 25 candidates around that of the amax, a sixteenth of an octave apart, the one whose codes
-// are nearest to the values. Below it values saturate, above it the grid lies otherwise under them; from an octave on it
-// repeats itself.
+// The scale of least error: of 25 candidates around that of the amax, a sixteenth of an octave apart, the one whose
+// codes are nearest to the values. Below it values saturate, above it the grid lies otherwise under them; from an
+// octave on it repeats itself.
 //
 //   scale_inv_i = f32(scale_inv * 2^(j / 16))           j = i - 8 = -8 .. 16, scale_i = f32(1 / scale_inv_i)
 //   error_i     = sum over the values of (w - RNE(clamp(f32(w * scale_i))) * scale_inv_i)^2

@@ -8,7 +8,7 @@
 //   y = clamp(w * scale_j)      c = 1.5 * 2^(23 - mantissa bits) * max(2^floor(log2 |y|), smallest normal)
 //   r = (y + c) - c             error_j += (w * scale_j - r)^2, in units of scale_inv_j
 //
-// Sums have 16 lanes and an order of their own, whatever the width of a vector, so that a choice is the same everywhere.
+// Sums have 16 lanes and an order of their own, whatever the width of a vector: a choice is the same everywhere.
 #include "fp8/runtime/kernels/scale_search.h"
 
 #include <algorithm>

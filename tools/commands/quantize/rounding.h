@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `fp8 quantize --rounding gptq --data FILE`: the codes of every module against its inputs on FILE, one decoder layer in
-// memory at a time, before the checkpoint is written.
+// `fp8 quantize --rounding gptq --data FILE`: the codes of every module against its inputs on FILE, one decoder layer
+// in memory at a time, before the checkpoint is written.
 //
 //   .OUT.rounding/    a file per layer (quant/checkpoint/rounded.h); stays only where a run was killed
 //   --resume          layers whose file stands there run once more for their outputs, and are not rounded again
