@@ -386,6 +386,8 @@ TEST_F(Quantize, RoundingAgainstInputsLosesLess) {
     }
     EXPECT_EQ(io::read_json(out / "gptq/fp8.json")["rounding"], json["rounding"]);
     EXPECT_THAT(names_in(out.path()), UnorderedElementsAre("nearest", "gptq"));
+    EXPECT_THAT(fp8("inspect {} --tensors-only", out / "gptq").out,
+                HasSubstr("codes   rounded against inputs: output error of 28 modules"));
   }
 }
 

@@ -286,6 +286,30 @@ std::vector<quant::SkippedModule> kept_modules(const io::Checkpoint& checkpoint,
   return kept;
 }
 
+/// The outcome of a rounding against inputs, as its run left it in fp8.json.
+void add_rounding(const io::Checkpoint& checkpoint, io::Json& json, std::string& text) {
+  const auto sidecar = checkpoint.folder() / quant::kSidecarName;
+  if (!std::filesystem::exists(sidecar)) return;
+  const io::Json all = io::read_json(io::source_file(checkpoint.folder(), quant::kSidecarName));
+  const io::Json rounding = all.is_object() ? all.value("rounding", io::Json()) : io::Json();
+  const io::Json modules = rounding.is_object() ? rounding.value("modules", io::Json()) : io::Json();
+  if (!modules.is_array()) return;
+  double before = 0, after = 0;
+  std::int64_t judged = 0, nearest = 0;
+  for (const auto& m : modules) {
+    if (!m.is_object()) return;
+    nearest += m.contains("nearest_because") ? 1 : 0;
+    const io::Json from = m.value("nearest_db", io::Json()), to = m.value("db", io::Json());
+    if (!from.is_number() || !to.is_number()) continue;
+    ++judged, before += from.get<double>(), after += to.get<double>();
+  }
+  json["rounding"] = rounding;
+  const double n = static_cast<double>(std::max<std::int64_t>(judged, 1));
+  add_summary(text, "codes",
+              fmt::format("rounded against inputs: output error of {} modules {:.1f} -> {:.1f} dB, {} kept nearest",
+                          judged, before / n, after / n, nearest));
+}
+
 /// Of the tensors: their number and bytes by dtype.
 class Totals {
  public:
@@ -351,6 +375,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDe
               fmt::format("{} in {} tensors: {}", human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())),
                           checkpoint.names().size(), totals.text()));
   add_form(form, codes, result.json, result.text);
+  add_rounding(checkpoint, result.json, result.text);
   add_problems(problems_of(checkpoint, form, detail.values), result.json, result.text);
   result.kept = kept_modules(checkpoint, form);
   result.checkpoint = opened;
