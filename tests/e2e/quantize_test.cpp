@@ -426,6 +426,11 @@ TEST_F(Quantize, RoundingRefusesWhatItCannotDo) {
   refused(args("--dynamic --data $CALIB --shares 2"), {"--shares"}, 2);
   refused(args("--dynamic --data $CALIB --device cpu"), {"--device"}, 2);
   refused(args("--dynamic --data $CALIB --seq-len 100000"), {"100000"}, 1);
+  const Model foreign;
+  foreign.edit("config.json", [](io::Json& config) { config["model_type"] = "mine"; });
+  expect_refused(
+      fp8("quantize --model {} --dynamic --rounding gptq --data $CALIB --out {}", foreign.name(), folder / "out"),
+      {"--rounding gptq runs the model", "mine"}, 2);
 }
 
 TEST_F(Quantize, AFewTokensLeaveNearest) {

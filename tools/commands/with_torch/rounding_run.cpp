@@ -18,6 +18,7 @@
 #include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/models/hidden_states.h"
 #include "fp8/tools/models/layer_stream.h"
+#include "fp8/tools/models/registry.h"
 
 namespace fp8::commands {
 namespace {
@@ -185,6 +186,11 @@ std::shared_ptr<const quant::RoundedCodes> run(const std::filesystem::path& mode
                                                const RoundingOptions& options, const Context& context) {
   if (context.device != "hpu")
     io::fail<UsageError>("--device: found '{}', but --rounding gptq runs the model on: hpu", context.device);
+  try {
+    models::read_config(model);
+  } catch (const io::Error& error) {
+    throw UsageError("--rounding gptq runs the model: " + what_of(error));
+  }
   const TorchScope scope(context);
   const at::NoGradGuard no_grad;
   return RoundingRun(model, plan, options, context).run();
