@@ -32,7 +32,8 @@ struct PlannedWeight {
   Change change = Change::decoded;  ///< requantized: new scales and codes, of values in high precision too
   bool exact = true;
   std::string reason;                       ///< why it is in high precision though fp8 was asked for
-  const RoundedCodes* rounded = nullptr;    ///< has the codes of `measured`, in place of nearest ones
+  const RoundedCodes* rounded = nullptr;    ///< has its codes, in place of nearest ones
+  RoundedPlace codes = {};                  ///< where
   std::string fuse_group;                   ///< new scales per tensor: shares its scale with its group
   const PlannedModule* measured = nullptr;  ///< whose measured amax the values must have; may be null
 

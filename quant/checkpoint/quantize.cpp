@@ -5,6 +5,7 @@
 #include "fp8/quant/checkpoint/quantize_plan.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/fail.h"
@@ -118,14 +119,47 @@ FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
   return texts;
 }
 
-/// Codes that no module takes would be lost without a word.
-void require_all_used(const RoundedCodes& rounded, const CheckpointPlan& planned) {
-  for (const auto& m : rounded.modules()) {
-    if (planned.plan().find(m.module) == nullptr)
-      io::fail_at(m.module, "was rounded, and the checkpoint in {} quantizes no module of this name",
-                  planned.source().folder().string());
+/// Finds the codes of the checkpoint's weights: experts are called otherwise in the model that was run, and hold gate
+/// above up there.
+class RoundedPlaces {
+ public:
+  RoundedPlaces(const RoundedCodes& codes, const io::Checkpoint& source) : codes_(codes) {
+    for (const auto& m : codes.modules()) {
+      unused_.insert(m.module);
+      if (!codes.contains(m.module)) continue;
+      const auto pieces = quant::pieces_of(m.module + ".weight", source);
+      const std::int64_t rows = codes.rows(m.module) / static_cast<std::int64_t>(pieces.size());
+      if (pieces.size() == 1) whole_.insert(m.module);
+      for (std::size_t i = 0; i < pieces.size(); ++i)
+        places_[{pieces[i].tensor, pieces[i].index.value_or(-1)}] = {m.module, static_cast<std::int64_t>(i) * rows};
+    }
   }
-}
+
+  RoundedPlace of(const WeightSlice& slice) {
+    const auto found = places_.find({slice.tensor, slice.expert});
+    if (found == places_.end()) return {};
+    unused_.erase(found->second.module);
+    RoundedPlace place = found->second;
+    // Of a stack that holds both, up is what does not begin where the expert does.
+    const bool half = slice.expert >= 0 && whole_.contains(place.module) && codes_.rows(place.module) == 2 * slice.rows;
+    if (half && slice.first != slice.expert * 2 * slice.rows * slice.cols) place.first = slice.rows;
+    return place;
+  }
+
+  /// Codes that no weight took would be lost without a word.
+  void require_all_used(const io::Checkpoint& source) const {
+    for (const auto& name : unused_) {
+      if (codes_.contains(name))
+        io::fail_at(name, "was rounded, and the checkpoint in {} quantizes no module of this name",
+                    source.folder().string());
+    }
+  }
+
+ private:
+  const RoundedCodes& codes_;
+  std::map<std::pair<std::string, std::int64_t>, RoundedPlace> places_;  // by tensor and expert
+  std::set<std::string> whole_, unused_;                                 // whole_: modules of one piece
+};
 
 /// {"method", "modules": [...]}, for fp8.json.
 io::Json rounding_json(const RoundedCodes& rounded) {
@@ -139,6 +173,8 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
   plan.form = &planned.form();
   plan.notes = planned.plan().warnings;
   plan.config = config_of(planned, options, plan.notes);
+  std::optional<RoundedPlaces> places;
+  if (options.rounded != nullptr) places.emplace(*options.rounded, planned.source());
   for (const auto& m : planned.plan().modules) {
     PlannedWeight& w = plan.weights.emplace_back();
     w.values = planned.source_of(m.info.name);
@@ -146,9 +182,10 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
     w.change = Change::requantized;
     w.fuse_group = m.fuse_group;
     w.measured = &m;
-    if (options.rounded != nullptr && options.rounded->contains(m.info.name)) w.rounded = options.rounded.get();
+    if (places.has_value()) w.codes = places->of(w.values);
+    if (!w.codes.module.empty()) w.rounded = options.rounded.get();
   }
-  if (options.rounded != nullptr) require_all_used(*options.rounded, planned);
+  if (places.has_value()) places->require_all_used(planned.source());
   plan.pieces = pieces_of(planned, plan.notes);
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);

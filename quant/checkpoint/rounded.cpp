@@ -89,8 +89,12 @@ bool RoundedCodes::add(const std::string& layer, const io::Json& identity) {
   return true;
 }
 
-void RoundedCodes::require_scales(const std::string& module, std::int64_t rows, std::int64_t cols,
-                                  const std::vector<float>& scale_inv) const {
+std::int64_t RoundedCodes::rows(const std::string& module) const {
+  return files_.at(module)->find(module + kCodes)->shape.at(0);
+}
+
+void RoundedCodes::require_scales(const std::string& module, std::int64_t first, std::int64_t rows, std::int64_t cols,
+                                  const Scheme& scheme, const std::vector<float>& scale_inv) const {
   const auto& file = *files_.at(module);
   const io::TensorInfo *codes = file.find(module + kCodes), *scales = file.find(module + kScales);
   std::vector<float> made;
@@ -98,8 +102,10 @@ void RoundedCodes::require_scales(const std::string& module, std::int64_t rows, 
     made.resize(static_cast<std::size_t>(scales->numel()));
     file.read(*scales, made.data());
   }
-  if (codes == nullptr || codes->dtype != io::DType::U8 || codes->shape != std::vector<std::int64_t>{rows, cols} ||
-      made != scale_inv)
+  const bool fits = codes != nullptr && codes->dtype == io::DType::U8 && codes->shape.size() == 2 &&
+                    codes->shape[0] >= first + rows && codes->shape[1] == cols &&
+                    (!scheme.has_blocks() || first % scheme.block.rows == 0);
+  if (!fits || WeightScales{made, made}.of_rows(first, rows, scheme, cols).scale_inv != scale_inv)
     io::fail_at(module, "its codes were rounded for other sizes or scales than the checkpoint gets");
 }
 

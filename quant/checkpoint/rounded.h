@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
@@ -58,9 +59,10 @@ class RoundedCodes {
   const std::vector<RoundedModule>& modules() const { return modules_; }
   /// True if the module has codes here, which read() gives row by row.
   bool contains(const std::string& module) const { return files_.contains(module); }
-  /// Throws io::Error where they were made for other scales or sizes than the checkpoint's.
-  void require_scales(const std::string& module, std::int64_t rows, std::int64_t cols,
-                      const std::vector<float>& scale_inv) const;
+  std::int64_t rows(const std::string& module) const;
+  /// Throws io::Error where rows [first, first + rows) were made for other scales or columns than the checkpoint's.
+  void require_scales(const std::string& module, std::int64_t first, std::int64_t rows, std::int64_t cols,
+                      const Scheme& scheme, const std::vector<float>& scale_inv) const;
   void read(const std::string& module, std::int64_t row, std::int64_t rows, std::int64_t cols,
             std::uint8_t* codes) const;
 
@@ -69,6 +71,12 @@ class RoundedCodes {
   io::Json identity_;
   std::map<std::string, std::shared_ptr<const io::SafetensorsFile>> files_;
   std::vector<RoundedModule> modules_;
+};
+
+/// The place of a weight of the checkpoint among them: rows of a module, which of experts holds gate above up.
+struct RoundedPlace {
+  std::string module;  ///< empty: it has none
+  std::int64_t first = 0;
 };
 
 }  // namespace fp8::quant

@@ -222,7 +222,7 @@ void WeightUnits::quantize(UnitContext& context, Work& work, std::int64_t row, s
   const Values values = values_of(context, w, work.from, row, rows);
   context.out.resize(static_cast<std::size_t>(rows * w.to.cols));
   const float amax = make_codes(context, work, values, row, rows);
-  if (w.rounded != nullptr) w.rounded->read(w.measured->info.name, row, rows, w.to.cols, context.out.data());
+  if (w.rounded != nullptr) w.rounded->read(w.codes.module, w.codes.first + row, rows, w.to.cols, context.out.data());
   plan_.form->write_codes(context, w.to, context.out.data(), row, rows);
   if (w.in_codes()) return note_deviation(work, values.decoded, context.out.data(), row, rows);
   const Underflow lost = underflow_of_codes(values.data, values.type, rows * w.to.cols, context.out.data());
@@ -335,7 +335,8 @@ void WeightUnits::finish_weight(UnitContext& context, Work& work) {
   load_scales(context, work);  // a weight without rows has not come by
   if (!w.in_codes()) {
     if (w.measured != nullptr && !per_tensor(w)) check_measured_weight(*w.measured, work.amax);
-    if (w.rounded != nullptr) w.rounded->require_scales(w.measured->info.name, w.to.rows, w.to.cols, work.to);
+    if (w.rounded != nullptr)
+      w.rounded->require_scales(w.codes.module, w.codes.first, w.to.rows, w.to.cols, w.to.scheme, work.to);
     lost_.add(w.to.module, work.lost);
   }
   plan_.form->write_scales(context, w.to, plan_.config, work.to);

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/fail.h"
@@ -157,9 +158,10 @@ LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan pl
     : plan_(std::move(plan)), dampening_(dampening) {
   for (const auto& p : plan_.modules) {
     const auto m = std::ranges::find(modules, p.info.name, &measure::WeightModule::name);
-    TORCH_CHECK(m != modules.end() && m->type == "Linear" && m->weight.dim() == 2 && m->weight.is_hpu() &&
-                    runtime::find_tag(m->weight) == nullptr,
-                "[rounding] ", p.info.name, ": expected a Linear on hpu that is neither measured nor converted");
+    TORCH_CHECK(m != modules.end() && (m->type == "Linear" || m->type == kExpertType) && m->weight.dim() == 2 &&
+                    m->weight.is_hpu() && runtime::find_tag(m->weight) == nullptr,
+                "[rounding] ", p.info.name,
+                ": expected a Linear or an expert on hpu that is neither measured nor converted");
     modules_.push_back(*m);
   }
   for (const auto& m : modules_) {

@@ -190,9 +190,12 @@ TEST(LayerRounding, FilesOfLayersComeBackAndTellWhoseTheyAre) {
   std::uint8_t row[3];
   codes.read("m", 1, 1, 3, row);
   EXPECT_EQ(row[2], 6);
-  codes.require_scales("m", 2, 3, {0.5f, 0.25f});
-  EXPECT_REFUSED(codes.require_scales("m", 2, 3, {0.5f, 0.5f}), "m", "other sizes or scales");
-  EXPECT_REFUSED(codes.require_scales("m", 3, 2, {0.5f, 0.25f}), "m", "other sizes or scales");
+  Scheme channels;
+  codes.require_scales("m", 0, 2, 3, channels, {0.5f, 0.25f});
+  codes.require_scales("m", 1, 1, 3, channels, {0.25f});
+  EXPECT_REFUSED(codes.require_scales("m", 0, 2, 3, channels, {0.5f, 0.5f}), "m", "other sizes or scales");
+  EXPECT_REFUSED(codes.require_scales("m", 0, 2, 2, channels, {0.5f, 0.25f}), "m", "other sizes or scales");
+  EXPECT_REFUSED(codes.require_scales("m", 1, 2, 3, channels, {0.5f, 0.25f}), "m", "other sizes or scales");
   ASSERT_EQ(codes.modules().size(), 2u);
   EXPECT_NEAR(codes.modules()[0].written_db(), 20, 1e-12);
   EXPECT_EQ(codes.modules()[1].kept, "why");

@@ -27,8 +27,8 @@ struct RoundingOptions {
   std::filesystem::path folder;  ///< for the layers' files
 };
 
-/// plan: of the model in memory. Throws UsageError for a family that does not run, io::Error for a model with experts,
-/// whose inputs no probe sees yet.
+/// plan: of the model in memory. Throws UsageError for a family that does not run, io::Error for a module that is in
+/// no decoder layer, and what LayerRounding throws.
 extern Late<std::shared_ptr<const quant::RoundedCodes>(const std::filesystem::path& model,
                                                        const quant::PlanOptions& plan, const RoundingOptions& options,
                                                        const Context& context)>

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 
@@ -10,6 +11,7 @@
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/layer_rounding.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/inputs/model_input.h"
@@ -39,8 +41,8 @@ class RoundingRun {
         codes_(std::make_shared<quant::RoundedCodes>(options.folder)) {
     warn_of(stream_.loaded(), model, context);
     for (const auto& m : plan_.modules) {
-      if (m.info.type != "Linear")
-        io::fail<io::Error>("{}: --rounding gptq rounds Linear only, found {} (--exclude or --experts keep leaves it)",
+      if (m.info.type != "Linear" && m.info.type != quant::kExpertType)
+        io::fail<io::Error>("{}: --rounding gptq rounds Linear and experts, found {} (--exclude leaves it)",
                             m.info.name, m.info.type);
     }
   }
@@ -111,27 +113,65 @@ class RoundingRun {
     return plan;
   }
 
-  /// Runs f for every batch with probes on the modules, then rounds them: or the batches alone, if they are rounded.
+  /// Bytes of the matrices of a module's inputs: of those that it sees, and of those held back.
+  static std::int64_t matrix_bytes(const quant::PlannedModule& m) {
+    return 2 * static_cast<std::int64_t>(sizeof(float)) * m.info.shape.back() * m.info.shape.back();
+  }
+
+  /// The plan in parts whose matrices fit into the memory that is left: the modules that are no experts, then as many
+  /// experts at a time as there is room for, one at least.
+  static std::vector<quant::Plan> in_parts(const quant::Plan& plan) {
+    std::vector<quant::Plan> parts;
+    const std::int64_t room = available_memory() / 3;
+    std::int64_t used = 0;
+    bool experts = false;
+    for (const bool expert : {false, true}) {
+      for (const auto& m : plan.modules) {
+        if ((m.info.type == quant::kExpertType) != expert) continue;
+        used += matrix_bytes(m);
+        if (parts.empty() || experts != expert || (expert && used > room)) {
+          parts.emplace_back().scale_method = plan.scale_method;
+          used = matrix_bytes(m), experts = expert;
+        }
+        parts.back().modules.push_back(m);
+      }
+    }
+    return parts;
+  }
+
+  /// Runs f(first, count, last) for every batch with probes on the modules, then rounds them; once for each part of the
+  /// plan, and keeps the outputs of the last. Where they are rounded already, the batches alone.
   template <class F>
   void round(const std::string& name, const Modules& modules, const F& f) {
     sources_.check_unchanged();
-    quant::Plan plan = plan_of(modules);
-    if (plan.modules.empty() || codes_->add(name, identity_)) return for_batches(f);
-    quant::LayerRounding rounding(modules, std::move(plan), options_.dampening);
-    for_batches([&](std::int64_t first, std::int64_t count) {
-      rounding.begin_samples(first, count);
-      f(first, count);
-    });
-    rounding.finish().write(options_.folder, name, identity_);
+    const quant::Plan plan = plan_of(modules);
+    if (plan.modules.empty() || codes_->add(name, identity_))
+      return for_batches([&](std::int64_t first, std::int64_t count) { f(first, count, true); });
+    const auto parts = in_parts(plan);
+    quant::RoundedLayer rounded;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      quant::LayerRounding rounding(modules, parts[i], options_.dampening);
+      steps_ -= i > 0 ? samples_.count() : 0;
+      for_batches([&](std::int64_t first, std::int64_t count) {
+        rounding.begin_samples(first, count);
+        f(first, count, i + 1 == parts.size());
+      });
+      auto part = rounding.finish();
+      std::ranges::move(part.weights, std::back_inserter(rounded.weights));
+      std::ranges::move(part.modules, std::back_inserter(rounded.modules));
+    }
+    rounded.write(options_.folder, name, identity_);
     io::ensure(codes_->add(name, identity_), "the file just written");
   }
 
   void run_layer(std::int64_t layer) {
     {
       const auto resident = stream_.load_layer(layer);
-      round(stream_.layer_name(layer), stream_.layer_modules(layer), [&](std::int64_t first, std::int64_t count) {
-        keep(first, count, stream_.run_layer(layer, hidden(first, count), samples_.batch(first, count).source));
-      });
+      round(stream_.layer_name(layer), stream_.layer_modules(layer),
+            [&](std::int64_t first, std::int64_t count, bool last) {
+              const auto h = stream_.run_layer(layer, hidden(first, count), samples_.batch(first, count).source);
+              if (last) keep(first, count, h);
+            });
     }
     trim_heap();
     hidden_->advance();
@@ -141,7 +181,7 @@ class RoundingRun {
     const Modules modules = stream_.head_modules();
     if (plan_of(modules).modules.empty()) return;
     const auto resident = stream_.load_head();
-    round(stream_.head_name(), modules, [&](std::int64_t first, std::int64_t count) {
+    round(stream_.head_name(), modules, [&](std::int64_t first, std::int64_t count, bool) {
       stream_.run_head(stream_.run_norm(hidden(first, count), samples_.batch(first, count).source));
     });
   }
