@@ -227,6 +227,28 @@ TEST_F(Mixtral, ABudgetIsMetByTheCheckpointThatIsWritten) {
   for (const auto& s : json["modules_skipped"]) EXPECT_TRUE(names.insert(s["name"].get<std::string>()).second) << s;
 }
 
+TEST_F(Mixtral, ExpertsAreRoundedWithTheTokensRoutedToThem) {
+  quantize(model(), folder / "nearest", args("--weights-only"));
+  const auto json =
+      json_of(fp8("quantize --json --model {} --weights-only --rounding gptq --data {} --seq-len 32 --out {}", model(),
+                  data(), folder / "gptq"));
+  std::map<std::string, std::int64_t> tokens;
+  for (const auto& m : json["rounding"]["modules"])
+    tokens[m["name"]] = m["tokens"].get<int>() + m["held_back"].get<int>();
+  const std::string layer = "model.layers.0.";
+  std::int64_t routed = 0;
+  for (int expert = 0; tokens.contains(layer + "block_sparse_moe.experts.moe_op.w13_list." + std::to_string(expert));
+       ++expert) {
+    const auto of = [&](const std::string& list) {
+      return tokens.at(layer + "block_sparse_moe.experts.moe_op." + list + "_list." + std::to_string(expert));
+    };
+    EXPECT_EQ(of("w13"), of("w2")) << expert;
+    routed += of("w2");
+  }
+  EXPECT_EQ(routed, 2 * tokens.at(layer + "self_attn.q_proj")) << "two experts a token";
+  EXPECT_LT(kl((folder / "gptq").string()), 0.8 * kl((folder / "nearest").string()));
+}
+
 TEST_F(Mixtral, MeasuredExpertsGetStaticScalesInTheCheckpoint) {
   expect_success(fp8("measure --model {} --data {} --out {}", model(), data(), folder / "stats"));
   const auto out = folder / "static";
