@@ -4,6 +4,7 @@
 // to the high precision model, which bounds simulated on these models and texts give with room for the rounding grid's
 // luck (1.25 times the worst measured).
 #include <cmath>
+#include <random>
 #include <set>
 
 #include "e2e/e2e.h"
@@ -134,9 +135,13 @@ class Mixtral : public ::testing::Test {
  protected:
   void SetUp() override {
     TinyMixtral().write(folder / "model");
-    std::vector<std::int64_t> ids(kChunks * kLength);
-    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>((i * i + 5 * i + i / 7) % 32);
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {kChunks, kLength}}});
+    write_ids("ids", kChunks, [](std::size_t i) { return (i * i + 5 * i + i / 7) % 32; });
+  }
+  template <class Id>
+  void write_ids(const std::string& name, std::int64_t chunks, Id id) const {
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(chunks * kLength));
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(id(i));
+    io::SafetensorsWriter writer(folder / (name + ".safetensors"), {{"input_ids", io::DType::I64, {chunks, kLength}}});
     writer.write("input_ids", ids.data());
     writer.commit();
   }
@@ -231,7 +236,7 @@ TEST_F(Mixtral, ExpertsAreRoundedWithTheTokensRoutedToThem) {
   quantize(model(), folder / "nearest", args("--weights-only"));
   const auto json =
       json_of(fp8("quantize --json --model {} --weights-only --rounding gptq --data {} --seq-len 32 --out {}", model(),
-                  data(), folder / "gptq"));
+                  (folder / "many.safetensors").string(), folder / "gptq"));
   std::map<std::string, std::int64_t> tokens;
   for (const auto& m : json["rounding"]["modules"])
     tokens[m["name"]] = m["tokens"].get<int>() + m["held_back"].get<int>();
