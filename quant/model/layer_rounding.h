@@ -21,7 +21,7 @@ namespace fp8::quant {
 
 class LayerRounding {
  public:
-  /// Probes the modules of `plan` among `modules`: Linear and experts, on hpu, untagged (else c10::Error naming the module).
+  /// Probes the modules of `plan` among `modules`: Linear and experts, on hpu, untagged; else c10::Error naming one.
   /// dampening: of the mean of the diagonal of G; ten times as much, up to 1, where G has no factor.
   LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening);
   ~LayerRounding();
