@@ -234,6 +234,8 @@ TEST_F(Mixtral, ABudgetIsMetByTheCheckpointThatIsWritten) {
 
 TEST_F(Mixtral, ExpertsAreRoundedWithTheTokensRoutedToThem) {
   quantize(model(), folder / "nearest", args("--weights-only"));
+  std::mt19937 random(5);
+  write_ids("many", 64, [&](std::size_t) { return random() % 32; });
   const auto json =
       json_of(fp8("quantize --json --model {} --weights-only --rounding gptq --data {} --seq-len 32 --out {}", model(),
                   (folder / "many.safetensors").string(), folder / "gptq"));

@@ -138,14 +138,14 @@ TEST_F(CheckpointQuantize, ScalesOfLeastError) {
     const at::Tensor q = read_tensor(dir / "tensors", "model.layers.0.self_attn.q_proj.weight_scale");
     expect_least_error(group, q.item<float>(), max);
     EXPECT_TRUE(same_bits(q, read_tensor(dir / "tensors", "model.layers.0.self_attn.v_proj.weight_scale")));
-    o.plan.weights = WeightGranularity::block, o.plan.block = {16, 16}, o.plan.activations = ActivationScaling::none;
+    o.plan.weights = WeightGranularity::block, o.plan.block = {12, 12};
     o.form = "fp8";
     quantize_checkpoint(dir / "in", dir / "blocks", o);
     const at::Tensor w = test::find(tensors, "model.layers.0.self_attn.q_proj.weight").to(at::kFloat),
                      inv = read_tensor(dir / "blocks", "model.layers.0.self_attn.q_proj.weight_scale_inv");
     for (std::int64_t r = 0; r < inv.size(0); ++r) {
       for (std::int64_t c = 0; c < inv.size(1); ++c)
-        expect_least_error({w.slice(0, 16 * r, 16 * r + 16).slice(1, 16 * c, 16 * c + 16)}, inv[r][c].item<float>(),
+        expect_least_error({w.slice(0, 12 * r, 12 * r + 12).slice(1, 12 * c, 12 * c + 12)}, inv[r][c].item<float>(),
                            max);
     }
   }
@@ -155,7 +155,7 @@ TEST_F(CheckpointQuantize, PowersOfTwoFollowTheAmax) {
   test::write_llama(folder / "in", test::small_llama(at::kBFloat16));
   CheckpointOptions o;
   o.form = "fp8";
-  o.plan.weights = WeightGranularity::block, o.plan.block = {16, 16}, o.plan.activations = ActivationScaling::none;
+  o.plan.weights = WeightGranularity::block, o.plan.block = {12, 12};
   o.plan.power_of_two = true;
   quantize_checkpoint(folder / "in", folder / "amax", o);
   o.plan.search = ScaleSearch::mse;
