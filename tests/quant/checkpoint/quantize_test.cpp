@@ -140,9 +140,9 @@ TEST_F(CheckpointQuantize, ScalesOfLeastError) {
     EXPECT_TRUE(same_bits(q, read_tensor(dir / "tensors", "model.layers.0.self_attn.v_proj.weight_scale")));
     o.plan.weights = WeightGranularity::block, o.plan.block = {12, 12};
     o.form = "fp8";
-    quantize_checkpoint(dir / "in", dir / "blocks", o);
-    const at::Tensor w = test::find(tensors, "model.layers.0.self_attn.q_proj.weight").to(at::kFloat),
-                     inv = read_tensor(dir / "blocks", "model.layers.0.self_attn.q_proj.weight_scale_inv");
+    const std::string module = quantize_checkpoint(dir / "in", dir / "blocks", o).quantized.front().first;
+    const at::Tensor w = test::find(tensors, module + ".weight").to(at::kFloat),
+                     inv = read_tensor(dir / "blocks", module + ".weight_scale_inv");
     for (std::int64_t r = 0; r < inv.size(0); ++r) {
       for (std::int64_t c = 0; c < inv.size(1); ++c)
         expect_least_error({w.slice(0, 12 * r, 12 * r + 12).slice(1, 12 * c, 12 * c + 12)}, inv[r][c].item<float>(),
