@@ -135,7 +135,11 @@ class RoundedPlaces {
     }
   }
 
-  RoundedPlace of(const WeightSlice& slice) {
+  RoundedPlace of(const std::string& module, const WeightSlice& slice) {
+    if (codes_.contains(module)) {
+      unused_.erase(module);
+      return {module};
+    }
     const auto found = places_.find({slice.tensor, slice.expert});
     if (found == places_.end()) return {};
     unused_.erase(found->second.module);
@@ -161,6 +165,22 @@ class RoundedPlaces {
   std::set<std::string> whole_, unused_;                                 // whole_: modules of one piece
 };
 
+/// Modules of the checkpoint that are no part of the model that was run, such as towers.
+void note_unseen(const RoundedCodes& rounded, FolderPlan& plan) {
+  std::set<std::string> kept;
+  for (const auto& m : rounded.modules()) {
+    if (!m.kept.empty()) kept.insert(m.module);
+  }
+  std::vector<std::string> unseen;
+  for (const auto& w : plan.weights) {
+    const bool expert = w.values.expert >= 0 || !mixture_of(w.measured->info.name).empty();
+    if (w.rounded == nullptr && !expert && !kept.contains(w.measured->info.name)) unseen.push_back(w.to.module);
+  }
+  if (!unseen.empty())
+    plan.notes.push_back(io::message("{} modules are rounded to nearest, the model that ran has none of them: {}",
+                                     unseen.size(), io::joined_first(unseen, 1)));
+}
+
 /// {"method", "modules": [...]}, for fp8.json.
 io::Json rounding_json(const RoundedCodes& rounded) {
   io::Json modules = io::Json::array();
@@ -182,10 +202,13 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
     w.change = Change::requantized;
     w.fuse_group = m.fuse_group;
     w.measured = &m;
-    if (places.has_value()) w.codes = places->of(w.values);
+    if (places.has_value()) w.codes = places->of(m.info.name, w.values);
     if (!w.codes.module.empty()) w.rounded = options.rounded.get();
   }
-  if (places.has_value()) places->require_all_used(planned.source());
+  if (places.has_value()) {
+    places->require_all_used(planned.source());
+    note_unseen(*options.rounded, plan);
+  }
   plan.pieces = pieces_of(planned, plan.notes);
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);
@@ -197,7 +220,10 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
 CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan, io::Spelling spelling) {
   const io::Checkpoint& source = planned.source();
   CheckpointReport r;
-  for (const auto& w : plan.weights) r.quantized.emplace_back(w.to.module, w.to.scheme.describe());
+  for (const auto& w : plan.weights) {
+    r.quantized.emplace_back(w.to.module, w.to.scheme.describe());
+    r.sources.push_back({w.measured->info.name, w.values.tensor, w.values.expert});
+  }
   r.skipped = skipped_of(planned);
   if (const std::string notice = planned.modules().notice(); !notice.empty())
     r.warnings.push_back(io::spelled(notice, spelling));

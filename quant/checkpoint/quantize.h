@@ -39,8 +39,15 @@ struct CheckpointOptions : StreamOptions {
   bool join = false;     ///< makes `out` of the shares of world_size ranks, or of `shares`
 };
 
+/// Where a quantized module's weight lies in the source: a tensor, or expert `expert` of a stack (-1: no stack).
+struct QuantizedSource {
+  std::string module, tensor;
+  std::int64_t expert = -1;
+};
+
 struct CheckpointReport {
   std::vector<std::pair<std::string, std::string>> quantized;  ///< module, scheme
+  std::vector<QuantizedSource> sources;                        ///< of those, by the source's names
   std::vector<SkippedModule> skipped;
   std::vector<std::string> warnings;
   /// Of a model_type that the table does not know: what was taken for Linear, and why others were not

@@ -58,6 +58,10 @@ FolderTexts texts_of(const ConvertSource& source, const FolderPlan& plan) {
   texts.sidecar = sidecar_of(source, plan);
   texts.sidecar["converted"] = {{"from", source.form_name()},
                                 {"exact", std::ranges::all_of(plan.weights, [](const auto& w) { return w.exact; })}};
+  const bool same = std::ranges::all_of(
+      plan.weights, [](const auto& w) { return w.change == Change::unchanged || w.change == Change::spread; });
+  if (same && source.sidecar.is_object() && source.sidecar.contains("rounding"))
+    texts.sidecar["rounding"] = source.sidecar["rounding"];
   if (plan.form != nullptr || plan.type == source.type) return texts;
   for (const char* key : {"dtype", "torch_dtype"}) {
     if (source.config.contains(key)) texts.edits[key] = word_of(plan.type);

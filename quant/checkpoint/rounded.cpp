@@ -76,16 +76,23 @@ bool RoundedCodes::add(const std::string& layer, const io::Json& identity) {
   const auto found = file->metadata().find(kKey);
   if (found == file->metadata().end()) return false;
   const io::Json json = io::parse_json(found->second, path.string());
-  if (json.value("identity", io::Json()) != identity) return false;
+  std::vector<RoundedModule> modules;
   try {
-    for (const auto& m : json.at("modules")) modules_.push_back(module_from(m));
+    if (json.at("identity") != identity) return false;
+    for (const auto& m : json.at("modules")) modules.push_back(module_from(m));
   } catch (const io::Json::exception& error) {
     io::fail_at(path.string(), "no outcome of a rounding: {}", error.what());
   }
-  identity_ = identity;
-  for (const auto& info : file->tensors()) {
-    if (info.name.ends_with(kCodes)) files_[info.name.substr(0, info.name.size() - (sizeof kCodes - 1))] = file;
+  for (const auto& m : modules) {
+    if (!m.kept.empty()) continue;
+    const io::TensorInfo *codes = file->find(m.module + kCodes), *scales = file->find(m.module + kScales);
+    if (codes == nullptr || codes->dtype != io::DType::U8 || codes->shape.size() != 2 || scales == nullptr ||
+        scales->dtype != io::DType::F32)
+      io::fail_at(path.string(), "has no codes and scales of {}", m.module);
+    files_[m.module] = file;
   }
+  identity_ = identity;
+  modules_.insert(modules_.end(), modules.begin(), modules.end());
   return true;
 }
 
@@ -96,15 +103,13 @@ std::int64_t RoundedCodes::rows(const std::string& module) const {
 void RoundedCodes::require_scales(const std::string& module, std::int64_t first, std::int64_t rows, std::int64_t cols,
                                   const Scheme& scheme, const std::vector<float>& scale_inv) const {
   const auto& file = *files_.at(module);
-  const io::TensorInfo *codes = file.find(module + kCodes), *scales = file.find(module + kScales);
-  std::vector<float> made;
-  if (scales != nullptr && scales->dtype == io::DType::F32) {
-    made.resize(static_cast<std::size_t>(scales->numel()));
-    file.read(*scales, made.data());
-  }
-  const bool fits = codes != nullptr && codes->dtype == io::DType::U8 && codes->shape.size() == 2 &&
-                    codes->shape[0] >= first + rows && codes->shape[1] == cols &&
+  const io::TensorInfo &codes = *file.find(module + kCodes), &scales = *file.find(module + kScales);
+  const std::int64_t all = codes.shape[0];
+  const bool fits = all >= first + rows && codes.shape[1] == cols &&
+                    scales.numel() == scale_grid(scheme, all, cols).size() &&
                     (!scheme.has_blocks() || first % scheme.block.rows == 0);
+  std::vector<float> made(static_cast<std::size_t>(fits ? scales.numel() : 0));
+  if (fits) file.read(scales, made.data());
   if (!fits || WeightScales{made, made}.of_rows(first, rows, scheme, cols).scale_inv != scale_inv)
     io::fail_at(module, "its codes were rounded for other sizes or scales than the checkpoint gets");
 }

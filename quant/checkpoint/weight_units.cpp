@@ -125,7 +125,6 @@ void WeightUnits::load_scales(UnitContext& context, Work& work) {
       work.to.assign(static_cast<std::size_t>(work.grid.size()), 0.0f);
       if (!per_tensor(w)) return;
       work.tensor = group_scales(context, w);
-      if (searches(w.to.scheme)) work.tensor = searched(w);
       work.to = work.tensor.scale_inv;
     } else {
       work.to = spread_scales(work.from, w.from.spec.scheme, w.to.scheme, rows, cols);
@@ -285,7 +284,7 @@ WeightScales WeightUnits::group_scales(UnitContext& context, const PlannedWeight
   if (group.scales.has_value()) return *group.scales;
   float largest = 0;
   for (const auto* w : group.members) largest = std::max(largest, weight_amax(context, *w));
-  WeightScales scales = weight_scales({largest}, of.to.scheme, of.place());
+  WeightScales scales = searches(of.to.scheme) ? searched(of) : weight_scales({largest}, of.to.scheme, of.place());
   if (of.to.scheme.least_error()) {
     TensorScaleSearch search(scales, of.to.scheme);
     for (const auto* w : group.members)

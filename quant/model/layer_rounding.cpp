@@ -61,7 +61,10 @@ class LayerRounding::Input {
            x.sizes() == last_.sizes() && x.strides() == last_.strides() && x._version() == version_;
   }
 
+  std::int64_t calls() const { return calls_; }
+
   void add(const at::Tensor& x, const Samples& samples) {
+    ++calls_;
     last_ = x, version_ = x._version();
     at::Tensor host = runtime::cpu_alias(x.detach());
     if (!runtime::ops::is_high_precision(host.scalar_type())) host = host.to(at::kFloat);
@@ -106,8 +109,11 @@ class LayerRounding::Input {
     const auto finite = host.reshape({rows, cols_}).isfinite().all(1);
     std::int64_t row = 0;
     while (finite[row].item<bool>()) ++row;
+    const bool whole = host.dim() == 3 && host.size(0) == samples.count;  // else rows of several samples, routed here
+    const std::int64_t first = samples.first + (whole ? row / host.size(1) : 0),
+                       last = whole ? first : samples.first + samples.count - 1;
     io::fail<io::Error>("{}: its input has a NaN or Inf in sample {}", module_,
-                        samples.first + row * samples.count / rows);
+                        first == last ? std::to_string(first) : io::message("{} to {}", first, last));
   }
 
   void flush() {
@@ -123,7 +129,7 @@ class LayerRounding::Input {
   const std::int64_t cols_;
   std::vector<float> buffer_, gram_, held_gram_, factor_;
   std::vector<std::int64_t> order_;
-  std::int64_t filled_ = 0, tokens_ = 0, held_ = 0;
+  std::int64_t calls_ = 0, filled_ = 0, tokens_ = 0, held_ = 0;
   double damping_ = 0;
   at::Tensor last_;
   std::int64_t version_ = 0;
@@ -132,10 +138,18 @@ class LayerRounding::Input {
 /// Lets the product run, and hands its input on.
 class LayerRounding::Probe final : public runtime::OpHandler {
  public:
-  Probe(LayerRounding& owner, std::string module) : owner_(owner), module_(std::move(module)) {}
+  Probe(LayerRounding& owner, std::string module, std::int64_t columns)
+      : owner_(owner), module_(std::move(module)), columns_(columns) {}
 
   at::Tensor linear(const runtime::LinearCall& call) override {
+    TORCH_CHECK(call.x.dim() > 0 && call.x.size(-1) == columns_, "[rounding] ", module_, ": expected an input of ",
+                columns_, " columns, found ", call.x.sizes());
+    ++calls_;
     input_ = owner_.input_of(*this, call.x);
+    if (input_->module() == module_)
+      input_->add(call.x, owner_.samples_);
+    else
+      same_ = same_ && input_->is(call.x);
     return call.original();
   }
   at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
@@ -146,16 +160,22 @@ class LayerRounding::Probe final : public runtime::OpHandler {
   std::string describe() const override { return "probed for rounding"; }
 
   const std::string& module() const { return module_; }
+  std::int64_t columns() const { return columns_; }
   const std::shared_ptr<Input>& input() const { return input_; }
+  std::int64_t calls() const { return calls_; }
+  bool same() const { return same_; }  ///< it was always called on what its input took last
 
  private:
   LayerRounding& owner_;
   const std::string module_;
+  const std::int64_t columns_;
+  std::int64_t calls_ = 0;
+  bool same_ = true;
   std::shared_ptr<Input> input_;
 };
 
-LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening)
-    : plan_(std::move(plan)), dampening_(dampening) {
+LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening, bool share)
+    : plan_(std::move(plan)), dampening_(dampening), share_(share) {
   for (const auto& p : plan_.modules) {
     const auto m = std::ranges::find(modules, p.info.name, &measure::WeightModule::name);
     TORCH_CHECK(m != modules.end() && (m->type == "Linear" || m->type == kExpertType) && m->weight.dim() == 2 &&
@@ -165,7 +185,7 @@ LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan pl
     modules_.push_back(*m);
   }
   for (const auto& m : modules_) {
-    probes_.push_back(std::make_shared<Probe>(*this, m.name));
+    probes_.push_back(std::make_shared<Probe>(*this, m.name, m.weight.size(1)));
     runtime::tag_weight(m.weight, m.name, probes_.back());
   }
 }
@@ -178,21 +198,19 @@ void LayerRounding::untag() {
 
 void LayerRounding::begin_samples(std::int64_t first, std::int64_t count) { samples_ = {first, count}; }
 
-/// The input that x is. The first forward decides which modules share one; a later one that does otherwise is refused,
-/// for then its matrix would be of other tokens than the module's.
+/// The input that x is: the first call of a module decides whose it takes.
 std::shared_ptr<LayerRounding::Input> LayerRounding::input_of(Probe& probe, const at::Tensor& x) {
-  const bool first = probe.input() == nullptr;
-  const auto same = std::ranges::find_if(inputs_, [&](const auto& input) { return input->is(x); });
-  if (first && same != inputs_.end()) return *same;
-  if (first) inputs_.push_back(std::make_shared<Input>(probe.module(), x.size(-1)));
-  const auto& input = first ? inputs_.back() : probe.input();
-  if (input->module() == probe.module()) {
-    input->add(x, samples_);
-  } else if (!input->is(x)) {
-    io::fail<io::Error>("{}: took the same input as {} at first, and another one later", probe.module(),
-                        input->module());
+  if (probe.input() == nullptr) {
+    const auto same = std::ranges::find_if(inputs_, [&](const auto& input) { return share_ && input->is(x); });
+    if (same != inputs_.end()) return *same;
+    return inputs_.emplace_back(std::make_shared<Input>(probe.module(), probe.columns()));
   }
-  return input;
+  return probe.input();
+}
+
+bool LayerRounding::shares_all() const {
+  return std::ranges::all_of(
+      probes_, [](const auto& p) { return p->input() == nullptr || (p->calls() == p->input()->calls() && p->same()); });
 }
 
 namespace {
@@ -308,6 +326,11 @@ void LayerRounding::round_module(std::size_t i, const Input& input, const Weight
     weight.codes.insert(weight.codes.end(), chosen.codes.begin(), chosen.codes.end());
     outcome.signal += rounding.signal(), outcome.nearest += rounding.nearest().error, outcome.rounded += chosen.error;
   }
+  if (!std::isfinite(outcome.signal + outcome.nearest + outcome.rounded)) {
+    outcome.signal = outcome.nearest = outcome.rounded = 0;
+    outcome.kept = "its outputs overflow f32";
+    return;
+  }
   if (outcome.rounded < outcome.nearest)
     out.weights.push_back(std::move(weight));
   else
@@ -316,6 +339,13 @@ void LayerRounding::round_module(std::size_t i, const Input& input, const Weight
 
 RoundedLayer LayerRounding::finish() {
   untag();
+  if (!shares_all()) {
+    const auto other = std::ranges::find_if(probes_, [](const auto& p) {
+      return p->input() != nullptr && (!p->same() || p->calls() != p->input()->calls());
+    });
+    io::fail<io::Error>("{}: took the same input as {} at first, and another one later", (*other)->module(),
+                        (*other)->input()->module());
+  }
   RoundedLayer out;
   const auto scales = planned_weight_scales(plan_, modules_);
   for (const auto& m : modules_) {

@@ -23,13 +23,18 @@ class LayerRounding {
  public:
   /// Probes the modules of `plan` among `modules`: Linear and experts, on hpu, untagged; else c10::Error naming one.
   /// dampening: of the mean of the diagonal of G; ten times as much, up to 1, where G has no factor.
-  LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening);
+  /// share: modules that take the same tensor have one G, H and factor.
+  LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening, bool share = true);
   ~LayerRounding();
   LayerRounding(const LayerRounding&) = delete;
   LayerRounding& operator=(const LayerRounding&) = delete;
 
   /// The forward that follows is of these samples. A NaN or Inf in an input throws io::Error naming module and sample.
   void begin_samples(std::int64_t first, std::int64_t count);
+
+  /// True while every module that shares an input has taken it as often as the others: one that is called on another
+  /// tensor too would be rounded for tokens that it does not see, or not for all that it does.
+  bool shares_all() const;
 
   /// Takes the probes off; outcomes in the plan's order. One input after the other, whose matrices are freed then.
   RoundedLayer finish();
@@ -49,6 +54,7 @@ class LayerRounding {
   std::vector<measure::WeightModule> modules_;  // of the plan, in its order
   Plan plan_;
   double dampening_;
+  bool share_;
   Samples samples_;
   std::vector<std::shared_ptr<Input>> inputs_;
   std::vector<std::shared_ptr<Probe>> probes_;  // of modules_

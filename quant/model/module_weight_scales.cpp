@@ -140,7 +140,8 @@ std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vec
   }
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const auto found = searched.find(plan.modules[i].fuse_group);
-    if (grouped(i) && found != searched.end()) scales[i] = found->second.best(plan.modules[i].info.name + ".weight");
+    if (grouped(i) && found != searched.end() && plan.modules[i].stored_weight_scale_inv.empty())
+      scales[i] = found->second.best(plan.modules[i].info.name + ".weight");
   }
   return scales;
 }

@@ -175,7 +175,7 @@ WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int
 void TensorScaleSearch::add(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols) {
   std::vector<double> errors(static_cast<std::size_t>(rows) * kernels::kScaleCandidates);
   kernels::scale_errors(cast_args(w, type, rows, cols, scheme_, nullptr), &scale_inv_, errors.data());
-  errors_.resize(kernels::kScaleCandidates);
+  static_assert(kCandidates == kernels::kScaleCandidates);
   for (std::size_t i = 0; i < errors.size(); ++i) errors_[i % kernels::kScaleCandidates] += errors[i];
 }
 

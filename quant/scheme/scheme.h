@@ -137,11 +137,12 @@ WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int
 class TensorScaleSearch {
  public:
   TensorScaleSearch(const WeightScales& from_amax, const Scheme& scheme)
-      : scale_inv_(from_amax.scale_inv.at(0)), scheme_(scheme) {}
+      : scale_inv_(from_amax.scale_inv.at(0)), scheme_(scheme), errors_(kCandidates) {}
   void add(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols);
   WeightScales best(const std::string& module) const;
 
  private:
+  static constexpr std::size_t kCandidates = 25;
   float scale_inv_;
   const Scheme& scheme_;
   std::vector<double> errors_;  // of the candidates

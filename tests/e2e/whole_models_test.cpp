@@ -258,6 +258,11 @@ TEST_F(Mixtral, ExpertsAreRoundedWithTheTokensRoutedToThem) {
     EXPECT_GT(m["db"].get<double>(), m["nearest_db"].get<double>() + 1) << m;
   }
   EXPECT_LT(kl((folder / "gptq").string()), 1e-3) << "each expert has its own codes";
+  const auto kept =
+      json_of(fp8("quantize --json --model {} --weights-only --experts keep --exclude v_proj --rounding gptq "
+                  "--data {} --seq-len 32 --out {}",
+                  model(), (folder / "many.safetensors").string(), folder / "kept"));
+  EXPECT_EQ(kept["rounding"]["modules"].size(), kept["modules_quantized"]) << "only what the file has in fp8";
 }
 
 TEST_F(Mixtral, MeasuredExpertsGetStaticScalesInTheCheckpoint) {

@@ -115,12 +115,24 @@ TEST(LayerRounding, ModulesOfOneInputShareIt) {
 TEST(LayerRounding, AnInputThatIsSharedAtTimesIsRefused) {
   torch::manual_seed(4);
   const Modules modules = {linear("q", 8, 16), linear("k", 8, 16)};
-  LayerRounding rounding(modules, plan_of(modules), 0.01);
-  const at::Tensor x = hpu(tokens(32, 16));
+  for (const bool owner_again : {false, true}) {
+    LayerRounding rounding(modules, plan_of(modules), 0.01);
+    const at::Tensor x = hpu(tokens(32, 16));
+    at::linear(x, modules[0].weight);
+    at::linear(x, modules[1].weight);
+    EXPECT_TRUE(rounding.shares_all());
+    at::linear(hpu(tokens(32, 16)), modules[owner_again ? 0 : 1].weight);
+    EXPECT_FALSE(rounding.shares_all());
+    EXPECT_REFUSED(rounding.finish(), "k", "q", "another one later");
+  }
+  LayerRounding apart(modules, plan_of(modules), 0.01, /*share=*/false);
+  const at::Tensor x = hpu(tokens(300, 16));
   at::linear(x, modules[0].weight);
   at::linear(x, modules[1].weight);
-  at::linear(x, modules[0].weight);
-  EXPECT_REFUSED(at::linear(hpu(tokens(32, 16)), modules[1].weight), "k", "q", "another one later");
+  at::linear(hpu(tokens(300, 16)), modules[0].weight);
+  const RoundedLayer layer = apart.finish();
+  EXPECT_EQ(layer.modules[0].tokens + layer.modules[0].held, 600);
+  EXPECT_EQ(layer.modules[1].tokens + layer.modules[1].held, 300);
 }
 
 TEST(LayerRounding, WorseOnTokensHeldBackStaysNearest) {
@@ -172,6 +184,7 @@ TEST(LayerRounding, NaNIsRefusedByModuleAndSample) {
   at::Tensor x = torch::ones({4, 10, 16});
   x[2][3][5] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_REFUSED(at::linear(hpu(x), modules[0].weight), "layers.0.q", "NaN or Inf in sample 6");
+  EXPECT_REFUSED(at::linear(hpu(x[2]), modules[0].weight), "layers.0.q", "NaN or Inf in sample 4 to 7");
 }
 
 TEST(LayerRounding, FilesOfLayersComeBackAndTellWhoseTheyAre) {
@@ -196,6 +209,12 @@ TEST(LayerRounding, FilesOfLayersComeBackAndTellWhoseTheyAre) {
   EXPECT_REFUSED(codes.require_scales("m", 0, 2, 3, channels, {0.5f, 0.5f}), "m", "other sizes or scales");
   EXPECT_REFUSED(codes.require_scales("m", 0, 2, 2, channels, {0.5f, 0.25f}), "m", "other sizes or scales");
   EXPECT_REFUSED(codes.require_scales("m", 1, 2, 3, channels, {0.5f, 0.25f}), "m", "other sizes or scales");
+  Scheme tensor;
+  tensor.weights = WeightGranularity::tensor;
+  EXPECT_REFUSED(codes.require_scales("m", 0, 2, 3, tensor, {0.5f}), "m", "other sizes or scales");
+  layer.modules[1].kept = "";  // of which no codes are there
+  layer.write(folder.path(), "layers.2", {{"a", 1}});
+  EXPECT_REFUSED(codes.add("layers.2", {{"a", 1}}), "layers.2", "no codes and scales of n");
   ASSERT_EQ(codes.modules().size(), 2u);
   EXPECT_NEAR(codes.modules()[0].written_db(), 20, 1e-12);
   EXPECT_EQ(codes.modules()[1].kept, "why");

@@ -287,9 +287,9 @@ std::vector<quant::SkippedModule> kept_modules(const io::Checkpoint& checkpoint,
 }
 
 /// The outcome of a rounding against inputs, as its run left it in fp8.json.
-void add_rounding(const io::Checkpoint& checkpoint, io::Json& json, std::string& text) {
+void add_rounding(const io::Checkpoint& checkpoint, const Form& form, io::Json& json, std::string& text) {
   const auto sidecar = checkpoint.folder() / quant::kSidecarName;
-  if (!std::filesystem::exists(sidecar)) return;
+  if (form.weights.empty() || !std::filesystem::exists(sidecar)) return;
   const io::Json all = io::read_json(io::source_file(checkpoint.folder(), quant::kSidecarName));
   const io::Json rounding = all.is_object() ? all.value("rounding", io::Json()) : io::Json();
   const io::Json modules = rounding.is_object() ? rounding.value("modules", io::Json()) : io::Json();
@@ -375,7 +375,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDe
               fmt::format("{} in {} tensors: {}", human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())),
                           checkpoint.names().size(), totals.text()));
   add_form(form, codes, result.json, result.text);
-  add_rounding(checkpoint, result.json, result.text);
+  add_rounding(checkpoint, form, result.json, result.text);
   add_problems(problems_of(checkpoint, form, detail.values), result.json, result.text);
   result.kept = kept_modules(checkpoint, form);
   result.checkpoint = opened;

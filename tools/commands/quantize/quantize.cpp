@@ -134,15 +134,10 @@ quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Shar
   return options;
 }
 
-/// The plan of the model in memory, without what stays in high precision in the file whatever the options: the model
-/// shows less of that.
-quant::PlanOptions plan_in_memory(const QuantizeOptions& o, quant::CheckpointOptions options,
-                                  const quant::PlanOptions& plan) {
+/// What a run with these options would write.
+quant::CheckpointReport dry_run(const QuantizeOptions& o, quant::CheckpointOptions options) {
   options.dry_run = true;
-  quant::PlanOptions in_memory = plan;
-  for (const auto& kept : quant::quantize_checkpoint(o.model, {}, options).skipped)
-    in_memory.keep.emplace(kept.name, kept.reason);
-  return in_memory;
+  return quant::quantize_checkpoint(o.model, {}, options);
 }
 
 std::filesystem::path rounding_folder(const QuantizeOptions& o) {
@@ -174,16 +169,25 @@ void warn_of_own_scales(const QuantizeOptions& o, const quant::CheckpointReport&
 std::shared_ptr<const quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, Snapshots& folder,
                                                          const quant::CheckpointOptions& options,
                                                          const Context& context) {
+  io::refuse_same_path(o.model, o.out);
   if (!o.share.resume) {
     folder.begin(/*resume=*/false);
     const io::OutputDirectory free(o.out, o.overwrite);  // refused now, not after all the work
   }
   RoundingOptions rounding;
   rounding.data = o.data;
-  if (rounding.data.seq_len == 0) rounding.data.seq_len = 512;
+  rounding.modules = dry_run(o, options).sources;
   rounding.folder = folder.folder();
-  quant::PlanOptions plan = plan_in_memory(o, options, options.plan);
+  if (o.share.resume)
+    folder.save([] { return io::Json::object(); });  // it stays where the run does not come to its end
+  quant::PlanOptions plan = options.plan;            // of the codes: activations, and what is selected, do not count
+  plan.weights = plan.weights.value_or(plan.activations == quant::ActivationScaling::static_tensor
+                                           ? quant::WeightGranularity::tensor
+                                           : quant::WeightGranularity::channel);
+  plan.activations = quant::ActivationScaling::none;
+  plan.measurements.reset();
   plan.kv_cache = false;
+  plan.include = {".*"}, plan.exclude = {};
   return round_weights(o.model, plan, rounding, context);
 }
 
@@ -214,7 +218,9 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, const quant::Checkpoin
   if (data.data.empty()) take_built_in_text(data, context);
   if (data.seq_len == 0) data.seq_len = 256;
   data.kl = parse_budget(o.budget);
-  BudgetResult budget = meet_budget(o.model, plan_in_memory(o, options, plan), data, context);
+  quant::PlanOptions in_memory = plan;  // without what stays in the file whatever the budget, of which it shows less
+  for (const auto& kept : dry_run(o, options).skipped) in_memory.keep.emplace(kept.name, kept.reason);
+  BudgetResult budget = meet_budget(o.model, in_memory, data, context);
   const io::Checkpoint checkpoint(o.model);
   for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
     for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
@@ -308,6 +314,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
   const auto done = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();
+  if (rounding.has_value()) rounding->remove();
   warn_of_own_scales(o, done, context);
   for (const auto& warning : notices) context.warn(warning);
   for (const auto& warning : done.warnings) context.warn(warning);

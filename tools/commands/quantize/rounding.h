@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "fp8/quant/checkpoint/rounded.h"
+#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
@@ -22,13 +22,15 @@ constexpr auto names_of(Rounding) {
 }
 
 struct RoundingOptions {
-  DataOptions data;
-  double dampening = 0.01;       ///< of the mean diagonal
-  std::filesystem::path folder;  ///< for the layers' files
+  DataOptions data;                             ///< seq_len 0: 512, or all that the model takes
+  std::vector<quant::QuantizedSource> modules;  ///< that the checkpoint has in fp8
+  double dampening = 0.01;                      ///< of the mean diagonal
+  std::filesystem::path folder;                 ///< for the layers' files
 };
 
-/// plan: of the model in memory. Throws UsageError for a family that does not run, io::Error for a module that is in
-/// no decoder layer, and what LayerRounding throws.
+/// plan: whose weights' scales are the checkpoint's; what it selects does not count. Throws UsageError for a family
+/// that does not run and a --dtype that rounds the weights, io::Error for a module that is in no decoder layer, and
+/// what LayerRounding throws.
 extern Late<std::shared_ptr<const quant::RoundedCodes>(const std::filesystem::path& model,
                                                        const quant::PlanOptions& plan, const RoundingOptions& options,
                                                        const Context& context)>

@@ -14,6 +14,7 @@
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/quantize/rounding.h"
 #include "fp8/tools/commands/work/process.h"
@@ -34,20 +35,16 @@ class RoundingRun {
       : options_(options),
         context_(context),
         stream_(model, {.dtype = compute_dtype(context), .device = resolve_device(context)}),
-        samples_(load_samples(options.data, model, stream_.shape())),
+        samples_(load_samples(sized(options.data, stream_.shape()), model, stream_.shape())),
         sources_(model, {}),
-        plan_(quant::plan_for(measure::weight_modules(*stream_.loaded().model), plan)),
+        plan_(plan_of_checkpoint(model, plan)),
         identity_(identity(plan)),
         codes_(std::make_shared<quant::RoundedCodes>(options.folder)) {
     warn_of(stream_.loaded(), model, context);
-    for (const auto& m : plan_.modules) {
-      if (m.info.type != "Linear" && m.info.type != quant::kExpertType)
-        io::fail<io::Error>("{}: --rounding gptq rounds Linear and experts, found {} (--exclude leaves it)",
-                            m.info.name, m.info.type);
-    }
   }
 
   std::shared_ptr<const quant::RoundedCodes> run() {
+    require_layers();
     const std::int64_t columns = samples_.column(samples_.count()), layers = stream_.shape().layers,
                        bytes = stream_.shape().hidden * static_cast<std::int64_t>(c10::elementSize(dtype()));
     hidden_.emplace(columns, bytes, options_.folder, /*in_memory=*/columns * bytes <= available_memory() / 4);
@@ -56,18 +53,67 @@ class RoundingRun {
     for (std::int64_t layer = 0; layer < layers; ++layer) run_layer(layer);
     run_head();
     sources_.check_unchanged();
-    for (const auto& m : plan_.modules) {
-      if (!done_.contains(m.info.name))
-        io::fail<io::Error>(
-            "{}: stands in no decoder layer, --rounding gptq does not see its inputs (--exclude leaves it)",
-            m.info.name);
-    }
     warn_of_few_tokens();
     return codes_;
   }
 
  private:
   at::ScalarType dtype() const { return stream_.loaded().dtype; }
+
+  static DataOptions sized(DataOptions data, const models::ModelShape& shape) {
+    if (data.seq_len == 0) data.seq_len = std::min<std::int64_t>(512, shape.context);
+    return data;
+  }
+
+  /// The modules in memory whose weight the checkpoint has in fp8. Throws UsageError where they run in another dtype
+  /// than has all of the file's values, and for own scales of gate and up, of which experts have one in memory.
+  quant::Plan plan_of_checkpoint(const std::filesystem::path& model, const quant::PlanOptions& options) const {
+    std::set<std::string> names;
+    std::set<std::pair<std::string, std::int64_t>> sources;
+    for (const auto& m : options_.modules) names.insert(m.module), sources.insert({m.tensor, m.expert});
+    quant::Plan plan = quant::plan_for(measure::weight_modules(*stream_.loaded().model), options);
+    const io::Checkpoint checkpoint(model);
+    std::erase_if(plan.modules, [&](const quant::PlannedModule& m) {
+      if (names.contains(m.info.name)) return false;
+      const auto pieces = quant::pieces_of(m.info.name + ".weight", checkpoint);
+      return m.info.type != quant::kExpertType || std::ranges::none_of(pieces, [&](const auto& piece) {
+               return sources.contains({piece.tensor, piece.index.value_or(-1)});
+             });
+    });
+    for (const auto& m : plan.modules) {
+      if (m.info.type == quant::kExpertType && !options.fuse_scales &&
+          m.scheme.weights == quant::WeightGranularity::tensor)
+        throw UsageError(
+            "--rounding gptq: --no-fuse-scales does not go with experts, whose gate and up are one weight");
+      if (m.info.type != "Linear" && m.info.type != quant::kExpertType)
+        io::fail<io::Error>("{}: --rounding gptq rounds Linear and experts, found {} (--exclude leaves it)",
+                            m.info.name, m.info.type);
+    }
+    for (const auto& m : options_.modules) {
+      const auto type = checkpoint.info(m.tensor).dtype;
+      if (dtype() != at::kFloat && quant::is_float(type) &&
+          quant::file_type(runtime::ops::float_type_of(dtype())) != type)
+        io::fail<UsageError>("--rounding gptq: {} is {}, and the model would run in {}: --dtype f32 keeps its values",
+                             m.tensor, io::name_of(type), c10::toString(dtype()));
+    }
+    return plan;
+  }
+
+  /// Throws io::Error for a planned module that no layer has, before the work begins.
+  void require_layers() const {
+    std::set<std::string> found;
+    const auto add = [&](const Modules& modules) {
+      for (const auto& m : modules) found.insert(m.name);
+    };
+    for (std::int64_t layer = 0; layer < stream_.shape().layers; ++layer) add(stream_.layer_modules(layer));
+    add(stream_.head_modules());
+    for (const auto& m : plan_.modules) {
+      if (!found.contains(m.info.name))
+        io::fail<io::Error>(
+            "{}: stands in no decoder layer, --rounding gptq does not see its inputs (--exclude leaves it)",
+            m.info.name);
+    }
+  }
 
   io::Json identity(const quant::PlanOptions& plan) const {
     io::Json modules = io::Json::array();
@@ -102,12 +148,11 @@ class RoundingRun {
   }
 
   /// The modules of `modules` that are planned, and their plan.
-  quant::Plan plan_of(const Modules& modules) {
+  quant::Plan plan_of(const Modules& modules) const {
     quant::Plan plan;
     for (const auto& p : plan_.modules) {
-      if (std::ranges::find(modules, p.info.name, &measure::WeightModule::name) == modules.end()) continue;
-      plan.modules.push_back(p);
-      done_.insert(p.info.name);
+      if (std::ranges::find(modules, p.info.name, &measure::WeightModule::name) != modules.end())
+        plan.modules.push_back(p);
     }
     plan.scale_method = plan_.scale_method;
     return plan;
@@ -115,14 +160,16 @@ class RoundingRun {
 
   /// Bytes of the matrices of a module's inputs: of those that it sees, and of those held back.
   static std::int64_t matrix_bytes(const quant::PlannedModule& m) {
-    return 2 * static_cast<std::int64_t>(sizeof(float)) * m.info.shape.back() * m.info.shape.back();
+    return 8 * m.info.shape.back() * m.info.shape.back();
   }
 
   /// The plan in parts whose matrices fit into the memory that is left: the modules that are no experts, then as many
   /// experts at a time as there is room for, one at least.
   static std::vector<quant::Plan> in_parts(const quant::Plan& plan) {
     std::vector<quant::Plan> parts;
-    const std::int64_t room = available_memory() / 3;
+    std::int64_t most = 0;
+    for (const auto& m : plan.modules) most = std::max(most, matrix_bytes(m));
+    const std::int64_t room = available_memory() / 2 - 5 * most / 2;  // a factor in f64 and f32, of one at a time
     std::int64_t used = 0;
     bool experts = false;
     for (const bool expert : {false, true}) {
@@ -139,22 +186,31 @@ class RoundingRun {
     return parts;
   }
 
-  /// Runs f(first, count, last) for every batch with probes on the modules, then rounds them; once for each part of the
+  /// False where the layer calls a module a second time, on a tensor that others do not take: then each module has
+  /// matrices of its own. The first batch tells.
+  template <class F>
+  bool shares_inputs(const Modules& modules, const quant::Plan& plan, const F& f) const {
+    quant::LayerRounding trial(modules, plan, options_.dampening);
+    f(0, samples_.together(0, options_.data.batch), /*keep=*/false);
+    return trial.shares_all();
+  }
+
+  /// Runs f(first, count, keep) for every batch with probes on the modules, then rounds them; once for each part of the
   /// plan, and keeps the outputs of the last. Where they are rounded already, the batches alone.
   template <class F>
   void round(const std::string& name, const Modules& modules, const F& f) {
     sources_.check_unchanged();
     const quant::Plan plan = plan_of(modules);
     if (plan.modules.empty() || codes_->add(name, identity_))
-      return for_batches([&](std::int64_t first, std::int64_t count) { f(first, count, true); });
+      return for_batches([&](std::int64_t first, std::int64_t count) { f(first, count, /*keep=*/true); });
     const auto parts = in_parts(plan);
     quant::RoundedLayer rounded;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      quant::LayerRounding rounding(modules, parts[i], options_.dampening);
+      quant::LayerRounding rounding(modules, parts[i], options_.dampening, shares_inputs(modules, parts[i], f));
       steps_ -= i > 0 ? samples_.count() : 0;
       for_batches([&](std::int64_t first, std::int64_t count) {
         rounding.begin_samples(first, count);
-        f(first, count, i + 1 == parts.size());
+        f(first, count, /*keep=*/i + 1 == parts.size());
       });
       auto part = rounding.finish();
       std::ranges::move(part.weights, std::back_inserter(rounded.weights));
@@ -168,9 +224,9 @@ class RoundingRun {
     {
       const auto resident = stream_.load_layer(layer);
       round(stream_.layer_name(layer), stream_.layer_modules(layer),
-            [&](std::int64_t first, std::int64_t count, bool last) {
+            [&](std::int64_t first, std::int64_t count, bool stays) {
               const auto h = stream_.run_layer(layer, hidden(first, count), samples_.batch(first, count).source);
-              if (last) keep(first, count, h);
+              if (stays) keep(first, count, h);
             });
     }
     trim_heap();
@@ -216,21 +272,26 @@ class RoundingRun {
   quant::Plan plan_;
   io::Json identity_;
   std::shared_ptr<quant::RoundedCodes> codes_;
-  std::set<std::string> done_;
   std::optional<models::HiddenStates> hidden_;
   std::optional<Progress> progress_;
   std::int64_t steps_ = 0;
 };
 
+/// Throws UsageError for a model_type that no row runs; a config.json that is wrong otherwise is found later.
+void require_family(const std::filesystem::path& model) {
+  const io::Json config = io::read_python_json(io::source_file(model, io::kConfigFile));
+  const std::string type = config.is_object() ? config.value("model_type", std::string()) : "";
+  const auto families = models::model_families();
+  if (std::ranges::none_of(families, [&](const auto& family) { return family.model_type == type; }))
+    io::fail<UsageError>("{}: --rounding gptq runs the model, and model_type '{}' is not among those that run",
+                         (model / io::kConfigFile).string(), type);
+}
+
 std::shared_ptr<const quant::RoundedCodes> run(const std::filesystem::path& model, const quant::PlanOptions& plan,
                                                const RoundingOptions& options, const Context& context) {
   if (context.device != "hpu")
     io::fail<UsageError>("--device: found '{}', but --rounding gptq runs the model on: hpu", context.device);
-  try {
-    models::read_config(model);
-  } catch (const io::Error& error) {
-    throw UsageError("--rounding gptq runs the model: " + what_of(error));
-  }
+  require_family(model);
   const TorchScope scope(context);
   const at::NoGradGuard no_grad;
   return RoundingRun(model, plan, options, context).run();
