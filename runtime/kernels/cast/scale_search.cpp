@@ -2,11 +2,8 @@
 // Squared errors of a weight under each candidate for its scale, in Highway's portable vectors.
 //
 // Values are widened to f32 into a buffer that stays in the first cache while all candidates pass over it. A cast is
-// rounded on the number line, without codes: a constant of the right size, added and taken away, rounds to a format's
-// grid, for the sum has no bits below it.
-//
-//   y = clamp(w * scale_j)      c = 1.5 * 2^(23 - mantissa bits) * max(2^floor(log2 |y|), smallest normal)
-//   r = (y + c) - c             error_j += (w * scale_j - r)^2, in units of scale_inv_j
+// rounded on the number line (highway/fp8_grid-inl.h): r = RNE(clamp(w * scale_j)),
+// error_j += (w * scale_j - r)^2, in units of scale_inv_j.
 //
 // Sums have 16 lanes and an order of their own, whatever the width of a vector: a choice is the same everywhere.
 #include "fp8/runtime/kernels/scale_search.h"
@@ -26,15 +23,12 @@
 // After foreach_target, which redefines the target:
 #include <hwy/highway.h>
 
+#include "fp8/runtime/kernels/highway/fp8_grid-inl.h"
+
 #ifndef FP8_SCALE_SEARCH_LANES
 #define FP8_SCALE_SEARCH_LANES
 namespace fp8::kernels {
 constexpr std::size_t kLanes = 16;  // of a sum
-
-/// The grid of a format: where it saturates, where its subnormals begin, and what makes c of a power of two.
-struct RoundingGrid {
-  float max, smallest_normal, magic;
-};
 }  // namespace fp8::kernels
 #endif
 
@@ -47,18 +41,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 void SquaredErrors(const float* HWY_RESTRICT w, std::size_t n, float scale, const RoundingGrid& grid,
                    float* HWY_RESTRICT sums) {
   const hn::CappedTag<float, kLanes> d;
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const auto multiplier = hn::Set(d, scale), most = hn::Set(d, grid.max), least = hn::Set(d, -grid.max);
-  const auto smallest = hn::Set(d, grid.smallest_normal), magic = hn::Set(d, grid.magic);
-  const auto exponent = hn::Set(du, 0x7F800000u);
+  const auto multiplier = hn::Set(d, scale);
   for (std::size_t part = 0; part < kLanes; part += hn::Lanes(d)) {
     auto sum = hn::Zero(d);
     for (std::size_t i = part; i < n; i += kLanes) {
       const auto y = hn::Mul(hn::LoadU(d, w + i), multiplier);
-      const auto clamped = hn::Min(hn::Max(y, least), most);
-      const auto power = hn::BitCast(d, hn::And(hn::BitCast(du, clamped), exponent));
-      const auto c = hn::Mul(hn::Max(power, smallest), magic);
-      const auto error = hn::Sub(y, hn::Sub(hn::Add(clamped, c), c));
+      const auto error = hn::Sub(y, RoundToGrid(d, y, grid));
       sum = hn::Add(sum, hn::Mul(error, error));
     }
     hn::StoreU(sum, d, sums + part);
@@ -82,11 +70,6 @@ constexpr Errors kScalar = HWY_STATIC_DISPATCH(SquaredErrors), kAvx2 = FP8_AT_AV
 constexpr std::size_t kBuffer = 1024;  // values that are widened at a time
 constexpr std::int64_t kGrain = 16 * 1024;
 
-RoundingGrid grid_of(const CastArgs& args) {
-  if (args.format == Format::E4M3) return {args.saturation(), 0x1p-6f, 0x1.8p20f};
-  return {args.saturation(), 0x1p-14f, 0x1.8p21f};
-}
-
 float pairwise(float* sums) {
   for (std::size_t n = kLanes / 2; n > 0; n /= 2) {
     for (std::size_t i = 0; i < n; ++i) sums[i] += sums[i + n];
@@ -98,7 +81,10 @@ float pairwise(float* sums) {
 class UnitErrors {
  public:
   UnitErrors(const CastArgs& args, float scale_inv, double* errors)
-      : args_(args), grid_(grid_of(args)), kernel_(of_level(kScalar, kAvx2, kAvx512)), errors_(errors) {
+      : args_(args),
+        grid_(rounding_grid(args.format, args.saturation())),
+        kernel_(of_level(kScalar, kAvx2, kAvx512)),
+        errors_(errors) {
     std::fill(errors, errors + kScaleCandidates, 0.0);
     for (int i = 0; i < kScaleCandidates; ++i) scale_inv_[i] = scale_candidate(scale_inv, i);
   }

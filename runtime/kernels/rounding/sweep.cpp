@@ -22,6 +22,8 @@
 // After foreach_target, which redefines the target:
 #include <hwy/highway.h>
 
+#include "fp8/runtime/kernels/highway/fp8_grid-inl.h"
+
 #ifndef FP8_ROUNDING_SWEEP
 #define FP8_ROUNDING_SWEEP
 namespace fp8::kernels {
@@ -36,7 +38,7 @@ struct SweepBlock {
   float scale[kBlock * kBand], scale_inv[kBlock * kBand];  ///< as the block's columns have them
   float factor[kBlock * kBlock];                           ///< of the block, right of its diagonal
   float rounded[kBlock * kBand], error[kBlock * kBand];
-  float max, smallest_normal, magic;  ///< of the format's grid (cast/scale_search.cpp)
+  RoundingGrid grid;
 };
 
 }  // namespace fp8::kernels
@@ -49,20 +51,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 void SweepColumns(SweepBlock& HWY_RESTRICT b) {
   const hn::CappedTag<float, kBand> d;
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const auto most = hn::Set(d, b.max), least = hn::Set(d, -b.max);
-  const auto smallest = hn::Set(d, b.smallest_normal), magic = hn::Set(d, b.magic);
-  const auto exponent = hn::Set(du, 0x7F800000u);
   for (std::int64_t row = 0; row < kBand; row += static_cast<std::int64_t>(hn::Lanes(d))) {
     for (std::int64_t k = b.cols - 1; k >= 0; --k) {
       const std::int64_t at = k * kBand + row;
       const auto w = hn::LoadU(d, b.w + at);
       const auto owed = hn::LoadU(d, b.owed + at);
       const auto target = hn::IfThenElse(hn::Eq(owed, hn::Zero(d)), w, hn::Add(w, owed));  // -0 stays
-      const auto y = hn::Min(hn::Max(hn::Mul(target, hn::LoadU(d, b.scale + at)), least), most);
-      const auto power = hn::BitCast(d, hn::And(hn::BitCast(du, y), exponent));
-      const auto c = hn::Mul(hn::Max(power, smallest), magic);
-      const auto rounded = hn::CopySign(hn::Sub(hn::Add(y, c), c), y);
+      const auto y = hn::Mul(target, hn::LoadU(d, b.scale + at));
+      const auto rounded = hn::CopySign(RoundToGrid(d, y, b.grid), y);
       const auto error = hn::Sub(w, hn::Mul(rounded, hn::LoadU(d, b.scale_inv + at)));
       hn::StoreU(rounded, d, b.rounded + at);
       hn::StoreU(error, d, b.error + at);
@@ -93,9 +89,7 @@ class Band {
  public:
   Band(const CompensatedRounding& args, SweepBlock& block, std::vector<float>& owed)
       : args_(args), block_(block), owed_(owed), sweep_(of_level(kScalar, kAvx2, kAvx512)) {
-    block.max = args.max;
-    block.smallest_normal = args.format == Format::E4M3 ? 0x1p-6f : 0x1p-14f;
-    block.magic = args.format == Format::E4M3 ? 0x1.8p20f : 0x1.8p21f;
+    block.grid = rounding_grid(args.format, args.max);
   }
 
   void run(std::int64_t row, std::int64_t rows) {
