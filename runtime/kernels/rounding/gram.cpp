@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrix of the inputs and its quadratic form: blocks of rows, of which only what is right of the
-// diagonal is computed.
+// The matrix of the inputs and its quadratic form: only what is right of the diagonal is computed.
 #include <algorithm>
 #include <cmath>
 #include <functional>

@@ -187,11 +187,12 @@ class RoundingRun {
   }
 
   /// False where the layer calls a module a second time, on a tensor that others do not take: then each module has
-  /// matrices of its own. The first batch tells.
+  /// matrices of its own. The first sample tells.
   template <class F>
   bool shares_inputs(const Modules& modules, const quant::Plan& plan, const F& f) const {
     quant::LayerRounding trial(modules, plan, options_.dampening);
-    f(0, samples_.together(0, options_.data.batch), /*keep=*/false);
+    trial.begin_samples(0, 1);
+    f(0, 1, /*keep=*/false);
     return trial.shares_all();
   }
 
