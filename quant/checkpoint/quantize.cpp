@@ -181,13 +181,6 @@ void note_unseen(const RoundedCodes& rounded, FolderPlan& plan) {
                                      unseen.size(), io::joined_first(unseen, 1)));
 }
 
-/// {"method", "modules": [...]}, for fp8.json.
-io::Json rounding_json(const RoundedCodes& rounded) {
-  io::Json modules = io::Json::array();
-  for (const auto& m : rounded.modules()) modules.push_back(m.json());
-  return {{"method", "gptq"}, {"modules", std::move(modules)}};
-}
-
 FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& options) {
   FolderPlan plan;
   plan.form = &planned.form();
@@ -212,7 +205,7 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
   plan.pieces = pieces_of(planned, plan.notes);
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);
-  if (options.rounded != nullptr) plan.texts.sidecar["rounding"] = rounding_json(*options.rounded);
+  if (options.rounded != nullptr) plan.texts.sidecar["rounding"] = options.rounded->json();
   return plan;
 }
 

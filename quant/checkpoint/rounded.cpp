@@ -96,6 +96,12 @@ bool RoundedCodes::add(const std::string& layer, const io::Json& identity) {
   return true;
 }
 
+io::Json RoundedCodes::json() const {
+  io::Json modules = io::Json::array();
+  for (const auto& m : modules_) modules.push_back(m.json());
+  return {{"method", "gptq"}, {"modules", std::move(modules)}};
+}
+
 std::int64_t RoundedCodes::rows(const std::string& module) const {
   return files_.at(module)->find(module + kCodes)->shape.at(0);
 }

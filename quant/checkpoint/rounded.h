@@ -57,6 +57,7 @@ class RoundedCodes {
 
   const io::Json& identity() const { return identity_; }  ///< of all layers
   const std::vector<RoundedModule>& modules() const { return modules_; }
+  io::Json json() const;  ///< {"method", "modules": [...]}, as fp8.json and --json have it
   /// True if the module has codes here, which read() gives row by row.
   bool contains(const std::string& module) const { return files_.contains(module); }
   std::int64_t rows(const std::string& module) const;

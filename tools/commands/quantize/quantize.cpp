@@ -195,9 +195,8 @@ std::shared_ptr<const quant::RoundedCodes> rounded_codes(const QuantizeOptions& 
 void add_rounding(const quant::RoundedCodes& codes, Report& report) {
   double before = 0, after = 0;
   std::int64_t judged = 0, nearest = 0, tokens = 0;
-  report.json["rounding"] = {{"method", "gptq"}, {"modules", io::Json::array()}};
+  report.json["rounding"] = codes.json();
   for (const auto& m : codes.modules()) {
-    report.json["rounding"]["modules"].push_back(m.json());
     nearest += m.kept.empty() ? 0 : 1;
     tokens = std::max(tokens, m.tokens + m.held);
     if (!std::isfinite(m.nearest_db()) || !std::isfinite(m.written_db())) continue;
