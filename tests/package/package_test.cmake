@@ -66,21 +66,29 @@ if(NOT output STREQUAL "fp8 ${VERSION}\n")
 endif()
 run(${work}/build/profilers)
 
-# Without the libraries of training the rest is found, built against and run.
-file(COPY ${prefix}/ DESTINATION ${work}/inference REGEX "lib/fp8$|libfp8_(train|transformer_engine)" EXCLUDE)
-file(CREATE_LINK ${prefix}/lib/fp8 ${work}/inference/lib/fp8 SYMBOLIC)
-run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/inference_build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
-  -DCMAKE_PREFIX_PATH=${work}/inference)
-run(${CMAKE_COMMAND} --build ${work}/inference_build --target consumer)
-run(${work}/inference_build/consumer)
+# Without the libraries of training the rest is found, built against and run: in the same folders, where the consumer,
+# compiled already, is only linked anew.
+file(GLOB training RELATIVE ${prefix}/lib ${prefix}/lib/libfp8_train* ${prefix}/lib/libfp8_transformer_engine*)
+file(MAKE_DIRECTORY ${work}/training)
+foreach(library IN LISTS training)
+  file(RENAME ${prefix}/lib/${library} ${work}/training/${library})
+endforeach()
+file(REMOVE ${work}/build/CMakeCache.txt ${work}/build/consumer)
+run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
+  -DCMAKE_PREFIX_PATH=${prefix})
+run(${CMAKE_COMMAND} --build ${work}/build --target consumer)
+run(${work}/build/consumer)
 if(TOOLS)
-  execute_process(COMMAND ${work}/inference/bin/fp8 train --data ${CMAKE_CURRENT_LIST_FILE} --out ${work}/trained
+  execute_process(COMMAND ${prefix}/bin/fp8 train --data ${CMAKE_CURRENT_LIST_FILE} --out ${work}/trained
     --init ${CMAKE_CURRENT_LIST_DIR}/../../tools/demo_data/kjv-byte-1.7M/config.json
     RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
   if(NOT rc EQUAL 1 OR NOT errors MATCHES "cmake --build build --target fp8_train")
     message(FATAL_ERROR "bin/fp8 train without training: rc ${rc}, ${output}${errors}")
   endif()
 endif()
+foreach(library IN LISTS training)
+  file(RENAME ${work}/training/${library} ${prefix}/lib/${library})
+endforeach()
 
 # A library of operators, by itself and in the installed program.
 run(${CMAKE_COMMAND} -S ${CONSUMER}/extension -B ${work}/extension -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
