@@ -10,14 +10,15 @@ namespace {
 
 using testing::Answers;
 
-constexpr std::int64_t kRows = 6, kLength = 40, kAnswer = 9;
+constexpr std::int64_t kRows = 6, kInputLength = 40, kAnswerLength = 9;
 
 class BlocksOfFamilies : public Answers {
  protected:
   void SetUp() override {
     fixture.write(folder / "model");
-    const auto ids = tokens(kRows, kLength, 1);
-    if (task() == Task::answer) return testing::write_pairs(folder / "ids.safetensors", ids, tokens(kRows, kAnswer, 2));
+    const auto ids = tokens(kRows, kInputLength, 1);
+    if (task() == Task::answer)
+      return testing::write_pairs(folder / "ids.safetensors", ids, tokens(kRows, kAnswerLength, 2));
     io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, ids.sizes().vec()}});
     writer.write("input_ids", ids.contiguous().const_data_ptr());
     writer.commit();
@@ -92,8 +93,9 @@ TEST_P(BlocksOfFamilies, HoldOneLayerAtATime) {
 TEST_P(BlocksOfFamilies, RunInTwoParts) {
   const LoadOptions options = {.dtype = at::kFloat, .device = at::kCPU};
   const bool answers = task() == Task::answer;
-  const std::int64_t source = answers ? kLength : 0;
-  const auto ids = answers ? at::cat({tokens(2, kLength, 1), tokens(2, kAnswer, 2)}, 1) : tokens(2, kLength, 1);
+  const std::int64_t source = answers ? kInputLength : 0;
+  const auto ids =
+      answers ? at::cat({tokens(2, kInputLength, 1), tokens(2, kAnswerLength, 2)}, 1) : tokens(2, kInputLength, 1);
   const auto expected =
       load_model(folder / "model", options).model->forward(ids, nullptr, CausalLM::Logits::all, source);
   LayerStream first(folder / "model", options), second(folder / "model", options);
