@@ -144,7 +144,7 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
   rule.weights =
       scheme.activations == ActivationScaling::dynamic_group ? WeightGranularity::block : WeightGranularity::channel;
   rule.block.rows = 1;
-  rule.power_of_two = false;
+  rule.power_of_two = scheme.is_mx();
   for_blocks(x, type, rows, cols, 1, [&](const void* data, std::int64_t, std::int64_t n) {
     if (scheme.activations == ActivationScaling::none)
       return out.merge(block_damage(data, type, n, cols, nullptr, scheme));

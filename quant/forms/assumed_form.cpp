@@ -109,7 +109,8 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
                   form_parts::assume_option(form.name()), module, form.scale_endings()[0],
                   others.empty() ? "none" : in_message(checkpoint.info(others[0])) + likely_form(checkpoint, weight));
     }
-    found.weights.push_back({module, weight.shape[0], weight.shape[1], scale->shape, scale->numel() == 1});
+    found.weights.push_back(
+        {module, weight.shape[0], weight.shape[1], scale->shape, scale->numel() == 1, io::size_of(scale->dtype) == 1});
   }
   return found;
 }

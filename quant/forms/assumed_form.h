@@ -25,6 +25,7 @@ struct AssumedWeight {
   std::int64_t rows = 0, cols = 0;  ///< as stored
   std::vector<std::int64_t> scale;  ///< shape
   bool one = false;                 ///< a single scale
+  bool exponents = false;           ///< its scales are bytes: E8M0, in U8 too
 };
 
 /// The weights of which a form makes the config that is missing (CheckpointForm::assumed_config); at least one.

@@ -4,6 +4,7 @@
 //
 //   X.weight                     F8_E4M3 [N, K]
 //   X.weight_scale               F32 [1] tensor | [N, 1] channel | [ceil(N/b0), ceil(K/b1)] block
+//                                U8 [N, K/32] MXFP8 ("mxfp8-quantized"): 2^(byte - 127)
 //   X.input_scale                F32 [1] (static only)
 //   attention.k_scale, v_scale   F32 [1], or [H, 1, 1] per head
 //   config.json                  quantization_config { quant_method, format, quantization_status: "compressed",
@@ -42,25 +43,42 @@ constexpr ActivationStrategy kActivations[] = {{ActivationScaling::static_tensor
                                                {ActivationScaling::dynamic_tensor, "tensor", true},
                                                {ActivationScaling::dynamic_group, "group", true}};
 
+/// The arguments of both operands of MXFP8. Its compressor asks for the scales' dtype (compressors/mxfp8/base.py).
+Json mx_arguments(bool dynamic) {
+  Json args = arguments("group", dynamic);
+  args["group_size"] = kMxBlock.cols;
+  args["scale_dtype"] = args["zp_dtype"] = "torch.uint8";
+  return args;
+}
+
 /// The QuantizationArgs of activations; null for none.
 Json activation_arguments(const Scheme& scheme) {
   const auto* known = std::ranges::find(kActivations, scheme.activations, &ActivationStrategy::scaling);
   if (known == std::end(kActivations)) return nullptr;
+  if (scheme.is_mx()) return mx_arguments(true);
   Json args = arguments(known->strategy, known->dynamic);
   if (scheme.activations == ActivationScaling::dynamic_group) args["group_size"] = scheme.block.cols;
   return args;
 }
 
+Json weight_arguments(const Scheme& scheme) {
+  if (scheme.is_mx()) return mx_arguments(false);
+  Json args = arguments(name_of(scheme.weights), false);
+  if (scheme.has_blocks()) args["block_structure"] = {scheme.block.rows, scheme.block.cols};
+  return args;
+}
+
+constexpr char kMxPacking[] = "mxfp8-quantized";
+
 const char* packing(const Scheme& scheme) {
+  if (scheme.is_mx()) return kMxPacking;
   return scheme.activations == ActivationScaling::none ? "naive-quantized" : "float-quantized";
 }
 
 /// One of "config_groups".
 Json group_of(const Scheme& scheme, Json targets) {
-  Json weights = arguments(name_of(scheme.weights), false);
-  if (scheme.has_blocks()) weights["block_structure"] = {scheme.block.rows, scheme.block.cols};
   return {{"targets", std::move(targets)},
-          {"weights", std::move(weights)},
+          {"weights", weight_arguments(scheme)},
           {"input_activations", activation_arguments(scheme)},
           {"output_activations", nullptr},
           {"format", packing(scheme)}};
@@ -138,15 +156,30 @@ void read_activation_arguments(const Json& args, const std::string& where, Schem
                 scheme.block.cols);
 }
 
-void check_packing(const Json& object, const std::string& where, bool top) {
-  const std::string format = form_parts::string_of(object, "format", where, "float-quantized");
-  if (format == "float-quantized" || format == "naive-quantized" || (top && format == "mixed-precision")) return;
-  io::fail_at(where, "key 'format': found {}, built are: float-quantized, naive-quantized", io::in_quotes(format));
+constexpr char kUsualPacking[] = "float-quantized", kMixed[] = "mixed-precision";
+
+/// The key 'format' of the config (top) or of a group; `usual` where it is absent.
+std::string read_packing(const Json& object, const std::string& where, bool top, const std::string& usual) {
+  const std::string format = form_parts::string_of(object, "format", where, usual);
+  for (const char* built : {kUsualPacking, "naive-quantized", kMxPacking}) {
+    if (format == built) return format;
+  }
+  if (top && format == kMixed) return kUsualPacking;  // each group has its own
+  io::fail_at(where, "key 'format': found {}, built are: float-quantized, naive-quantized, {}", io::in_quotes(format),
+              kMxPacking);
+}
+
+/// MXFP8: the scales of a group's weights are exponents.
+void read_mx(const std::string& where, Scheme& scheme) {
+  scheme.power_of_two = true;
+  if (scheme.is_mx()) return;
+  const std::string grid = scheme.has_blocks() ? scheme.block.text() : name_of(scheme.weights);
+  io::fail_at(where, "key 'format': found {} with weights in {}, expected strategy group, group_size {}", kMxPacking,
+              grid, kMxBlock.cols);
 }
 
 /// Refuses keys that would change the weights' meaning and are not built.
 void check_rest(const Json& config, const std::string& where) {
-  check_packing(config, where, true);
   form_parts::strings_of(config, "ignore", where);
   if (const auto sparse = config.find("sparsity_config"); sparse != config.end() && sparse->is_object()) {
     const std::string format = form_parts::string_of(*sparse, "format", where + ": sparsity_config", "dense");
@@ -167,6 +200,7 @@ class ConfigGroups {
   /// base: what fp8.json tells of every scheme. Throws io::Error "WHERE: key ...: found ..., built are ...", also for
   /// what stands beside the groups, would change the weights' meaning and is not built.
   ConfigGroups(const Json& config, const std::string& where, const Scheme& base) : where_(where) {
+    const std::string packing = read_packing(config, where, true, kUsualPacking);
     check_rest(config, where);
     const auto groups = config.find("config_groups");
     const bool caches_only = form_parts::promises_kv(config);
@@ -176,7 +210,7 @@ class ConfigGroups {
       const std::string key = where + ": config_groups." + io::printable(name);
       if (!json.is_object()) io::fail_at(key, "expected an object, found {}", json.type_name());
       if (!json.contains("weights") || json["weights"].is_null()) continue;  // older files: scales of key-value caches
-      groups_.emplace_back(json, key, base);
+      groups_.emplace_back(json, key, base, packing);
     }
     if (groups_.empty() && !caches_only)
       io::fail_at(where, "key 'config_groups': expected a group with weights, found none");
@@ -200,10 +234,10 @@ class ConfigGroups {
 
  private:
   struct Group {
-    Group(const Json& json, const std::string& where, const Scheme& base) : scheme(base) {
+    Group(const Json& json, const std::string& where, const Scheme& base, const std::string& packing) : scheme(base) {
       read_weight_arguments(json["weights"], where + ".weights", scheme);
       read_activation_arguments(json.value("input_activations", Json()), where + ".input_activations", scheme);
-      check_packing(json, where, false);
+      if (read_packing(json, where, false, packing) == kMxPacking) read_mx(where, scheme);
       for (const auto& target : form_parts::strings_of(json, "targets", where)) {
         if (target.starts_with("re:")) {
           patterns.add(configs::match_expression(target.substr(3)), where + ".targets");
@@ -260,11 +294,15 @@ class CompressedTensors : public CheckpointForm {
     if (s.activations == ActivationScaling::dynamic_group && !s.has_blocks())
       return io::message("{} holds activation scales per group for block weights only, found {} weights", form,
                          name_of(s.weights));
+    if (s.is_mx() && s.activations != ActivationScaling::dynamic_group && s.activations != ActivationScaling::none)
+      return io::message("{} holds mx weights with dynamic group or no activation scales, found {}", form,
+                         name_of(s.activations));
     return "";
   }
 
   std::string weight_problem(const WeightSpec& w) const override {
     if (!w.scheme.has_blocks()) return "";
+    if (w.scheme.is_mx()) return mx_problem(w.scheme, w.cols);
     const auto& [rows, cols] = w.scheme.block;
     if (w.scheme.activations == ActivationScaling::dynamic_group && w.cols % cols != 0)
       return io::message("{} inputs are no multiple of the group of {}, which transformers refuses", w.cols, cols);
@@ -323,7 +361,10 @@ class CompressedTensors : public CheckpointForm {
       StoredWeight w =
           form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale",
                                     scheme.weights == WeightGranularity::tensor && is_transposed(checkpoint, module));
-      form_parts::check_scale(checkpoint, w, scale_shapes(w.spec));
+      form_parts::check_scale(checkpoint, w, scale_shapes(w.spec), scheme.is_mx());
+      if (const auto dtype = checkpoint.info(w.scale).dtype; scheme.is_mx() && io::size_of(dtype) != 1)
+        io::fail_at(form_parts::place(checkpoint, w.scale), "expected the exponents of {} in U8, found {}", kMxPacking,
+                    io::name_of(dtype));
       if (scheme.is_static()) form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
       out.weights.push_back(std::move(w));
     }
@@ -346,6 +387,7 @@ class CompressedTensors : public CheckpointForm {
     } else {
       scheme.weights = WeightGranularity::block;
       scheme.block = found.block();
+      scheme.power_of_two = found.all([](const AssumedWeight& w) { return w.exponents; });
       if (!is_static) scheme.activations = ActivationScaling::dynamic_group;
     }
     return {{"quant_method", quant_method()},

@@ -186,7 +186,7 @@ std::vector<io::SafetensorsWriter::Entry> CheckpointForm::entries(const WeightSp
 
 void CheckpointForm::write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
                                   const std::vector<float>& scale_inv) const {
-  form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
+  (w.scheme.is_mx() ? form_parts::write_e8m0 : form_parts::write_f32)(sink, w.module + ".weight_scale", scale_inv);
   if (w.scheme.is_static()) form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
 }
 

@@ -134,10 +134,8 @@ class Fp8 final : public CheckpointForm {
   void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec& config,
                     const std::vector<float>& scale_inv) const override {
     if (!w.scheme.has_blocks()) return CheckpointForm::write_scales(sink, w, config, scale_inv);
-    const std::string name = w.module + ".weight_scale_inv";
-    if (!w.scheme.power_of_two) return form_parts::write_f32(sink, name, scale_inv);
-    const auto bytes = form_parts::e8m0_bytes(scale_inv, name);
-    sink.write(name, bytes.data(), 0, bytes.size());
+    (w.scheme.power_of_two ? form_parts::write_e8m0 : form_parts::write_f32)(sink, w.module + ".weight_scale_inv",
+                                                                             scale_inv);
   }
 
   std::string kv_problem(const KvScales& kv) const override { return form_parts::one_each(kv, "fp8"); }

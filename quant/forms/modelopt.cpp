@@ -6,13 +6,14 @@
 //   FP8_PER_CHANNEL_PER_TOKEN   [N]                                    dynamic per token
 //   fp8_pb_wo                   [ceil(N/128), 1, ceil(K/128), 1]       dynamic per group of 128 inputs (vLLM),
 //                                                                      which must divide K
+//   MXFP8                       U8 [N, K/32]: 2^(byte - 127)           dynamic per group of 32, in the same way
 //
 //   attention.k_proj.k_scale, attention.v_proj.v_scale   F32 []        with kv_cache_scheme
 //   config.json                 quantization_config { quant_algo, quant_method: "modelopt", ignore, ... }
 //   hf_quant_config.json        the same in other words
 //
-// Read as well: fp8_pb_wo's [] of a weight inside one block and [ceil(N/128), ceil(K/128)], "FP8_PB_WO", "MXFP8"
-// (blocks of 1x32 with exponents [N, K/32]), hf_quant_config.json alone, "quantization" as an inner object.
+// Read as well: fp8_pb_wo's [] of a weight inside one block and [ceil(N/128), ceil(K/128)], "FP8_PB_WO",
+// hf_quant_config.json alone, "quantization" as an inner object.
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
@@ -28,11 +29,12 @@ using io::Json;
 
 constexpr Block kBlock{128, 128};
 constexpr char kPerTensor[] = "FP8", kPerChannel[] = "FP8_PER_CHANNEL_PER_TOKEN", kPerBlock[] = "fp8_pb_wo",
-               kPerGroup[] = "MXFP8";  // read only
+               kPerGroup[] = "MXFP8";
 
 const char* algorithm_of(const Scheme& s) {
   return s.weights == WeightGranularity::tensor    ? kPerTensor
          : s.weights == WeightGranularity::channel ? kPerChannel
+         : s.is_mx()                               ? kPerGroup
                                                    : kPerBlock;
 }
 
@@ -64,7 +66,8 @@ void read_algorithm(const Json& config, const std::string& where, Scheme& scheme
     scheme.activations = ActivationScaling::dynamic_group;
   } else if (algorithm == kPerGroup) {
     scheme.weights = WeightGranularity::block;
-    scheme.block = {1, 32};
+    scheme.block = kMxBlock;
+    scheme.power_of_two = true;
     scheme.activations = ActivationScaling::dynamic_group;
   } else {
     io::fail_at(where, "key 'quant_algo': found {}, built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo, MXFP8",
@@ -105,11 +108,12 @@ class ModelOpt final : public CheckpointForm {
           "modelopt holds static tensor, channel and token, or block and group scales; found {} weights, {} "
           "activations",
           name_of(s.weights), name_of(s.activations));
-    return s.block == kBlock ? "" : "modelopt holds blocks of 128x128, found " + s.block.text();
+    return s.is_mx() || s.block == kBlock ? "" : "modelopt holds blocks of 128x128 or mx, found " + s.block.text();
   }
 
   std::string weight_problem(const WeightSpec& w) const override {
     if (!w.scheme.has_blocks()) return "";
+    if (w.scheme.is_mx()) return mx_problem(w.scheme, w.cols);
     if (w.cols % kBlock.cols != 0) return std::to_string(w.cols) + " inputs are no multiple of 128, which vLLM refuses";
     return form_parts::fused_rows_problem(w);
   }
@@ -121,6 +125,7 @@ class ModelOpt final : public CheckpointForm {
       case WeightGranularity::channel: return {{w.rows}};
       case WeightGranularity::block: break;
     }
+    if (w.scheme.is_mx()) return {{grid.rows, grid.cols}};
     std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}, {grid.rows, grid.cols}};
     if (grid.size() == 1) shapes.push_back({});
     return shapes;
@@ -139,6 +144,7 @@ class ModelOpt final : public CheckpointForm {
           {"group_0", {{"input_activations", numbers}, {"weights", numbers}, {"targets", Json::array({"Linear"})}}}};
     config["ignore"] = ignore_entries(*this, spec);
     config["quant_algo"] = algorithm_of(spec.scheme);
+    if (spec.scheme.is_mx()) config["group_size"] = kMxBlock.cols;
     if (!spec.kv.empty()) config["kv_cache_scheme"] = numbers;
     config["producer"] = {{"name", "modelopt"}, {"version", "0.47.0"}};  // readers know the form, and its age, by this
     config["quant_method"] = "modelopt";
@@ -149,6 +155,7 @@ class ModelOpt final : public CheckpointForm {
     Json quantization = Json::object();
     quantization["quant_algo"] = config.at("quant_algo");
     quantization["kv_cache_quant_algo"] = config.contains("kv_cache_scheme") ? Json("FP8") : Json(nullptr);
+    if (config.contains("group_size")) quantization["group_size"] = config["group_size"];
     quantization["exclude_modules"] = config.at("ignore");
     return {{io::kHfQuantConfigFile, Json{{"producer", config.at("producer")}, {"quantization", quantization}}}};
   }
@@ -177,7 +184,8 @@ class ModelOpt final : public CheckpointForm {
   Json assumed_config(const AssumedWeights& found) const override {
     const auto dimensions = [](std::size_t n) { return [n](const AssumedWeight& w) { return w.scale.size() == n; }; };
     const bool channel = found.any(dimensions(1)) && !found.has_input_scales();
-    const char* algorithm = found.any(dimensions(4)) ? kPerBlock : channel ? kPerChannel : kPerTensor;
+    const bool mx = found.all([](const AssumedWeight& w) { return w.exponents; });
+    const char* algorithm = mx ? kPerGroup : found.any(dimensions(4)) ? kPerBlock : channel ? kPerChannel : kPerTensor;
     return {{"quant_method", "modelopt"}, {"quant_algo", algorithm}};
   }
 };

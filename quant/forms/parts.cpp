@@ -313,8 +313,9 @@ std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std
 std::vector<io::SafetensorsWriter::Entry> plain_entries(const WeightSpec& w,
                                                         const std::vector<std::int64_t>& scale_shape,
                                                         const std::vector<std::int64_t>& input_shape) {
+  const DType dtype = w.scheme.is_mx() ? DType::U8 : DType::F32;
   std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
-                                                 {w.module + ".weight_scale", DType::F32, scale_shape}};
+                                                 {w.module + ".weight_scale", dtype, scale_shape}};
   if (w.scheme.is_static()) list.push_back({w.module + ".input_scale", DType::F32, input_shape});
   return list;
 }
@@ -330,6 +331,11 @@ StoredWeight read_plain_weight(const CheckpointForm& form, const io::Checkpoint&
 
 void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values) {
   sink.write(tensor, values.data(), 0, values.size() * sizeof(float));
+}
+
+void write_e8m0(TensorSink& sink, const std::string& tensor, const std::vector<float>& values) {
+  const auto bytes = e8m0_bytes(values, tensor);
+  sink.write(tensor, bytes.data(), 0, bytes.size());
 }
 
 const std::vector<KvNames>& kv_spellings() {

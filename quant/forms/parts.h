@@ -81,7 +81,8 @@ std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::stri
                                bool bytes_are_exponents = false);
 /// One value, of shape [], [1] or [1, 1].
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor);
-// The spelling of most forms: X.weight and X.weight_scale, with static activations X.input_scale.
+// The spelling of most forms: X.weight and X.weight_scale (of MXFP8 exponents in U8), with static activations
+// X.input_scale.
 std::vector<io::SafetensorsWriter::Entry> plain_entries(const WeightSpec& weight,
                                                         const std::vector<std::int64_t>& scale_shape,
                                                         const std::vector<std::int64_t>& input_shape = {});
@@ -94,6 +95,8 @@ void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, co
 /// Powers of two as E8M0 bytes: 2^(byte - 127). Throws std::invalid_argument naming `tensor` for a value that is none.
 std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std::string& tensor);
 void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values);
+/// The same as such bytes.
+void write_e8m0(TensorSink& sink, const std::string& tensor, const std::vector<float>& values);
 
 /// The names of keys' and values' scales below an attention module: {"k_scale", "v_scale"}.
 struct KvNames {

@@ -64,7 +64,7 @@ void Fp8Handler::make_quantizers() {
     case ActivationScaling::dynamic_group:
       if (scheme_.block.cols < 1)
         io::fail<std::invalid_argument>("activation groups: found {} columns, expected at least 1", scheme_.block.cols);
-      input_ = Quantizer(scheme_, ScaleLayout::blocks(1, scheme_.block.cols));
+      input_ = Quantizer(scheme_, ScaleLayout::blocks(1, scheme_.block.cols), {}, scheme_.is_mx());
       break;
   }
 }

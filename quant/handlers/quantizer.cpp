@@ -35,8 +35,8 @@ Quantizer::Quantizer(const Numbers& numbers, float scale_inv) : numbers_(numbers
   scale_ = scale_for(numbers, scale_inv, "scale_inv");
 }
 
-Quantizer::Quantizer(const Numbers& numbers, const ScaleLayout& layout, const recipes::ScaleMethod& method)
-    : numbers_(numbers), layout_(layout), method_(method) {
+Quantizer::Quantizer(const Numbers& numbers, const ScaleLayout& layout, const recipes::ScaleMethod& method, bool mx)
+    : numbers_(numbers), layout_(layout), mx_(mx), method_(method) {
   if (layout.has_blocks() && numbers.convention != Convention::own)
     throw std::invalid_argument("activation groups: INC's convention has none, expected the own convention");
 }
@@ -205,7 +205,7 @@ runtime::CastSpec Quantizer::spec() const {
     spec.scale_inv = *scale_inv_;
     return spec;
   }
-  spec.rule = runtime::ScaleRule::amax_over_max;
+  spec.rule = mx_ ? runtime::ScaleRule::e8m0 : runtime::ScaleRule::amax_over_max;
   spec.layout = columns() ? ScaleLayout::per_row() : layout_;  // columns as rows
   return spec;
 }

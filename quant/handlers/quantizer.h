@@ -35,8 +35,10 @@ class Quantizer {
   /// Static. Throws std::invalid_argument for a scale_inv that is not positive and finite.
   Quantizer(const Numbers& numbers, float scale_inv);
   /// Dynamic: scales are made at the call, one for the tensor, or per row, column or group of neighbours in a row
-  /// (fewer at its end). method: INC's convention only. Throws std::invalid_argument for groups under INC's convention.
-  Quantizer(const Numbers& numbers, const runtime::ScaleLayout& layout, const recipes::ScaleMethod& method = {});
+  /// (fewer at its end). method: INC's convention only. mx: groups of 32 with E8M0 scales, as training makes them.
+  /// Throws std::invalid_argument for groups under INC's convention.
+  Quantizer(const Numbers& numbers, const runtime::ScaleLayout& layout, const recipes::ScaleMethod& method = {},
+            bool mx = false);
 
   /// x: f32, bf16 or f16 on hpu; throws c10::Error for others. Scales per column: of the last dimension but one.
   runtime::Fp8Tensor cast(const at::Tensor& x) const;
@@ -67,6 +69,7 @@ class Quantizer {
   std::optional<float> scale_inv_;
   float scale_ = 1.0f;           ///< static
   runtime::ScaleLayout layout_;  ///< dynamic
+  bool mx_ = false;
   recipes::ScaleMethod method_;
 };
 

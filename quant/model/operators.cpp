@@ -111,6 +111,7 @@ Request request_of(const std::string& text) {
   Request request;
   std::string measurements;
   std::optional<ActivationScaling> activations;
+  std::optional<WeightWord> weights;
   io::Json config_json;
   const Key config = {"quant_config", "an object or the path of a file", [&](const io::Json& json) {
                         config_json = json;
@@ -123,9 +124,8 @@ Request request_of(const std::string& text) {
   PlanOptions& plan = request.plan;
   const auto keys = read_keys(
       where, text,
-      {config, measured, choice("activations", activations, activation_words()),
-       choice<WeightGranularity>("weights", plan.weights), block(plan.block),
-       boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
+      {config, measured, choice("activations", activations, activation_words()), choice<WeightWord>("weights", weights),
+       block(plan.block), boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
        choice<ScaleSearch>("weight_scales", plan.search), choice<Dialect>("dialect", plan.dialect),
        words("include", plan.include), words("exclude", plan.exclude), boolean("recurrent", request.recurrent)});
   if (!config_json.is_null()) {
@@ -136,6 +136,9 @@ Request request_of(const std::string& text) {
                          : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
     return request;
   }
+  if (weights == WeightWord::mx && (keys.contains("block") || keys.contains("power_of_two")))
+    io::fail<io::Error>("{}: keys 'block', 'power_of_two': expected with \"weights\": \"block\", found \"mx\"", where);
+  if (weights.has_value()) set_weights(plan, *weights);
   if (!plan.dialect.has_value()) plan.dialect = runtime::device_dialect("convert");
   if (!measurements.empty()) plan.measurements = measure::read_measurements(measurements);
   plan.activations =

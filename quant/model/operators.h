@@ -5,7 +5,7 @@
 //   options of convert()   "measurements": DIR, PREFIX or file
 //                          "activations": "none" | "static_tensor" | "dynamic_token" | "dynamic_tensor" |
 //                                         "dynamic_group"
-//                          "weights": "tensor" | "channel" | "block"                 "block": [rows, cols]
+//                          "weights": "tensor" | "channel" | "block" | "mx"          "block": [rows, cols]
 //                          "power_of_two": bool                                      "fuse_scales": bool
 //                          "dialect": "gaudi2" | "gaudi3" | "ocp" (default: the device's)
 //                          "weight_scales": "amax" | "mse", least squared error

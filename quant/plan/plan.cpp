@@ -17,9 +17,12 @@ namespace {
 bool is_quantizable(const std::string& type) { return configs::type_is(type, &KindInfo::weight); }
 bool is_lookup(const std::string& type) { return configs::type_is(type, &KindInfo::lookup); }
 
-/// Scales per block are what 2-D weights have that meet activations in groups of a row.
-bool has_blocks(const ModuleInfo& m) {
-  return m.shape.size() == 2 && (configs::is_linear(m.type) || is_lookup(m.type));
+/// Why a weight can't have the blocks; empty if it can. Scales per block are what 2-D weights have that meet
+/// activations in groups of a row.
+std::string block_problem(const ModuleInfo& m, const Scheme& scheme) {
+  if (m.shape.size() != 2 || (!configs::is_linear(m.type) && !is_lookup(m.type)))
+    return "no block scales for type " + m.type;
+  return mx_problem(scheme, m.shape[1]);
 }
 
 void check_blocks(const PlanOptions& o) {
@@ -148,10 +151,6 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
       plan.skipped.push_back({m.name, reason});
       continue;
     }
-    if (weights == WeightGranularity::block && !has_blocks(m)) {
-      plan.skipped.push_back({m.name, "no block scales for type " + m.type});
-      continue;
-    }
     PlannedModule planned;
     planned.info = m;
     planned.scheme.dialect = o.dialect_or_ocp();
@@ -161,6 +160,10 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     if (weights == WeightGranularity::block) {
       planned.scheme.block = o.block;
       planned.scheme.power_of_two = o.power_of_two;
+      if (std::string problem = block_problem(m, planned.scheme); !problem.empty()) {
+        plan.skipped.push_back({m.name, std::move(problem)});
+        continue;
+      }
     }
     if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
     std::string reason;

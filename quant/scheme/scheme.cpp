@@ -29,6 +29,9 @@ std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n,
   return out;
 }
 
+/// The exponent that an infinite amax gives a block of MXFP8. Those of finite ones are less than 127 + 122.
+constexpr std::uint8_t kInfiniteExponent = 0xFE;
+
 void require_band(std::int64_t first_row, const Scheme& scheme) {
   if (first_row % scheme.block.rows == 0) return;
   io::fail<std::invalid_argument>("block scales: expected rows from a multiple of {}, found row {}", scheme.block.rows,
@@ -103,9 +106,15 @@ ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
           kernels::blocks_of(cols, scheme.block.cols)};
 }
 
+std::string mx_problem(const Scheme& scheme, std::int64_t cols) {
+  if (!scheme.is_mx() || cols % kMxBlock.cols == 0) return "";
+  return io::message("{} inputs are no multiple of {}, as MXFP8 has them", cols, kMxBlock.cols);
+}
+
 std::string Scheme::describe() const {
-  const std::string blocks = has_blocks() ? " " + block.text() + (power_of_two ? " E8M0" : "") : "";
-  return io::message("{} {}{} weights{}, {} activations, {}{}", kernels::name_of(format), name_of(weights), blocks,
+  const std::string blocks = has_blocks() ? " " + block.text() + (power_of_two ? " E8M0" : "") : "",
+                    grid = is_mx() ? name_of(WeightWord::mx) : name_of(weights) + blocks;
+  return io::message("{} {} weights{}, {} activations, {}{}", kernels::name_of(format), grid,
                      least_error() ? ", scales of least error" : "", name_of(activations), kernels::name_of(dialect),
                      compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
@@ -130,7 +139,10 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
   WeightScales out;
   if (scheme.convention == Convention::own) {
     Eigen::ArrayXf inv = recipes::scale_inv_from_amax(values, scheme.fp8_max(), module);
-    if (scheme.has_blocks() && scheme.power_of_two) {
+    if (scheme.is_mx()) {
+      for (Eigen::Index i = 0; i < inv.size(); ++i)
+        inv[i] = kernels::e8m0_value(kernels::e8m0_from_amax(values[i], scheme.fp8_max()));
+    } else if (scheme.has_blocks() && scheme.power_of_two) {
       for (float& v : inv) v = kernels::block_scale_inv(v, 1.0f, true);
     }
     out.scale_inv = to_vector(inv);
@@ -226,9 +238,14 @@ std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type
     io::fail<std::invalid_argument>("{}: block scales are made by the own convention only, found INC's", module);
   std::vector<float> scale_inv(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
   kernels::CastArgs args = cast_args(w, type, rows, cols, scheme, codes);
-  args.rule = kernels::ScaleRule::amax_over_max;
+  std::vector<std::uint8_t> exponents(scheme.is_mx() ? scale_inv.size() : 0);
+  args.rule = scheme.is_mx() ? kernels::ScaleRule::e8m0 : kernels::ScaleRule::amax_over_max;
+  args.e8m0 = exponents.data();
   args.grid = scale_inv.data();
   kernels::cast(args);
+  for (std::size_t i = 0; i < exponents.size(); ++i)
+    scale_inv[i] =
+        exponents[i] == kInfiniteExponent ? std::numeric_limits<float>::infinity() : kernels::e8m0_value(exponents[i]);
   for (float v : scale_inv) {
     if (!std::isfinite(v)) recipes::scale_inv_from_amax(v, scheme.fp8_max(), module);  // says so
   }

@@ -83,6 +83,28 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
+/// MXFP8 (OCP Microscaling): 32 neighbours in a row share a power of two, which is stored as E8M0.
+inline constexpr Block kMxBlock{1, 32};
+
+/// The words of users for scales of weights: a granularity, or MXFP8.
+enum class WeightWord : std::uint8_t { tensor, channel, block, mx };
+constexpr auto names_of(WeightWord) {
+  using enum WeightWord;
+  return std::to_array<EnumName<WeightWord>>({{tensor, "tensor"}, {channel, "channel"}, {block, "block"}, {mx, "mx"}});
+}
+
+/// Puts a word's meaning into options of a plan or a conversion, which have these three.
+template <class Options>
+void set_weights(Options& options, WeightWord word) {
+  using enum WeightWord;
+  options.weights = word == tensor    ? WeightGranularity::tensor
+                    : word == channel ? WeightGranularity::channel
+                                      : WeightGranularity::block;
+  if (word != mx) return;
+  options.block = kMxBlock;
+  options.power_of_two = true;
+}
+
 struct Scheme : Numbers {
   WeightGranularity weights = WeightGranularity::channel;
   ActivationScaling activations = ActivationScaling::dynamic_token;
@@ -96,11 +118,14 @@ struct Scheme : Numbers {
 
   bool is_static() const { return activations == ActivationScaling::static_tensor; }
   bool has_blocks() const { return weights == WeightGranularity::block; }
+  /// MXFP8: scales of weights, and of activations that are not in high precision, are E8M0 by the rule of training's
+  /// recipe (kernels::e8m0_from_amax): as power_of_two says, but down to 2^-127, which a block of zeros has.
+  bool is_mx() const { return has_blocks() && power_of_two && block == kMxBlock; }
   /// Scales are searched for: powers of two and INC's methods keep theirs.
   bool least_error() const {
     return search == ScaleSearch::mse && convention == Convention::own && !(has_blocks() && power_of_two);
   }
-  /// "E4M3 channel weights, dynamic token activations, ocp".
+  /// "E4M3 channel weights, dynamic token activations, ocp"; of MXFP8 "E4M3 mx weights, ...".
   std::string describe() const;
 };
 
@@ -112,6 +137,9 @@ struct ScaleGrid {
   std::int64_t size() const { return rows * cols; }
 };
 ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols);
+
+/// Why a weight with so many inputs can't have the scheme: MXFP8 has whole blocks only. Empty if it can.
+std::string mx_problem(const Scheme& scheme, std::int64_t cols);
 
 /// A weight's multipliers: one value, one per output channel, or a grid of blocks in row-major order.
 struct WeightScales {

@@ -68,7 +68,7 @@ std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& s
 bool is_scale_dtype(io::DType dtype) { return quant::is_float(dtype) || dtype == io::DType::F8_E8M0; }
 
 float value_at(const std::uint8_t* bytes, io::DType dtype, std::int64_t i) {
-  if (dtype == io::DType::F8_E8M0) return kernels::e8m0_value(bytes[i]);
+  if (io::size_of(dtype) == 1) return kernels::e8m0_value(bytes[i]);
   return kernels::load_element(bytes, quant::float_type(dtype), i);
 }
 
@@ -105,8 +105,9 @@ std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::Tens
   for (const char* suffix : {"weight_scale", "weight_scale_inv", "scale_weight", "dequant_weights.scale"}) {
     if (!checkpoint.contains(module + suffix)) continue;
     const auto& info = checkpoint.info(module + suffix);
-    if (info.numel() == 0 || !is_scale_dtype(info.dtype)) return std::nullopt;
     const auto it = known.find(name);
+    const bool exponents = it != known.end() && info.dtype == io::DType::U8;  // of a form that was read
+    if (info.numel() == 0 || (!is_scale_dtype(info.dtype) && !exponents)) return std::nullopt;
     Scales scales{suffix, it == known.end() ? granularity_of(weight, info) : granularity_of(it->second), 0, 0};
     find_range(checkpoint, info, scales.low, scales.high);
     return scales;

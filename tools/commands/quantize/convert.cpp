@@ -22,6 +22,7 @@ struct ConvertCommand {
   std::filesystem::path model, out;
   quant::ConvertOptions options;
   std::string to;
+  std::optional<quant::WeightWord> scheme;
   std::int64_t block = 0, worst = 5, ranks = 0;  ///< ranks: 0: not given
   ShareOptions share;
   bool verify = false, verify_only = false;
@@ -51,7 +52,7 @@ void check_usage(ConvertCommand& c, const Context& context) {
   o.dialect = context.dialect;
   if (c.block != 0) o.block = quant::Block{c.block, c.block};
   if (o.type.has_value()) {
-    const char* given = o.weights.has_value()        ? "--scheme"
+    const char* given = c.scheme.has_value()         ? "--scheme"
                         : o.block.has_value()        ? "--block"
                         : o.power_of_two.has_value() ? "--scale-format"
                         : o.rescale.has_value()      ? "--rescale"
@@ -61,9 +62,10 @@ void check_usage(ConvertCommand& c, const Context& context) {
   } else if (o.cast_all) {
     io::fail<UsageError>("convert: --cast-all is for --to bf16, f16, f32, found --to {}", c.to);
   }
-  const bool block = o.weights.value_or(quant::WeightGranularity::block) == quant::WeightGranularity::block;
+  const bool block = c.scheme.value_or(quant::WeightWord::block) == quant::WeightWord::block;
   if (!block && (o.block.has_value() || o.power_of_two.has_value()))
     throw UsageError("convert: --block and --scale-format need --scheme block");
+  if (c.scheme.has_value()) quant::set_weights(o, *c.scheme);
   if (c.verify_only && (o.dry_run || c.share.join))
     throw UsageError("convert: --verify-only writes nothing, --dry-run and --join don't go with it");
 }
@@ -141,7 +143,7 @@ void watch_stream(quant::StreamOptions& stream, Progress& progress) {
 void check_ranks_usage(const ConvertCommand& c, const Context& context) {
   const auto& o = c.options;
   const auto& s = c.share;
-  const char* given = o.weights.has_value()             ? "--scheme"
+  const char* given = c.scheme.has_value()              ? "--scheme"
                       : c.block != 0                    ? "--block"
                       : o.power_of_two.has_value()      ? "--scale-format"
                       : o.rescale.has_value()           ? "--rescale"
@@ -242,8 +244,8 @@ Action add_convert(Options& options) {
       "if it says another type");
   options.require("--to");
   options.path("--out", c->out, "Folder to write", Options::Need::required);
-  options.choice<quant::WeightGranularity>(
-      "--scheme", c->options.weights,
+  options.choice<quant::WeightWord>(
+      "--scheme", c->scheme,
       "Weight scales (default: the source's, or finer ones that keep every code). Coarser scales requantize, which is "
       "not exact");
   options.integer("--block", c->block, 1, kMaxBlock, "Rows and columns of a block of --scheme block",

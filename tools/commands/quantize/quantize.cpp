@@ -31,7 +31,7 @@ struct QuantizeOptions {
   std::vector<std::string> include, exclude, ignore;
   quant::ExpertForm experts = quant::ExpertForm::each;
   quant::ModuleChoice modules;
-  std::optional<quant::WeightGranularity> scheme;
+  std::optional<quant::WeightWord> scheme;
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
   quant::ScaleSearch search = quant::ScaleSearch::amax;
@@ -67,11 +67,11 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
     throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
   plan.kv_cache = o.kv_cache;
   plan.kv_scales = o.kv_scales.value_or(quant::KvGranularity::tensor);
-  plan.weights = o.scheme;
-  if (o.scheme != quant::WeightGranularity::block && (o.block > 0 || o.power_of_two.has_value()))
+  if (o.scheme != quant::WeightWord::block && (o.block > 0 || o.power_of_two.has_value()))
     throw UsageError("quantize: --block and --scale-format go with --scheme block");
   if (o.block > 0) plan.block = {o.block, o.block};
   plan.power_of_two = o.power_of_two.value_or(false);
+  if (o.scheme.has_value()) quant::set_weights(plan, *o.scheme);
   plan.search = o.search;
   plan.fuse_scales = !o.no_fuse_scales;
   plan.include = o.include;
@@ -337,10 +337,10 @@ Action add_quantize(Options& options) {
   options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
   options.flag("--dynamic", values->dynamic, "Activation scales per token, computed at each call");
   options.flag("--weights-only", values->weights_only, "Activations stay in high precision");
-  options.choice<quant::WeightGranularity>(
+  options.choice<quant::WeightWord>(
       "--scheme", values->scheme,
       "Weight scales (default: tensor with --measurements, else channel); block: one per square, activations per "
-      "group");
+      "group; mx: MXFP8, a power of two per 32 neighbours in a row, of activations too");
   options.integer("--block", values->block, 1, 65536, "Rows and columns of a block", "128");
   options.choice(
       "--scale-format", {"f32", "e8m0"}, [values](std::size_t i) { values->power_of_two = i == 1; },
