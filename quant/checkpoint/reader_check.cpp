@@ -44,6 +44,7 @@ class Check {
     look();
     look_at_experts();
     look_outside();
+    look_at_mx();
     auto incomplete = incomplete_parts(checkpoint_, model_config_, modules_);
     misread_.insert(misread_.end(), incomplete.begin(), incomplete.end());
   }
@@ -122,6 +123,27 @@ class Check {
       of_transformers_.push_back(module + ": transformers can't join experts with scales per block");
     if (scheme.is_static())
       of_transformers_.push_back(module + ": transformers has no place for the input scales of experts");
+  }
+
+  /// transformers runs the model in the dtype that its config names, else in that of its first tensor, and decodes MXFP8
+  /// to bfloat16 whatever that is (compressed-tensors 0.20: compressors/mx_utils.py).
+  void look_at_mx() {
+    const auto mx = std::ranges::find_if(schemes_, [](const auto& s) { return s.second.is_mx(); });
+    if (mx == schemes_.end() || std::string_view(form_->quant_method()) != "compressed-tensors") return;
+    std::string dtype;
+    for (const auto& config : {std::cref(model_config_), std::cref(language_config(model_config_))}) {
+      for (const char* key : {"dtype", "torch_dtype"}) {
+        const auto said = config.get().find(key);
+        if (dtype.empty() && said != config.get().end() && said->is_string()) dtype = said->get<std::string>();
+      }
+    }
+    for (const auto& tensor : checkpoint_.names()) {
+      const auto type = checkpoint_.info(tensor).dtype;
+      if (dtype.empty() && is_float(type)) dtype = type == io::DType::BF16 ? "bfloat16" : io::name_of(type);
+    }
+    if (dtype != "bfloat16")
+      of_transformers_.push_back(mx->first + ": transformers decodes MXFP8 to bfloat16, the model is " +
+                                 io::printable(dtype) + ", and products of the two fail; expected a model in bfloat16");
   }
 
   /// Modules in fp8 that no block of the language model has: not those of draft layers that are like its own.

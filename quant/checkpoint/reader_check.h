@@ -9,6 +9,7 @@
 //   a table of embeddings in fp8                               no reader decodes it
 //   single experts of a family whose reader takes stacks       transformers has no names for them
 //   a family whose experts transformers can't join             transformers refuses the file
+//   MXFP8 in a model that is not bfloat16                      transformers decodes it to bfloat16, and products fail
 //   a stack of experts, and no entry for their layer           vLLM builds fp8 experts and looks for their scales
 //   scales that the reader's form has not                      codes would be read as values, or refused
 //   in fp8, outside of the language model's blocks             vLLM builds plain modules there

@@ -156,6 +156,51 @@ TEST(BlockScales, PowersOfTwoAreExactInBf16) {
   EXPECT_TRUE(((f64(in_f32) - f64(w)).abs() <= f64(w).abs() * 0x1p-4 + f64(inv.max()) * 0x1p-10).all().item<bool>());
 }
 
+/// Values in f64 of a matrix in MXFP8: each 32 of a row under the least power of two that holds them.
+at::Tensor by_mx(const at::Tensor& x) {
+  const at::Tensor rows = f64(x).reshape({-1, x.size(-1)});
+  at::Tensor out = rows.clone();
+  for (std::int64_t r = 0; r < rows.size(0); ++r) {
+    for (std::int64_t c = 0; c < rows.size(1); c += 32) {
+      const at::Tensor group = rows[r].slice(0, c, c + 32);
+      const double scale = std::exp2(std::ceil(std::log2(group.abs().max().item<double>() / 448)));
+      if (scale > 0)
+        out[r].slice(0, c, c + 32).copy_(test::quantize_reference(group, {static_cast<float>(scale)}, 448).values);
+    }
+  }
+  return out.reshape(x.sizes());
+}
+
+TEST(BlockScales, MxCastsBothOperandsAsTrainingDoes) {
+  torch::manual_seed(29);
+  PlanOptions o;
+  set_weights(o, WeightWord::mx);
+  o.dialect = recipes::Dialect::ocp;
+  o.include = {"w"};
+  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
+    o.activations = activations;
+    const bool none = activations == ActivationScaling::none;
+    for (auto dtype : {at::kFloat, at::kBFloat16}) {
+      at::Tensor w = (torch::randn({37, 96}) * torch::logspace(-3, 2, 37).unsqueeze(1)).to(dtype);
+      w[3].slice(0, 32, 64).zero_();
+      const at::Tensor p = converted(w, o), wv = by_mx(w);
+      EXPECT_TRUE(same_bits(dynamic_cast<const Fp8Handler&>(*runtime::find_tag(p)->handler).all_values(p, at::kFloat),
+                            wv.to(at::kFloat)));
+      for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{96}, {1, 96}, {19, 96}, {2, 3, 96}}) {
+        at::Tensor x = (torch::randn(sizes) * torch::logspace(-4, 3, 96)).to(dtype);
+        x.reshape({-1, 96})[0].slice(0, 0, 32).zero_();
+        EXPECT_TRUE(close(at::linear(hpu(x), p), none ? f64(x) : by_mx(x), wv)) << dtype << " x " << x.sizes();
+      }
+    }
+  }
+  Scheme s;
+  set_weights(s, WeightWord::mx);
+  s.activations = ActivationScaling::dynamic_group;
+  const at::Tensor x = torch::randn({9, 64});
+  const CastDamage input = input_damage(x.const_data_ptr(), recipes::FloatType::F32, 9, 64, s);
+  EXPECT_NEAR(input.noise, (f64(x) - by_mx(x)).square().sum().item<double>(), 1e-6 * input.noise);
+}
+
 TEST(BlockScales, GradientsAreThoseOfTheValues) {
   torch::manual_seed(25);
   const at::Tensor w = torch::randn({24, 40}), wv = by_blocks(w, 16, 16);

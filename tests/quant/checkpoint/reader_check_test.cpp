@@ -156,6 +156,34 @@ TEST(ReaderCheck, ScalesThatAReaderHasNot) {
   EXPECT_EQ(problems(check_readers(blocks.path()), "transformers").find("join"), std::string::npos);
 }
 
+TEST(ReaderCheck, MxIsForModelsInBfloat16) {
+  TempDir dir;
+  auto tensors = small_llama(at::kBFloat16);
+  for (auto& [name, t] : tensors) {
+    if (t.dim() == 2 && t.size(1) == 36) t = torch::cat({t, t}, 1).slice(1, 0, 64).contiguous();
+  }
+  write_llama(dir / "m", tensors);
+  CheckpointOptions o;
+  set_weights(o.plan, WeightWord::mx);
+  for (const char* form : {"compressed-tensors", "modelopt"}) {
+    o.form = form;
+    quantize_checkpoint(dir / "m", dir / form, o);
+    for (const auto& verdict : check_readers(dir / form)) EXPECT_THAT(verdict.problems, IsEmpty()) << form;
+  }
+  auto config = io::read_json(dir / "compressed-tensors/config.json");
+  const auto found = [&] {
+    io::write_json(dir / "compressed-tensors/config.json", config);
+    EXPECT_EQ(problems(check_readers(dir / "compressed-tensors"), "vLLM"), "");
+    return problems(check_readers(dir / "compressed-tensors"), "transformers");
+  };
+  config["torch_dtype"] = "float16";
+  EXPECT_THAT(found(), HasSubstr("the model is float16"));
+  config.erase("torch_dtype");
+  EXPECT_EQ(found(), "") << "its tensors are bfloat16";
+  config["dtype"] = "float32";
+  EXPECT_THAT(found(), HasSubstr("the model is float32"));
+}
+
 TEST(ReaderCheck, WhatStandsOutsideOfTheBlocksIsPlainToVllm) {
   const Output out("compressed-tensors");
   out.change([](io::Json& c) { c["num_hidden_layers"] = 1; });

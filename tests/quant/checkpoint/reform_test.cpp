@@ -3,6 +3,7 @@
 // codes and scales that the test itself put into the source, compared bit for bit.
 #include "fp8/quant/checkpoint/reform.h"
 
+#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "support/enum_names.h"
@@ -115,6 +116,39 @@ TEST_F(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
       }
     }
   }
+}
+
+TEST_F(CheckpointConvert, BlocksOfPowersOfTwoBecomeMxAndStayIt) {
+  const auto source = test::write_fp8_source(
+      folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 64, true), 64);
+  const auto expect_change = [&](const char* from, const char* out, const ConvertOptions& o, Change change) {
+    for (const auto& m : convert_checkpoint(folder / from, folder / out, o).modules) {
+      EXPECT_EQ(m.change, change) << out << " " << m.name;
+      EXPECT_TRUE(m.exact);
+    }
+    EXPECT_TRUE(verify_conversion(folder / from, folder / out, o).changed.empty()) << out;
+  };
+  auto mx = to("compressed-tensors");
+  set_weights(mx, WeightWord::mx);
+  expect_change("in", "ct", mx, Change::spread);
+  for (const auto& [name, w] : source.weights) {
+    EXPECT_TRUE(torch::equal(read_tensor(folder / "ct", name + ".weight"), w.codes.view(at::kByte)));
+    const at::Tensor exponents = read_tensor(folder / "ct", name + ".weight_scale").to(at::kFloat) - 127;
+    EXPECT_TRUE(torch::equal(torch::exp2(exponents).repeat_interleave(32, 1), w.spread)) << name;
+  }
+  expect_change("ct", "mo", to("modelopt"), Change::unchanged);
+  expect_change("mo", "back", to("compressed-tensors"), Change::unchanged);
+  EXPECT_EQ(read_text(folder / "back/model.safetensors"), read_text(folder / "ct/model.safetensors"));
+  expect_change("back", "bf16", to(FloatType::BF16), Change::decoded);
+  expect_values(folder / "bf16", source, at::kBFloat16, "bf16");
+  CheckpointOptions again;
+  set_weights(again.plan, WeightWord::mx);
+  quantize_checkpoint(folder / "bf16", folder / "again", again);
+  convert_checkpoint(folder / "again", folder / "f32", to(FloatType::F32));
+  expect_values(folder / "f32", source, at::kFloat, "once in bf16");
+  test::write_fp8_source(folder / "narrow",
+                         make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 24);
+  EXPECT_THAT(conversion_error(folder / "narrow", folder / "out", mx), HasSubstr("48 inputs are no multiple of 32"));
 }
 
 TEST_F(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {

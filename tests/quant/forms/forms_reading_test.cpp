@@ -303,6 +303,71 @@ TEST(FormsReading, ScalesUnderOtherToolsNames) {
   refused({"m.weight_scale", "U8"}, kChannel, {codes("m", 3, 2), {"m.weight_scale", DType::U8, {3, 1}, {1, 2, 3}}});
 }
 
+/// As llm-compressor writes it; `group`: what its group says of the format.
+Json mx_config(const Json& group = "mxfp8-quantized", std::int64_t size = 32) {
+  Json weights = args("group", false), inputs = args("group", true);
+  weights["group_size"] = inputs["group_size"] = size;
+  weights["scale_dtype"] = inputs["scale_dtype"] = "torch.uint8";
+  Json config = compressed(weights, inputs);
+  config["format"] = "mxfp8-quantized";
+  config["config_groups"]["group_0"]["format"] = group;
+  return config;
+}
+
+/// Rows of all codes; each row of scales holds one byte.
+std::vector<HandTensor> all_codes_and_exponents(std::int64_t rows) {
+  HandTensor codes{"m.weight", DType::F8_E4M3, {rows, 256}, {}}, scale{"m.weight_scale", DType::U8, {rows, 8}, {}};
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int c = 0; c < 256; ++c) codes.bytes.push_back(static_cast<std::uint8_t>((c & 0x7F) == 0x7F ? 0 : c));
+    scale.bytes.insert(scale.bytes.end(), 8, static_cast<std::uint8_t>(r));
+  }
+  return {codes, scale};
+}
+
+TEST(FormsReading, EveryCodeUnderEveryExponentOfMx) {
+  const auto tensors = all_codes_and_exponents(255);
+  for (const Json& config : {mx_config(), mx_config(nullptr), modelopt("MXFP8"), Json{{"quant_method", "mxfp8"}}}) {
+    const HandCheckpoint checkpoint(config, tensors);
+    const auto w = only(checkpoint.read());
+    EXPECT_EQ(w.spec.scheme.describe(), "E4M3 mx weights, dynamic group activations, ocp") << config;
+    const auto scale_inv = read_scale_inv(checkpoint.open(), w);
+    std::vector<float> y(255 * 256);
+    decode_weight_rows(tensors[0].bytes.data(), 255, 256, 0, scale_inv.data(), 255 * 8, w.spec.scheme, y.data(),
+                       recipes::FloatType::F32);
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const int code = tensors[0].bytes[i] & 0x7F, e = code >> 3, m = code & 7,
+                exponent = static_cast<int>(i / 256) - 127;
+      const double value = std::ldexp(e == 0 ? m : 8 + m, std::max(e, 1) - 10 + exponent);
+      ASSERT_EQ(y[i], static_cast<float>(tensors[0].bytes[i] == code ? value : -value)) << i;
+    }
+    refused({"m.weight_scale", "finite scales > 0", "nan"}, config, all_codes_and_exponents(256));
+  }
+}
+
+TEST(FormsReading, WhatMxCannotBeIsRefused) {
+  const auto tensors = all_codes_and_exponents(4);
+  const auto with = [&](DType dtype, std::vector<std::int64_t> shape) {
+    std::int64_t bytes = io::size_of(dtype);
+    for (auto n : shape) bytes *= n;
+    return std::vector<HandTensor>{
+        tensors[0], {"m.weight_scale", dtype, shape, std::vector<std::uint8_t>(static_cast<std::size_t>(bytes), 63)}};
+  };
+  for (const Json& config : {mx_config(), modelopt("MXFP8")}) {
+    for (const std::vector<std::int64_t>& shape :
+         {std::vector<std::int64_t>{4, 7}, {8, 4}, {32}, {4, 1, 8, 1}, {4, 16}})
+      refused({"m.weight_scale", "shape [4, 8]"}, config, with(DType::U8, shape));
+    refused({"m.weight_scale", "I8"}, config, with(DType::I8, {4, 8}));
+    refused({"m.weight_scale", "missing"}, config, {tensors[0]});
+  }
+  refused({"m.weight_scale", "U8", "F32"}, mx_config(), with(DType::F32, {4, 8}));
+  refused({"'format'", "128", "group_size 32"}, mx_config("mxfp8-quantized", 128), tensors);
+  refused({"m.weight_scale", "U8"}, mx_config("float-quantized"), tensors);
+  Json channel = kChannel;
+  channel["format"] = "mxfp8-quantized";
+  refused({"'format'", "channel"}, channel, tensors);
+  refused({"'format'", "mixed-precision"}, mx_config("mixed-precision"), tensors);
+}
+
 TEST(FormsReading, ConfigsAtEveryLevel) {
   const std::vector<HandTensor> tensors = {codes("m", 3, 2), f32("m.weight_scale", {1}, {0.5f})};
   const auto with = [&](const Json& config) {

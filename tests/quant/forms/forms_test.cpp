@@ -80,6 +80,28 @@ TEST(Forms, TensorsOfModelOpt) {
             (Shapes{{"m.weight", "F8_E4M3 [257, 384]"}, {"m.weight_scale", "F32 [3, 1, 3, 1]"}}));
 }
 
+Scheme mx(ActivationScaling activations = kGroup) {
+  auto scheme = scheme_of(kBlock, activations, kMxBlock);
+  scheme.power_of_two = true;
+  return scheme;
+}
+
+TEST(Forms, MxHasExponentsInU8) {
+  for (const char* form : {"compressed-tensors", "modelopt"}) {
+    EXPECT_EQ(weight_shapes(form, mx()),
+              (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale", "U8 [256, 12]"}}));
+    EXPECT_EQ(form_named(form).weight_problem({"l.mlp.gate_proj", 100, 96, mx()}), "");
+    EXPECT_THAT(form_named(form).weight_problem({"l.mlp.gate_proj", 100, 80, mx()}),
+                HasSubstr("80 inputs are no multiple of 32"));
+    for (auto activations : {kNone, kStatic, kToken, kDynamicTensor, kGroup}) {
+      const bool held = activations == kGroup || (activations == kNone && form != std::string("modelopt"));
+      EXPECT_EQ(form_named(form).scheme_problem(mx(activations)).empty(), held) << form << name_of(activations);
+    }
+  }
+  EXPECT_NE(form_named("compressed-tensors").weight_problem({"m", 100, 80, mx(kNone)}), "");
+  EXPECT_NE(form_named("inc").scheme_problem(mx()), "");
+}
+
 TEST(Forms, TensorsOfInc) {
   EXPECT_EQ(weight_shapes("inc", scheme_of(kTensor, kStatic)), (Shapes{{"m.weight", "F8_E4M3 [384, 256]"},
                                                                        {"m.scale_weight", "F32 []"},
@@ -270,6 +292,8 @@ TEST(Forms, ReadWhatTheyWrite) {
   auto e8m0 = scheme_of(kBlock, kGroup);
   e8m0.power_of_two = true;
   Written("fp8", e8m0, 256, 384).check("E8M0");
+  for (const char* form : {"compressed-tensors", "modelopt", "fp8"}) Written(form, mx(), 48, 96).check(form);
+  Written("compressed-tensors", mx(kNone), 48, 96).check("weights only");
 }
 
 TEST(Forms, ReadWhatTheyWriteForQuantizeDequantizeMode) {
@@ -304,6 +328,20 @@ TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
   auto e8m0 = scheme_of(kBlock, kGroup);
   e8m0.power_of_two = true;
   EXPECT_EQ(config("fp8", e8m0)["scale_fmt"], "ue8m0");
+  const auto ct_mx = config("compressed-tensors", mx());
+  const auto& mx_group = ct_mx["config_groups"]["group_0"];
+  EXPECT_EQ(ct_mx["format"], "mxfp8-quantized");
+  EXPECT_EQ(mx_group["format"], "mxfp8-quantized");
+  Json arguments =
+      Json::parse(R"({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "symmetric": )"
+                  R"(true, "dynamic": false, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"})");
+  EXPECT_EQ(mx_group["weights"], arguments);
+  arguments["dynamic"] = true;
+  EXPECT_EQ(mx_group["input_activations"], arguments);
+  EXPECT_TRUE(config("compressed-tensors", mx(kNone))["config_groups"]["group_0"]["input_activations"].is_null());
+  EXPECT_EQ(form_named("modelopt").extra_files(config("modelopt", mx()))[0].second["quantization"],
+            Json::parse(R"({"quant_algo": "MXFP8", "kv_cache_quant_algo": null, "group_size": 32, )"
+                        R"("exclude_modules": ["b"]})"));
   spec.kv = {{"l.self_attn", {1.0f}, {1.0f}}};
   const auto mo = config("modelopt", scheme_of(kTensor, kStatic));
   EXPECT_EQ(mo["quant_algo"], "FP8");

@@ -89,7 +89,8 @@ TEST(Convert, NamesWhatIsWrongAndChangesNothing) {
   const Model m;
   EXPECT_REFUSED(m.convert(R"({"weight": "channel"})"), "fp8::convert", "unknown key 'weight'", "'weights'");
   EXPECT_REFUSED(m.convert(R"({"weights": "rows"})"), "fp8::convert", "'weights'", "\"rows\"",
-                 "tensor, channel, block");
+                 "tensor, channel, block, mx");
+  EXPECT_REFUSED(m.convert(R"({"weights": "mx", "block": [1, 16]})"), "fp8::convert", "'block'", "\"mx\"");
   EXPECT_REFUSED(m.convert(R"({"weights": "block", "block": [0, 4]})"), "fp8::convert", "'block'", "[0,4]");
   EXPECT_REFUSED(m.convert(R"({"fuse_scales": 1})"), "fp8::convert", "'fuse_scales'", "true, false");
   EXPECT_REFUSED(m.convert("[1]"), "fp8::convert", "object");
@@ -138,10 +139,11 @@ TEST(Tag, MakesTheLikeOfEveryScheme) {
         R"({"weights": "tensor", "activations": "dynamic_tensor", "dialect": "gaudi2"})",
         R"({"weights": "block", "block": [8, 16], "activations": "dynamic_group"})",
         R"({"weights": "block", "block": [8, 12], "activations": "none", "power_of_two": true})",
+        R"({"weights": "mx"})", R"({"weights": "mx", "activations": "none"})",
         R"({"quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale"}})"}) {
     const Model m;
     m.convert(options);
-    expect_like(m.a, at::randn({3, 16}, on_hpu()));
+    expect_like(m.b, at::randn({3, 32}, on_hpu()));
   }
 }
 

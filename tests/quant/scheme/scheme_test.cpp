@@ -274,6 +274,48 @@ TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
   }
 }
 
+/// The least byte e with 448 * 2^(e - 127) >= amax: exact in f64.
+int mx_exponent(double amax) {
+  int e = 0;
+  while (448.0 * std::ldexp(1.0, e - 127) < amax) ++e;
+  return e;
+}
+
+TEST(Scheme, MxScalesAreTheLeastPowersThatHoldTheBlock) {
+  EXPECT_EQ(blocks(1, 32, true).describe(), "E4M3 mx weights, dynamic token activations, ocp");
+  EXPECT_FALSE(blocks(1, 32).is_mx() || blocks(32, 1, true).is_mx() || blocks(128, 128, true).is_mx());
+  const Scheme s = blocks(1, 32, true);
+  std::vector<float> amax = {0.0f, 448.0f, 1.0f, 0x1p-126f, 3e38f, 0x1.8p-149f, 448 * 0x1p-127f};
+  for (int k = -110; k < 110; ++k) {
+    const float edge = std::ldexp(448.0f, k);
+    for (float a : {edge, std::nextafter(edge, 0.0f), std::nextafter(edge, INFINITY), edge * 0.7f}) amax.push_back(a);
+  }
+  const auto n = static_cast<std::int64_t>(amax.size());
+  const WeightScales scales = weight_scales(amax, s, "m");
+  std::vector<float> w(amax.size() * 32);
+  for (std::size_t i = 0; i < amax.size(); ++i) {
+    EXPECT_EQ(scales.scale_inv[i], std::ldexp(1.0, mx_exponent(amax[i]) - 127)) << amax[i];
+    EXPECT_EQ(scales.scale[i], std::ldexp(1.0, 127 - mx_exponent(amax[i]))) << amax[i];
+    for (std::size_t c = 0; c < 32; ++c) w[i * 32 + c] = amax[i] * static_cast<float>(c % 2 == 0 ? c : -c) / 31;
+    w[i * 32 + 31] = -amax[i];
+  }
+  std::vector<std::uint8_t> codes(w.size());
+  EXPECT_EQ(quantize_weight_blocks(w.data(), FloatType::F32, n, 32, s, "m", codes.data()), scales.scale_inv);
+  std::vector<float> y(w.size());
+  decode_weight_rows(codes.data(), n, 32, 0, scales.scale_inv.data(), n, s, y.data(), FloatType::F32);
+  for (std::size_t i = 0; i < w.size(); ++i) {
+    const double scale = scales.scale_inv[i / 32];
+    EXPECT_EQ(codes[i], test::nearest_code(static_cast<float>(w[i] / scale), 448)) << w[i];
+    EXPECT_EQ(y[i], test::e4m3_value(codes[i]) * scale) << "down to the smallest of f32";
+  }
+  for (const float bad : {NAN, INFINITY}) {
+    w[5] = bad;
+    EXPECT_REFUSED(quantize_weight_blocks(w.data(), FloatType::F32, 1, 32, s, "up_proj", codes.data()), "up_proj",
+                   std::isnan(bad) ? "nan" : "inf");
+    EXPECT_REFUSED(weight_scales({bad}, s, "up_proj"), "up_proj");
+  }
+}
+
 TEST(Scheme, BlocksRefuseWhatTheyCannotDo) {
   const std::vector<float> w = {1, 2, 3, NAN, 5, 6, INFINITY, 8};
   std::vector<std::uint8_t> codes(8);
