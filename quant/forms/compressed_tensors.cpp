@@ -47,7 +47,8 @@ constexpr ActivationStrategy kActivations[] = {{ActivationScaling::static_tensor
 Json mx_arguments(bool dynamic) {
   Json args = arguments("group", dynamic);
   args["group_size"] = kMxBlock.cols;
-  args["scale_dtype"] = args["zp_dtype"] = "torch.uint8";
+  args["scale_dtype"] = "torch.uint8";
+  args["zp_dtype"] = "torch.uint8";
   return args;
 }
 

@@ -70,6 +70,40 @@ TEST_F(Quantize, ScalesAreSharedUnlessToldOtherwise) {
   EXPECT_GT(different, 0);
 }
 
+/// 2^(byte - 127) is the least power of two under which 32 neighbours of a row fit into 448.
+TEST_F(Quantize, MxHasAnExponentForEach32) {
+  const auto json = json_of(fp8("quantize --json --model $DEMO --dynamic --scheme mx --out {} --check", folder / "mx"));
+  for (const auto& reader : json["readers"]) EXPECT_EQ(reader["loads"], true) << reader;
+  const Tensors from = source(), file = Tensors::read(folder / "mx/model.safetensors");
+  const std::string module = "model.layers.1.mlp.down_proj";
+  const auto w = bf16_values(from.bytes_of(module + ".weight"));
+  const std::string codes = file.bytes_of(module + ".weight"), exponents = file.bytes_of(module + ".weight_scale");
+  EXPECT_EQ(file.header[module + ".weight_scale"]["dtype"], "U8");
+  ASSERT_EQ(exponents.size() * 32, w.size());
+  for (std::size_t i = 0; i < exponents.size(); ++i) {
+    const auto first = w.begin() + static_cast<std::ptrdiff_t>(32 * i);
+    const int e = static_cast<std::uint8_t>(exponents[i]) - 127;
+    EXPECT_EQ(e, std::ceil(std::log2(static_cast<double>(amax_of({first, first + 32})) / 448))) << i;
+  }
+  const auto kl = [&](const char* name) {
+    return json_of(fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 4", folder / name))["kl"]
+        .get<double>();
+  };
+  quantize(demo_model(), folder / "channel", {"--dynamic"});
+  EXPECT_LT(kl("mx"), 1.5 * kl("channel"));
+  json_of(fp8("convert --json --model {} --to modelopt --out {} --verify", folder / "mx", folder / "mo"));
+  json_of(fp8("convert --json --model {} --to compressed-tensors --out {} --verify", folder / "mo", folder / "back"));
+  EXPECT_EQ(read_file(folder / "back/model.safetensors"), read_file(folder / "mx/model.safetensors"));
+  EXPECT_EQ(io::read_json(folder / "back/config.json"), io::read_json(folder / "mx/config.json"));
+  json_of(fp8("convert --json --model {} --to bf16 --out {} --verify", folder / "mx", folder / "bf16"));
+  quantize(folder / "bf16", folder / "again", args("--dynamic --scheme mx"));
+  EXPECT_EQ(kl("again"), kl("mx")) << "every value is one of bf16";
+  expect_quantize_refused(demo_model(), args("--dynamic --scheme mx --block 32"), {"--scheme block"}, 2);
+  expect_quantize_refused(demo_model(), args("--dynamic --scheme mx --scale-format f32"), {"--scheme block"}, 2);
+  measure(demo_model(), calibration_text(), folder / "stats", "1");
+  expect_quantize_refused(demo_model(), args("--measurements {} --scheme mx", folder / "stats"), {"--dynamic"});
+}
+
 TEST_F(Quantize, ADryRunCountsWhatTheRunWrites) {
   measure(demo_model(), calibration_text(), folder / "stats", "1");
   for (const Arguments& way : {Arguments{"--measurements", (folder / "stats").string()}, Arguments{"--dynamic"},

@@ -21,7 +21,9 @@ FORMS = {
     "dynamic": ["--dynamic"],
     "block": ["--dynamic", "--scheme", "block", "--block", "32"],
     "weights-only": ["--weights-only"],
+    "mx": ["--dynamic", "--scheme", "mx"],
 }
+BLOCKS = ("block", "mx")
 
 
 def quantize(binary, folder, out, form, more):
@@ -105,7 +107,7 @@ def check(model_type, class_name, folder, form, binary, work, more, torch):
             return row | {"verdict": "refused", "cause": reason}
         sizes = {name: tensor.numel() for name, tensor in reference.saved_tensors(folder).items()}
         share, modules, kept, heads = fp8_share(roles, sizes, out, ("linear",) if "--experts" in more else ("linear", "experts"),
-                                         misfits(report) if form == "block" else ())
+                                         misfits(report) if form in BLOCKS else ())
         readers = {verdict["reader"]: verdict["problems"] for verdict in report["readers"]}
         row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
         try:
@@ -151,7 +153,7 @@ def forms_of(folder, forms):
     """Forms that transformers' loader can read: experts that it merges have no blocks there."""
     roles = json.loads((folder / "roles.json").read_text())
     merged = any(role == "experts" or (role == "stacked" and "@" in folder.name) for role, _ in roles.values())
-    return [form for form in forms if not (merged and form == "block")]
+    return [form for form in forms if not (merged and form in BLOCKS)]
 
 
 def has_linear(folder):

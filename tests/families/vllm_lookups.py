@@ -41,6 +41,8 @@ MODELS = {
 FORMS = {
     "dynamic": ["--dynamic", "--format", "compressed-tensors"],
     "block": ["--dynamic", "--scheme", "block", "--format", "compressed-tensors"],
+    "mx": ["--dynamic", "--scheme", "mx", "--format", "compressed-tensors"],
+    "mx-modelopt": ["--dynamic", "--scheme", "mx", "--format", "modelopt"],
     "fp8-block": ["--dynamic", "--scheme", "block", "--format", "fp8"],
 }
 
@@ -59,9 +61,9 @@ def jobs_of(binary, work):
             command = [binary, "quantize", "--model", str(folder), "--out", str(out), *options, "--quiet"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                refused.append(f"refused   {model_type:20} {form:10} {(done.stderr.strip().splitlines() or [''])[-1]}")
+                refused.append(f"refused   {model_type:20} {form:11} {(done.stderr.strip().splitlines() or [''])[-1]}")
                 continue
-            jobs.append({"name": f"{model_type:20} {form:10}", "folder": str(out), "model": model, "class": class_name,
+            jobs.append({"name": f"{model_type:20} {form:11}", "folder": str(out), "model": model, "class": class_name,
                          "experts": experts, "linears": linears})
     jobs += mxfp4_jobs(binary, pathlib.Path(work), refused)
     return jobs, refused

@@ -86,7 +86,8 @@ class CompressedTensors:
         weights, inputs = (scheme or {}).get("weights"), (scheme or {}).get("input_activations")
         if weights is None:
             return False
-        if not self.config._is_fp8_w8a8(weights, inputs) and not (inputs is None and self.config._is_fp8_w8a16(weights, inputs)):
+        weights_only = inputs is None and self.config._is_fp8_w8a16(weights, inputs)
+        if not self.config._is_fp8_w8a8(weights, inputs) and not self.config._is_mxfp8(weights) and not weights_only:
             raise ValueError(f"no fp8 scheme of vLLM fits {name}")
         return True
 
@@ -97,6 +98,28 @@ class CompressedTensors:
         if len(answers) != 1:
             raise ValueError("All MoE projections need to have same quantization scheme but found multiple")
         return answers.pop()
+
+
+class ModelOpt:
+    """MXFP8: left out are the excluded modules, and towers by their names."""
+
+    def __init__(self, checkpoint):
+        from vllm.model_executor.layers.quantization.modelopt import ModelOptMxFp8Config
+        quantization = checkpoint.config["quantization_config"]
+        if ModelOptMxFp8Config.override_quantization_method(quantization, None) != "modelopt_mxfp8":
+            raise ValueError("vLLM takes it for another algorithm than MXFP8")
+        beside = json.loads((checkpoint.folder / "hf_quant_config.json").read_text())
+        for config in (beside, quantization):
+            self.config = ModelOptMxFp8Config.from_config(config)
+        self.config.packed_modules_mapping = checkpoint.packed
+        self.config.apply_vllm_mapper(checkpoint.mapper)
+
+    def quantized(self, layer, name):
+        towers = ("vision_tower", "vision_model", "vit_large_projector")
+        return not self.config.is_layer_excluded(name) and not any(tower in name for tower in towers)
+
+    def experts_quantized(self, layer, name, names):
+        return self.quantized(layer, name)
 
 
 class Fp8:
@@ -178,7 +201,7 @@ def problems_of(job):
     head = type("ParallelLMHead", (torch.nn.Module,), {})()
     checkpoint = Checkpoint(job)
     method = checkpoint.config["quantization_config"]["quant_method"]
-    reader = {"fp8": Fp8, "quark": Quark}.get(method, CompressedTensors)(checkpoint)
+    reader = {"fp8": Fp8, "modelopt": ModelOpt, "quark": Quark}.get(method, CompressedTensors)(checkpoint)
     problems = []
     for name, modules in checkpoint.layers().items():
         try:

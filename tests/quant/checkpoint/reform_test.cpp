@@ -148,7 +148,7 @@ TEST_F(CheckpointConvert, BlocksOfPowersOfTwoBecomeMxAndStayIt) {
   expect_values(folder / "f32", source, at::kFloat, "once in bf16");
   test::write_fp8_source(folder / "narrow",
                          make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 24);
-  EXPECT_THAT(conversion_error(folder / "narrow", folder / "out", mx), HasSubstr("48 inputs are no multiple of 32"));
+  EXPECT_THAT(conversion_error(folder / "narrow", folder / "out", mx), HasSubstr("72 inputs are no multiple of 32"));
 }
 
 TEST_F(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {

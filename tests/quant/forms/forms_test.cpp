@@ -333,8 +333,8 @@ TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
   EXPECT_EQ(ct_mx["format"], "mxfp8-quantized");
   EXPECT_EQ(mx_group["format"], "mxfp8-quantized");
   Json arguments =
-      Json::parse(R"({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "symmetric": )"
-                  R"(true, "dynamic": false, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"})");
+      Json::parse(R"({"num_bits": 8, "type": "float", "strategy": "group", "symmetric": true, "dynamic": false, )"
+                  R"("group_size": 32, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"})");
   EXPECT_EQ(mx_group["weights"], arguments);
   arguments["dynamic"] = true;
   EXPECT_EQ(mx_group["input_activations"], arguments);
