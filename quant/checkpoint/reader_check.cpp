@@ -125,8 +125,8 @@ class Check {
       of_transformers_.push_back(module + ": transformers has no place for the input scales of experts");
   }
 
-  /// transformers runs the model in the dtype that its config names, else in that of its first tensor, and decodes MXFP8
-  /// to bfloat16 whatever that is (compressed-tensors 0.20: compressors/mx_utils.py).
+  /// transformers runs the model in the dtype that its config names, else in that of its first tensor, and decodes
+  /// MXFP8 to bfloat16 whatever that is (compressed-tensors 0.20: compressors/mx_utils.py).
   void look_at_mx() {
     const auto mx = std::ranges::find_if(schemes_, [](const auto& s) { return s.second.is_mx(); });
     if (mx == schemes_.end() || std::string_view(form_->quant_method()) != "compressed-tensors") return;

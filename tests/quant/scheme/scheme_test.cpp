@@ -296,8 +296,7 @@ TEST(Scheme, MxScalesAreTheLeastPowersThatHoldTheBlock) {
   for (std::size_t i = 0; i < amax.size(); ++i) {
     EXPECT_EQ(scales.scale_inv[i], std::ldexp(1.0, mx_exponent(amax[i]) - 127)) << amax[i];
     EXPECT_EQ(scales.scale[i], std::ldexp(1.0, 127 - mx_exponent(amax[i]))) << amax[i];
-    for (int c = 0; c < 32; ++c)
-      w[i * 32 + static_cast<std::size_t>(c)] = amax[i] * (static_cast<float>(c - 31) / 31);
+    for (int c = 0; c < 32; ++c) w[i * 32 + static_cast<std::size_t>(c)] = amax[i] * (static_cast<float>(c - 31) / 31);
   }
   std::vector<std::uint8_t> codes(w.size());
   EXPECT_EQ(quantize_weight_blocks(w.data(), FloatType::F32, n, 32, s, "m", codes.data()), scales.scale_inv);
