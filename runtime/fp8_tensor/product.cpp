@@ -256,8 +256,9 @@ bool all_fit(const at::Tensor& x, at::ArrayRef<Fp8Tensor> weights) {
 
 }  // namespace
 
-std::vector<at::Tensor> products_together(const Fp8Tensor& any, at::ArrayRef<Fp8Tensor> weights, at::ScalarType out) {
-  const Fp8Tensor x = any.grid.defined() ? in_f32(any) : any;  // E8M0 of MX
+std::vector<at::Tensor> products_together(const Fp8Tensor& x, at::ArrayRef<Fp8Tensor> weights, at::ScalarType out) {
+  if (x.grid.defined() && x.grid.scalar_type() != at::kFloat)
+    return products_together(in_f32(x), weights, out);  // E8M0
   if (weights.empty() || !all_fit(x.codes, weights) || !scales_fit(x, weights.front())) return {};
   const CodesReader reader(x.codes);
   kernels::GemmArgs shared;

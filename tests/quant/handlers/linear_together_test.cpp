@@ -17,7 +17,7 @@
 namespace fp8::quant {
 namespace {
 
-constexpr std::int64_t kColumns = 48;
+constexpr std::int64_t kColumns = 96;
 constexpr std::int64_t kRows[] = {32, 16, 20};  // the last can't lie packed
 const std::vector<std::vector<std::int64_t>> kSizes = {
     {kColumns}, {5, kColumns}, {2, 3, kColumns}, {1, 1, kColumns}, {0, kColumns}};  // of x
@@ -130,6 +130,25 @@ TEST(LinearTogether, GivesTheBitsOfEachWithBlockScales) {
               }
             }
           }
+}
+
+/// The input's exponents are read once for all of them.
+TEST(LinearTogether, GivesTheBitsOfEachInMx) {
+  const torch::NoGradGuard no_grad;
+  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
+    for (auto dtype : {at::kFloat, at::kBFloat16}) {
+      auto options = options_of(activations, WeightGranularity::block, recipes::Dialect::ocp);
+      set_weights(options, WeightWord::mx);
+      const Siblings s(options, /*bias=*/false, dtype);
+      serve(*s.model);
+      for (const auto& sizes : kSizes) {
+        const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
+        const auto expected = s.one_by_one(x);
+        ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected)) << x.sizes();
+        ASSERT_TRUE(all_same(s.by_handler(x), expected)) << x.sizes();
+      }
+    }
+  }
 }
 
 /// Of the emulated device, whose scales are those of QUANT_CONFIGs: one per tensor or per channel, of the hardware's

@@ -179,6 +179,7 @@ TEST(Scheme, DescribesItself) {
 TEST(Scheme, Names) {
   test::check_names<Convention>();
   test::check_names<WeightGranularity>();
+  test::check_names<WeightWord>();
   test::check_names<ActivationScaling>();
   test::check_names<Compute>();
   test::check_names<KvGranularity>();
