@@ -246,6 +246,7 @@ io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, const C
     add(kv.attention.c_str(), kv.attention.size() + 1);
     add(kv.k.data(), kv.k.size() * sizeof(float));
     add(kv.v.data(), kv.v.size() * sizeof(float));
+    add(kv.q.data(), kv.q.size() * sizeof(float));
   }
   const Scheme& scheme = plan.config.scheme;
   const io::Json options = {{"format", plan.form->name()},

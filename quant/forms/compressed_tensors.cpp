@@ -331,7 +331,9 @@ class CompressedTensors : public CheckpointForm {
     const std::vector<std::int64_t> shape =
         per_head(config) ? std::vector<std::int64_t>{static_cast<std::int64_t>(kv.k.size()), 1, 1}
                          : std::vector<std::int64_t>{1};
-    return {{kv.attention + ".k_scale", DType::F32, shape}, {kv.attention + ".v_scale", DType::F32, shape}};
+    auto entries = CheckpointForm::kv_entries(kv, config);
+    for (auto& entry : entries) entry.shape = shape;
+    return entries;
   }
 
   Json config(const ConfigSpec& spec) const override {

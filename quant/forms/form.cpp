@@ -192,13 +192,17 @@ void CheckpointForm::write_scales(TensorSink& sink, const WeightSpec& w, const C
 
 std::vector<io::SafetensorsWriter::Entry> CheckpointForm::kv_entries(const KvScales& kv, const ConfigSpec&) const {
   const auto [k, v] = kv_names();
-  return {{kv.attention + k, io::DType::F32, {}}, {kv.attention + v, io::DType::F32, {}}};
+  std::vector<io::SafetensorsWriter::Entry> entries = {{kv.attention + k, io::DType::F32, {}},
+                                                       {kv.attention + v, io::DType::F32, {}}};
+  if (!kv.q.empty()) entries.push_back({kv.attention + kQueryScale, io::DType::F32, {}});
+  return entries;
 }
 
 void CheckpointForm::write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec&) const {
   const auto [k, v] = kv_names();
   form_parts::write_f32(sink, kv.attention + k, kv.k);
   form_parts::write_f32(sink, kv.attention + v, kv.v);
+  if (!kv.q.empty()) form_parts::write_f32(sink, kv.attention + kQueryScale, kv.q);
 }
 
 void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,

@@ -146,6 +146,8 @@ class CheckpointForm {
   virtual std::string kv_problem(const KvScales& kv) const = 0;
   /// The endings after an attention module's name in the names of the scales of keys and of values.
   virtual std::array<const char*, 2> kv_names() const { return {".k_scale", ".v_scale"}; }
+  /// That of the queries, in every form with a place for it.
+  static constexpr char kQueryScale[] = ".q_scale";
   virtual std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec& config) const;
   virtual void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec& config) const;
   /// config.json's quantization_config.

@@ -187,7 +187,9 @@ class Inc final : public CheckpointForm {
     if (is_static) form_parts::write_f32(sink, w.module + ".quant_input.zero_point", {0.0f});
   }
 
-  std::string kv_problem(const KvScales& kv) const override { return form_parts::one_each(kv, "inc"); }
+  std::string kv_problem(const KvScales& kv) const override {
+    return kv.q.empty() ? form_parts::one_each(kv, "inc") : "inc holds scales of keys and values, found one of queries";
+  }
 
   std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec& config) const override {
     const DType dtype = scale_dtype(config.scheme);

@@ -94,6 +94,7 @@ struct PlanOptions {
   /// Key-value caches in fp8 too. Not given: as the config's lists say, without a config no.
   std::optional<bool> kv_cache;
   KvGranularity kv_scales = KvGranularity::tensor;  ///< of key-value caches
+  bool query_scale = false;                         ///< beside those of caches: one for the queries too
   ExpertForm experts = ExpertForm::each;            ///< of checkpoints only
   /// Python regular expressions, searched in the module's name. One that is found in none is an error.
   std::vector<std::string> include, exclude;

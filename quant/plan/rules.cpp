@@ -165,12 +165,10 @@ namespace fp8::quant {
 namespace {
 
 /// As models/decoder/attention.h and optimum-habana name them.
-constexpr const char* kAttentionNodes[][3] = {{"k_cache", "KVCache", ""},
-                                              {"v_cache", "KVCache", ""},
-                                              {"fused_scaled_dot_product_attention", "ModuleFusedSDPA", "fused"},
-                                              {"matmul_qk", "Matmul", "eager"},
-                                              {"softmax", "Softmax", "eager"},
-                                              {"matmul_av", "Matmul", "eager"}};
+constexpr char kFusedAttention[] = "fused_scaled_dot_product_attention";
+constexpr const char* kAttentionNodes[][3] = {
+    {"k_cache", "KVCache", ""},       {"v_cache", "KVCache", ""},      {kFusedAttention, "ModuleFusedSDPA", "fused"},
+    {"matmul_qk", "Matmul", "eager"}, {"softmax", "Softmax", "eager"}, {"matmul_av", "Matmul", "eager"}};
 
 /// The scale method that a config gives a cache.
 const recipes::NamedScaleMethod* cache_method(const std::string& module, const PlanOptions& options) {
@@ -265,8 +263,28 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
   return amax;
 }
 
+namespace {
+
+/// The scale of queries: they are the first input of an attention that was measured in one piece.
+float query_scale_inv(const std::string& attention, const PlanOptions& options) {
+  const std::string module = attention + "." + kFusedAttention;
+  const auto* found = options.measurements.has_value() ? options.measurements->find(module) : nullptr;
+  if (found == nullptr || found->inputs.empty() || found->inputs[0].empty())
+    io::fail<io::Error>("measurements: no measurement of '{}', whose first input are the queries; measure again ({})",
+                        module, io::option("measure_queries", "with this module selected"));
+  const float amax = one_amax(*found, /*input=*/true, 0);
+  if (amax == 0.0f)
+    io::fail<io::Error>("measurements: {}: found only zeros among the queries, of which no scale can be made", module);
+  return activation_scale_inv(amax, kv_numbers(options), {}, module);
+}
+
+}  // namespace
+
 std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options,
                                     std::vector<std::string>& warnings) {
+  if (options.query_scale && (options.config.has_value() || options.kv_scales == KvGranularity::head))
+    throw std::invalid_argument(
+        "a scale of queries: found a QUANT_CONFIG or scales per head, expected one scale each of keys and values");
   if (attention.empty())
     throw io::Error(
         "key-value caches: found no attention module (k_proj, qkv_proj, query_key_value) to scale them for");
@@ -274,6 +292,7 @@ std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, c
   for (const auto& name : attention) {
     KvScales scales{name, kv_scale_inv(name + ".k_cache", options, warnings),
                     kv_scale_inv(name + ".v_cache", options, warnings)};
+    if (options.query_scale) scales.q = {query_scale_inv(name, options)};
     if (scales.k.size() != scales.v.size())
       io::fail<io::Error>("measurements: {}: found {} heads of keys and {} of values", name, scales.k.size(),
                           scales.v.size());

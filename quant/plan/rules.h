@@ -75,7 +75,8 @@ Numbers kv_numbers(const PlanOptions& options);
 /// Scales of the caches of every module of `attention`, made of options.measurements as options.kv_scales says. Throws
 /// io::Error naming the module: it was not measured (and a config's method has no fixed value), only zeros were (a head
 /// of zeros takes the scale of the cache's largest head, and `warnings` says so), or one value where one per head is
-/// asked for; and if there is no attention module.
+/// asked for; and if there is no attention module. options.query_scale: of the queries too, as fused attention
+/// measured them.
 std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options,
                                     std::vector<std::string>& warnings);
 

@@ -279,10 +279,10 @@ inline io::DType file_type(recipes::FloatType t) {
 // Scales of a key-value cache. No torch here.
 
 /// Scales of an attention module's key-value cache: scale_inv of keys after the rotary embedding and of values, one
-/// each or one per head.
+/// each or one per head; of queries one, or none, and engines take another for them.
 struct KvScales {
   std::string attention;  ///< "model.layers.0.self_attn"
-  std::vector<float> k, v;
+  std::vector<float> k, v, q = {};
 };
 
 // The settings of a module without a weight, and how its scales are made of its measurement. No torch here.

@@ -139,6 +139,11 @@ TEST(Forms, CachesOfEveryForm) {
                                     {"l.self_attn.v_cache.quant_input.scale_inv", "F32 []"},
                                     {"l.self_attn.v_cache.dequant_output.scale", "F32 []"}}));
   for (const char* form : {"fp8", "modelopt", "inc"}) EXPECT_NE(form_named(form).kv_problem(heads), "") << form;
+  KvScales queries = one;
+  queries.q = {2.0f};
+  EXPECT_EQ(of("compressed-tensors", queries)["l.self_attn.q_scale"], "F32 [1]");
+  for (const char* form : {"fp8", "modelopt"}) EXPECT_EQ(of(form, queries)["l.self_attn.q_scale"], "F32 []") << form;
+  EXPECT_THAT(form_named("inc").kv_problem(queries), HasSubstr("queries"));
 }
 
 TEST(Forms, HoldTheSchemesTheyHaveWordsFor) {

@@ -256,6 +256,28 @@ TEST(PlanKv, NothingIsMadeUp) {
   EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "no measurement of 'l.0.k_cache'");
 }
 
+TEST(PlanKv, QueriesHaveTheFirstInputOfAttention) {
+  std::vector<std::string> warnings;
+  PlanOptions o = options();
+  EXPECT_TRUE(plan_kv_cache(kAttention, o, warnings)[0].q.empty());
+  o.query_scale = true;
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.0.fused_scaled_dot_product_attention", "queries",
+                 "measure again");
+  for (const char* layer : {"l.0", "l.1"})
+    o.measurements->modules.push_back({layer + std::string(".fused_scaled_dot_product_attention"),
+                                       {{5.0f}, {11.0f}, {448.0f}},
+                                       std::nullopt,
+                                       std::nullopt});
+  const auto kv = plan_kv_cache(kAttention, o, warnings);
+  EXPECT_EQ(kv[1].q, Floats{5.0f / 448.0f});
+  EXPECT_EQ(kv[0].k, Floats{11.0f / 448.0f});
+  o.kv_scales = KvGranularity::head;
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "scale of queries", "per head");
+  o.kv_scales = KvGranularity::tensor;
+  o.measurements->modules.back().inputs[0] = {0.0f};
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.1.fused_scaled_dot_product_attention", "only zeros");
+}
+
 TEST(PlanKv, MeasurementsOfIncHaveNoHeads) {
   std::vector<std::string> warnings;
   PlanOptions o = options();

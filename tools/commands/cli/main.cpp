@@ -194,6 +194,7 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
       {"kv_cache", "--kv-cache off"},
       {"measure", "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"},
       {"measure_heads", "fp8 measure without --config measures heads"},
+      {"measure_queries", "fp8 measure --config, of mode MEASURE, measures it"},
       {"measure_modules", "fp8 measure without --config measures them"},
       {"measurements", "fp8 quantize --measurements"},
       {"quantize", "fp8 quantize"},

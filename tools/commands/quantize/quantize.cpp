@@ -40,6 +40,7 @@ struct QuantizeOptions {
   std::string form = "compressed-tensors";
   std::optional<quant::KvGranularity> kv_scales;
   std::optional<bool> kv_cache;
+  bool query_scale = false;
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false,
        allow_nonfinite = false, check = false;
 };
@@ -65,7 +66,11 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   plan.activations = activations_of(o);
   if (o.kv_scales.has_value() && !o.kv_cache.value_or(!o.config.empty()))
     throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
+  if (o.query_scale && (o.kv_cache != true || !o.config.empty() || o.kv_scales == quant::KvGranularity::head))
+    throw UsageError(
+        "quantize: --query-scale goes with --kv-cache fp8 and one scale each of keys and values, without --config");
   plan.kv_cache = o.kv_cache;
+  plan.query_scale = o.query_scale;
   plan.kv_scales = o.kv_scales.value_or(quant::KvGranularity::tensor);
   if (o.scheme != quant::WeightWord::block && (o.block > 0 || o.power_of_two.has_value()))
     throw UsageError("quantize: --block and --scale-format go with --scheme block");
@@ -368,6 +373,10 @@ Action add_quantize(Options& options) {
   options.choice<quant::KvGranularity>(
       "--kv-cache-scales", values->kv_scales,
       "One scale for keys and one for values of a layer (default), or for each head (compressed-tensors)");
+  options.flag(
+      "--query-scale", values->query_scale,
+      "With --kv-cache fp8: one scale for queries too, of --measurements that were made with a QUANT_CONFIG of "
+      "mode MEASURE; engines that run attention in fp8 take it, else that of keys or 1");
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.choice<quant::ExpertForm>(
