@@ -128,6 +128,19 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
   }
 }
 
+TEST(AssumedForm, ExponentsOf32NeighboursAreMx) {
+  TempDir tmp;
+  test::write_fp8_source(tmp / "in", make_scheme(W::block, A::dynamic_group, 64, true), 64);
+  auto o = to("compressed-tensors");
+  set_weights(o, WeightWord::mx);
+  convert_checkpoint(tmp / "in", tmp / "mx", o);
+  drop_config(tmp / "mx");
+  for (const char* form : {"compressed-tensors", "modelopt", "fp8"}) {
+    for (const auto& w : read_assumed(io::Checkpoint(tmp / "mx"), form_named(form)).stored.weights)
+      EXPECT_EQ(w.spec.scheme.describe(), "E4M3 mx weights, dynamic group activations, ocp") << form;
+  }
+}
+
 /// Whether the form has words for the scales of `dir`/in, which `dir`/form then is.
 bool has_form(const TempDir& dir, const char* form) {
   return test::error_of<io::Error>([&] { convert_checkpoint(dir / "in", dir / "form", to(form)); }).empty();
