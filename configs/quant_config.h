@@ -20,6 +20,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/recipes/inc_scale.h"
+#include "fp8/recipes/rounding_method.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
@@ -77,6 +78,14 @@ constexpr auto names_of(ScaleStorage) {
   return std::to_array<EnumName<ScaleStorage>>({{SCALAR, "SCALAR"}, {CONST, "CONST"}});
 }
 
+/// The scale of a weight: its amax's, or the candidate of the least squared error around that
+/// (kernels/scale_search.h), which needs the values and no data.
+enum class WeightScaleSearch : std::uint8_t { amax, mse };
+constexpr auto names_of(WeightScaleSearch) {
+  using enum WeightScaleSearch;
+  return std::to_array<EnumName<WeightScaleSearch>>({{amax, "amax"}, {mse, "mse"}});
+}
+
 /// "scale_params": backoffs (they may stand at the top level too), and parameters of the observer.
 struct ScaleParams {
   /// Backoff of every activation (weight) whose scale comes from amax or a search, unless a scale_method object says
@@ -84,6 +93,15 @@ struct ScaleParams {
   std::optional<float> input_backoff, weight_backoff;
   /// Of the observer, within its limits (ObserverParameter).
   std::vector<std::pair<std::string, double>> observer;
+};
+
+/// "rounding", in llm-compressor's words: how weights get their codes, where a command has data for it. Not INC's.
+struct RoundingKeys {
+  std::string method = recipes::kNearest;  ///< of recipes::rounding_method_names()
+  double dampening_frac = 0.01;            ///< of the mean diagonal of the inputs' matrix; above 0, up to 1
+  bool by_diagonal = true;                 ///< "actorder": "static", columns by falling diagonal; null: as they stand
+
+  bool nearest() const { return method == recipes::kNearest; }
 };
 
 struct QuantConfig {
@@ -112,6 +130,8 @@ struct QuantConfig {
   bool measure_on_hpu = true;           ///< false: the model stays on the host while it is prepared
   bool dynamic_quantization = false;    ///< scales of activations made at each call; nothing is measured
   bool row_parallel_allreduce = false;  ///< JSON: "row_parallel_linear_allreduce_quantization"
+  RoundingKeys rounding;
+  WeightScaleSearch weight_scale_search = WeightScaleSearch::amax;
   std::int64_t calibration_sample_interval = 0;  ///< measurements are written every so many samples too; 0: at the end
 
   std::string source = "built-in defaults";      ///< the file, for messages

@@ -158,6 +158,39 @@ void read_interval(const KeyValue& value, QuantConfig& config) {
   config.calibration_sample_interval = number.get<std::int64_t>();
 }
 
+void read_rounding(const KeyValue& value, QuantConfig& config) {
+  if (!value.json.is_object()) reject(value, "an object with the keys method, dampening_frac, actorder");
+  const std::string prefix = value.where.substr(0, value.where.size() - 1);  // without the closing quote
+  for (const auto& [name, json] : value.json.items()) {
+    const KeyValue item{json, prefix + "." + io::printable(name) + "'"};
+    const auto names = recipes::rounding_method_names();
+    if (name == "method") {
+      if (!json.is_string() || std::ranges::find(names, json.get<std::string>()) == names.end())
+        reject(item, io::joined(names));
+      config.rounding.method = json.get<std::string>();
+    } else if (name == "dampening_frac") {
+      const io::Json number = number_in(json);
+      if (!number.is_number() || !(number > 0) || !(number <= 1)) reject(item, "a number above 0, up to 1");
+      config.rounding.dampening_frac = number.get<double>();
+    } else if (name == "actorder") {
+      if (!json.is_null() && json != io::Json("static")) reject(item, "\"static\", null");
+      config.rounding.by_diagonal = !json.is_null();
+    } else {
+      io::fail<io::Error>("{}: unknown key {}, allowed: method, dampening_frac, actorder", value.where,
+                          io::in_quotes(name));
+    }
+  }
+}
+
+std::string show_rounding(const QuantConfig& config) {
+  const RoundingKeys& keys = config.rounding;
+  if (keys.nearest()) return keys.method;
+  return io::Json{{"method", keys.method},
+                  {"dampening_frac", keys.dampening_frac},
+                  {"actorder", keys.by_diagonal ? io::Json("static") : io::Json()}}
+      .dump();
+}
+
 // Readers of keys without effect check the value all the same: a typing error there is a typing error.
 void check_method(const KeyValue& value, QuantConfig&) {
   if (!value.json.is_string() || upper(value.json.get<std::string>()) != "HOOKS") reject(value, "HOOKS");
@@ -210,6 +243,12 @@ std::vector<Key> keys_of_methods() {
        show_flag<&C::use_qdq>},
       {"fake_quant", built, "values go through fp8 and back; weights stay in high precision (training)", "",
        read_flag<&C::fake_quant>, show_flag<&C::fake_quant>},
+      {"rounding", built, "how fp8 quantize --data chooses the codes of weights; not a key of Intel Neural Compressor",
+       "", read_rounding, show_rounding},
+      {"weight_scale_search", built,
+       "mse: scales of weights that maxabs_arbitrary makes are searched for the least squared error; the other "
+       "methods keep theirs. Not a key of Intel Neural Compressor",
+       "", read_choice<&C::weight_scale_search>, show_choice<&C::weight_scale_search>},
       {"row_parallel_linear_allreduce_quantization", built, "fp8 all-reduce behind RowParallelLinear", "",
        read_flag<&C::row_parallel_allreduce>, show_flag<&C::row_parallel_allreduce>},
   };

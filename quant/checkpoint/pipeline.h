@@ -155,6 +155,7 @@ class Pipeline {
   std::uint64_t weights_bytes() const;  ///< of the output's tensors
   /// stream: all but source and nonfinite. Weights that became zero are among the warnings.
   StreamResult write(const std::filesystem::path& out, StreamOptions stream, bool join) const;
+  const std::vector<Unit>& all_units() const { return units_; }
 
   /// max |w - w'| / max |w| of the plan's weight number i; nothing where it is exact or was not made.
   std::optional<double> max_error(std::size_t i) const;

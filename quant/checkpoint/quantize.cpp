@@ -200,12 +200,12 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
   }
   if (places.has_value()) {
     places->require_all_used(planned.source());
-    note_unseen(*options.rounded, plan);
+    if (!options.rounded->modules().empty()) note_unseen(*options.rounded, plan);
   }
   plan.pieces = pieces_of(planned, plan.notes);
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);
-  if (options.rounded != nullptr) plan.texts.sidecar["rounding"] = options.rounded->json();
+  if (options.rounded != nullptr) plan.texts.sidecar[kRoundingKey] = options.rounded->json();
   return plan;
 }
 
@@ -264,23 +264,42 @@ io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, const C
   return id;
 }
 
+/// A run before its first byte.
+struct Job {
+  Job(const fs::path& model, const CheckpointOptions& options)
+      : stream(options),
+        files(identity_of(model)),  // as they are before they are read
+        carried(carried_identity_of(model)),
+        planned(model, options),
+        plan(folder_plan(planned, options)),
+        pipeline(planned.source(), plan) {
+    stream.carried = carried;
+    stream.spelling = options.plan.spelling;
+    if (!options.dry_run) stream.identity = identity(plan, planned, options, files);
+  }
+
+  StreamOptions stream;
+  io::Json files, carried;
+  CheckpointPlan planned;
+  FolderPlan plan;
+  Pipeline pipeline;
+};
+
 }  // namespace
+
+bool is_quantized(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
+  const Job job(model, options);
+  return stands(out, job.pipeline.all_units(), job.stream);
+}
 
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  StreamOptions stream = options;
-  const io::Json files = identity_of(model);  // as they are before they are read
-  stream.carried = carried_identity_of(model);
-  const CheckpointPlan planned(model, options);
-  const FolderPlan plan = folder_plan(planned, options);
-  const Pipeline pipeline(planned.source(), plan);
-  CheckpointReport report = report_of(planned, plan, options.plan.spelling);
-  report.units = pipeline.units();
-  report.weights_bytes = pipeline.weights_bytes();
+  Job job(model, options);
+  CheckpointReport report = report_of(job.planned, job.plan, options.plan.spelling);
+  report.units = job.pipeline.units();
+  report.weights_bytes = job.pipeline.weights_bytes();
   if (options.dry_run) return report;
-  stream.identity = identity(plan, planned, options, files);
-  stream.spelling = options.plan.spelling;
-  const auto result = pipeline.write(out, std::move(stream), options.join);
+  const auto result = job.pipeline.write(out, std::move(job.stream), options.join);
   report.units_kept = result.kept;
   report.shares = result.shares;
   report.finished_before = result.finished_before;

@@ -68,4 +68,9 @@ struct CheckpointReport {
 CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out,
                                      const CheckpointOptions& options);
 
+/// True if `out` is what a run with these options finished: with options.resume it would be left as it is. Throws
+/// io::Error if something else stands there.
+bool is_quantized(const std::filesystem::path& model, const std::filesystem::path& out,
+                  const CheckpointOptions& options);
+
 }  // namespace fp8::quant

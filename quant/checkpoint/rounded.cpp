@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/rounded.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "fp8/runtime/io/base/fail.h"
@@ -11,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kKey[] = "rounding", kCodes[] = ".codes", kScales[] = ".scale_inv";
+constexpr char kCodes[] = ".codes", kScales[] = ".scale_inv";
 
 double decibels(double signal, double error) {
   return error > 0 ? 10 * std::log10(signal / error) : std::numeric_limits<double>::infinity();
@@ -53,6 +55,34 @@ io::Json RoundedModule::json() const {
   return json;
 }
 
+std::optional<RoundingSummary> RoundingSummary::of(const io::Json& rounding) {
+  const io::Json modules = rounding.is_object() ? rounding.value("modules", io::Json()) : io::Json();
+  if (!modules.is_array()) return std::nullopt;
+  RoundingSummary sum;
+  for (const auto& m : modules) {
+    if (!m.is_object()) return std::nullopt;
+    const auto number = [&](const char* key) {
+      const auto found = m.find(key);
+      return found != m.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
+    };
+    sum.nearest += m.contains("nearest_because") ? 1 : 0;
+    const double tokens = number("tokens").value_or(0) + number("held_back").value_or(0);
+    sum.tokens = std::max(sum.tokens, static_cast<std::int64_t>(std::clamp(tokens, 0.0, 0x1p62)));
+    const auto from = number("nearest_db"), to = number("db");
+    if (!from.has_value() || !to.has_value()) continue;
+    ++sum.judged, sum.nearest_db += *from, sum.written_db += *to;
+  }
+  const double n = static_cast<double>(std::max<std::int64_t>(sum.judged, 1));
+  sum.nearest_db /= n, sum.written_db /= n;
+  return sum;
+}
+
+std::string RoundingSummary::text() const {
+  char decibels[96];
+  std::snprintf(decibels, sizeof decibels, "%.1f -> %.1f dB", nearest_db, written_db);
+  return io::message("{}, {} kept nearest, {} tokens", static_cast<const char*>(decibels), nearest, tokens);
+}
+
 void RoundedLayer::write(const fs::path& folder, const std::string& layer, const io::Json& identity) const {
   std::vector<io::SafetensorsWriter::Entry> entries;
   for (const auto& w : weights) {
@@ -61,7 +91,7 @@ void RoundedLayer::write(const fs::path& folder, const std::string& layer, const
   }
   io::Json json = {{"identity", identity}, {"modules", io::Json::array()}};
   for (const auto& m : modules) json["modules"].push_back(stored(m));
-  io::SafetensorsWriter writer(file_of(folder, layer), entries, {{kKey, json.dump()}});
+  io::SafetensorsWriter writer(file_of(folder, layer), entries, {{kRoundingKey, json.dump()}});
   for (const auto& w : weights) {
     writer.write(w.module + kCodes, w.codes.data());
     writer.write(w.module + kScales, w.scale_inv.data());
@@ -69,37 +99,49 @@ void RoundedLayer::write(const fs::path& folder, const std::string& layer, const
   writer.commit();
 }
 
-bool RoundedCodes::add(const std::string& layer, const io::Json& identity) {
+RoundedCodes::Layer RoundedCodes::open(const std::string& layer) const {
   const fs::path path = file_of(folder_, layer);
-  if (!fs::exists(path)) return false;
-  auto file = std::make_shared<const io::SafetensorsFile>(path);
-  const auto found = file->metadata().find(kKey);
-  if (found == file->metadata().end()) return false;
-  const io::Json json = io::parse_json(found->second, path.string());
-  std::vector<RoundedModule> modules;
+  if (!fs::exists(path)) return {};
+  Layer found{std::make_shared<const io::SafetensorsFile>(path), {}};
+  const auto text = found.file->metadata().find(kRoundingKey);
+  if (text == found.file->metadata().end()) return {};
+  const io::Json json = io::parse_json(text->second, path.string());
   try {
-    if (json.at("identity") != identity) return false;
-    for (const auto& m : json.at("modules")) modules.push_back(module_from(m));
+    if (json.at("identity") != identity_) return {};
+    for (const auto& m : json.at("modules")) found.modules.push_back(module_from(m));
   } catch (const io::Json::exception& error) {
     io::fail_at(path.string(), "no outcome of a rounding: {}", error.what());
   }
-  for (const auto& m : modules) {
+  for (const auto& m : found.modules) {
     if (!m.kept.empty()) continue;
-    const io::TensorInfo *codes = file->find(m.module + kCodes), *scales = file->find(m.module + kScales);
+    const io::TensorInfo *codes = found.file->find(m.module + kCodes), *scales = found.file->find(m.module + kScales);
     if (codes == nullptr || codes->dtype != io::DType::U8 || codes->shape.size() != 2 || scales == nullptr ||
         scales->dtype != io::DType::F32)
       io::fail_at(path.string(), "has no codes and scales of {}", m.module);
-    files_[m.module] = file;
   }
-  identity_ = identity;
-  modules_.insert(modules_.end(), modules.begin(), modules.end());
-  return true;
+  return found;
+}
+
+void RoundedCodes::add(const std::string& layer) {
+  Layer found = open(layer);
+  if (found.file == nullptr) io::fail_at(file_of(folder_, layer).string(), "is gone, or of another run");
+  for (auto& m : found.modules) {
+    if (m.kept.empty()) files_[m.module] = found.file;
+    modules_.push_back(std::move(m));
+  }
+}
+
+void RoundedCodes::erase(const std::function<bool(const std::string&)>& unwanted) {
+  std::erase_if(files_, [&](const auto& entry) { return unwanted(entry.first); });
+  std::erase_if(modules_, [&](const RoundedModule& m) { return unwanted(m.module); });
 }
 
 io::Json RoundedCodes::json() const {
   io::Json modules = io::Json::array();
   for (const auto& m : modules_) modules.push_back(m.json());
-  return {{"method", "gptq"}, {"modules", std::move(modules)}};
+  io::Json json = {{"modules", std::move(modules)}};
+  for (const char* key : {"method", "dampening_frac", "actorder"}) json[key] = identity_.value(key, io::Json());
+  return json;
 }
 
 std::int64_t RoundedCodes::rows(const std::string& module) const {

@@ -65,13 +65,18 @@ struct Losses {
 };
 
 ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales,
-                            Losses& losses) {
+                            const RoundedCodes* rounded, Losses& losses) {
   const at::Tensor w = m.weight.detach().contiguous();
   const at::Tensor codes = at::empty(w.sizes(), w.options().dtype(runtime::ops::dtype_of(p.scheme.format)));
   const Channels c = channels_of(m);
   const auto type = runtime::ops::float_type_of(w.scalar_type());
   auto* bytes_of_codes = static_cast<std::uint8_t*>(codes.mutable_data_ptr());
-  cast_weight_rows(w.const_data_ptr(), type, c.rows, c.cols, 0, scales, p.scheme, bytes_of_codes);
+  if (rounded != nullptr && rounded->contains(m.name)) {
+    rounded->require_scales(m.name, 0, c.rows, c.cols, p.scheme, scales.scale_inv);
+    rounded->read(m.name, 0, c.rows, c.cols, bytes_of_codes);
+  } else {
+    cast_weight_rows(w.const_data_ptr(), type, c.rows, c.cols, 0, scales, p.scheme, bytes_of_codes);
+  }
   losses.weights.add(m.name, underflow_of_codes(w.const_data_ptr(), type, w.numel(), bytes_of_codes));
   if (p.scheme.compute == Compute::fake_quant) {
     const auto bytes = static_cast<std::int64_t>(m.weight.nbytes());
@@ -179,6 +184,15 @@ void print_planned(const ConvertedModule& m, std::ostream& out) {
 
 }  // namespace
 
+std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model) {
+  using configs::KindInfo;
+  auto nodes = measure::op_nodes(model);
+  std::erase_if(nodes, [](const measure::OpNode& n) {
+    return !configs::type_is(n.type, &KindInfo::cache) && !configs::type_is(n.type, &KindInfo::experts);
+  });
+  return nodes;
+}
+
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv,
                 const Scheme& scheme, at::ScalarType original, std::shared_ptr<InputWatch> watch) {
   std::vector<std::int64_t> shape{static_cast<std::int64_t>(scale_inv.size())};
@@ -230,12 +244,13 @@ Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vect
 }
 
 ConversionReport convert(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
-                         const PlanOptions& options) {
-  return convert_by(plan_for(modules, nodes, options), modules, nodes);
+                         const PlanOptions& options, const RoundedCodes* rounded) {
+  return convert_by(plan_for(modules, nodes, options), modules, nodes, /*used=*/nullptr, rounded);
 }
 
 ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules,
-                            const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used) {
+                            const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used,
+                            const RoundedCodes* rounded) {
   TORCH_CHECK(kernels::has_fp8(runtime::device_kind()), "[convert] ", kernels::kNoFp8);
   const runtime::OrdinaryTensors ordinary;  // gradients may pass through what is converted in InferenceMode
   std::map<std::string, const measure::WeightModule*> by_name;
@@ -254,7 +269,7 @@ ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightM
       report.converted.push_back({m.name, m.type, p.scheme.describe() + " (tied to " + it->second + ")", 0, 0});
       continue;
     }
-    report.converted.push_back(convert_one(m, p, scales[i], losses));
+    report.converted.push_back(convert_one(m, p, scales[i], rounded, losses));
     done[m.weight.unsafeGetTensorImpl()] = m.name;
   }
   for (std::size_t i = 0; i < plan.nodes.size(); ++i) {

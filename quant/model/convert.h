@@ -12,6 +12,7 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/base/fail.h"
 
@@ -42,8 +43,9 @@ ConversionReport convert(const torch::nn::Module& model, const PlanOptions& opti
 /// TorchScript modules (scripted, traced, frozen afterwards). `optimize_for_inference` output holds weights as
 /// constants: refused by name.
 ConversionReport convert(const torch::jit::Module& model, const PlanOptions& options);
+/// rounded: has the codes of some of the modules, by their names; the others are rounded to nearest.
 ConversionReport convert(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
-                         const PlanOptions& options);
+                         const PlanOptions& options, const RoundedCodes* rounded = nullptr);
 inline ConversionReport convert(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
   return convert(modules, {}, options);
 }
@@ -54,9 +56,14 @@ Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vect
 inline Plan plan_for(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
   return plan_for(modules, {}, options);
 }
-/// Does what a plan says. used: gets the static scales that are in force, as a scale file stores them.
+/// The nodes that a checkpoint has scales for, or that follow its weights: attention's own stay in high precision
+/// there, whatever a config says.
+std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model);
+/// Does what a plan says. used: gets the static scales that are in force, as a scale file stores them. rounded: as
+/// above; throws io::Error naming a module whose codes were rounded for other scales.
 ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules,
-                            const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used = nullptr);
+                            const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used = nullptr,
+                            const RoundedCodes* rounded = nullptr);
 
 /// Throws c10::Error for a planned LoRACompatibleLinear or -Conv whose lora_layer is set.
 void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan);

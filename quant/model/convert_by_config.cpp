@@ -74,6 +74,11 @@ class Conversion {
   Plan plan() {
     configs::check_rules(config_, device_, environment_);
     if (config_.mode != QuantMode::LOAD) measure::refuse_observer_without_amax(config_);
+    if (config_.mode != QuantMode::LOAD && !config_.rounding.nearest())
+      io::fail<io::Error>(
+          "{}: key 'rounding': method {} runs the model on data, which a model that is quantized on load has not; fp8 "
+          "quantize --config with --data writes a checkpoint of such codes",
+          config_.source, config_.rounding.method);
     options_.config = config_;
     options_.dialect = device_;
     options_.activations = ActivationScaling::static_tensor;

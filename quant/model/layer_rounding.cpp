@@ -29,10 +29,15 @@ std::int64_t rows_at_once(const Scheme& scheme) {
   return scheme.has_blocks() ? scheme.block.rows * std::max<std::int64_t>(1, kRows / scheme.block.rows) : kRows;
 }
 
-/// Columns by rising diagonal, so that the sweep takes the largest first; of equals the later column.
-std::vector<std::int64_t> sweep_order(const std::vector<float>& gram, std::int64_t n) {
+/// Columns by rising diagonal, so that the sweep, which begins at the end, takes the largest first; of equals the later
+/// column. Else the first column comes last.
+std::vector<std::int64_t> sweep_order(const std::vector<float>& gram, std::int64_t n, bool by_diagonal) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(n));
   std::iota(order.begin(), order.end(), std::int64_t{0});
+  if (!by_diagonal) {
+    std::ranges::reverse(order);
+    return order;
+  }
   std::stable_sort(order.begin(), order.end(),
                    [&](std::int64_t a, std::int64_t b) { return gram[a * n + a] < gram[b * n + b]; });
   return order;
@@ -83,7 +88,7 @@ class LayerRounding::Input {
   void release() { gram_ = {}, held_gram_ = {}, factor_ = {}; }
 
   /// False where no damping makes it positive definite: nothing was added, or zeros.
-  bool finish(double dampening) {
+  bool finish(const configs::RoundingKeys& how) {
     flush();
     last_.reset();
     buffer_ = {};
@@ -91,10 +96,10 @@ class LayerRounding::Input {
     double mean = 0;
     for (std::int64_t i = 0; i < cols_; ++i) mean += gram_[i * cols_ + i];
     mean /= static_cast<double>(cols_);
-    order_ = sweep_order(gram_, cols_);
+    order_ = sweep_order(gram_, cols_, how.by_diagonal);
     std::vector<double> damped(static_cast<std::size_t>(cols_ * cols_));
     factor_.resize(damped.size());
-    for (damping_ = dampening; damping_ <= std::max(1.0, dampening); damping_ *= 10) {
+    for (damping_ = how.dampening_frac; damping_ <= std::max(1.0, how.dampening_frac); damping_ *= 10) {
       kernels::permute_gram(gram_.data(), order_, damping_ * mean, damped.data());
       if (kernels::factor_gram(damped.data(), cols_, factor_.data())) {
         gram_ = {};
@@ -174,8 +179,10 @@ class LayerRounding::Probe final : public runtime::OpHandler {
   std::shared_ptr<Input> input_;
 };
 
-LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening, bool share)
-    : plan_(std::move(plan)), dampening_(dampening), share_(share) {
+LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, const configs::RoundingKeys& how,
+                             bool share)
+    : plan_(std::move(plan)), how_(how), method_(recipes::rounding_method(how.method)), share_(share) {
+  if (!method_->round) io::fail<std::invalid_argument>("rounding {}: needs no inputs of layers", how.method);
   for (const auto& p : plan_.modules) {
     const auto m = std::ranges::find(modules, p.info.name, &measure::WeightModule::name);
     TORCH_CHECK(m != modules.end() && (m->type == "Linear" || m->type == kExpertType) && m->weight.dim() == 2 &&
@@ -225,12 +232,14 @@ struct Rows {
 class WeightRounding {
  public:
   WeightRounding(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales,
-                 const std::vector<std::int64_t>& order, const float* factor, const float* held)
+                 const recipes::RoundingMethod& method, const std::vector<std::int64_t>& order, const float* factor,
+                 const float* held)
       : w_(runtime::cpu_alias(m.weight.detach()).contiguous()),
         type_(runtime::ops::float_type_of(w_.scalar_type())),
         cols_(w_.size(1)),
         p_(p),
         scales_(scales),
+        method_(method),
         order_(order),
         factor_(factor),
         held_(held) {}
@@ -271,7 +280,7 @@ class WeightRounding {
     args.format = p_.scheme.format, args.max = p_.scheme.fp8_max();
     args.scale = scale.data(), args.scale_inv = scale_inv.data(), args.group = group.data();
     args.rounded = rounded.data(), args.error = error.data();
-    kernels::round_compensated(args);
+    method_.round(args);
     for (std::int64_t r = 0; r < rows_; ++r) {
       for (std::int64_t k = 0; k < cols_; ++k) w[r * cols_ + order_[k]] = rounded[r * cols_ + k];
     }
@@ -305,6 +314,7 @@ class WeightRounding {
   const std::int64_t cols_;
   const PlannedModule& p_;
   const WeightScales& scales_;
+  const recipes::RoundingMethod& method_;
   const std::vector<std::int64_t>& order_;
   const float *factor_, *held_;
   std::int64_t first_ = 0, rows_ = 0;
@@ -317,7 +327,8 @@ class WeightRounding {
 void LayerRounding::round_module(std::size_t i, const Input& input, const WeightScales& scales, RoundedModule& outcome,
                                  RoundedLayer& out) const {
   const auto& m = modules_[i];
-  WeightRounding rounding(m, plan_.modules[i], scales, input.order(), input.factor().data(), input.held_gram().data());
+  WeightRounding rounding(m, plan_.modules[i], scales, *method_, input.order(), input.factor().data(),
+                          input.held_gram().data());
   RoundedLayer::Weight weight{m.name, m.weight.size(0), m.weight.size(1), {}, scales.scale_inv};
   const std::int64_t step = rows_at_once(plan_.modules[i].scheme);
   for (std::int64_t row = 0; row < weight.rows; row += step) {
@@ -354,7 +365,7 @@ RoundedLayer LayerRounding::finish() {
     outcome.kept = "no token of the calibration reaches it";
   }
   for (auto& input : inputs_) {
-    const bool factored = input->finish(dampening_);
+    const bool factored = input->finish(how_);
     for (std::size_t i = 0; i < modules_.size(); ++i) {
       if (probes_[i]->input() != input) continue;
       RoundedModule& outcome = out.modules[i];

@@ -22,9 +22,11 @@ namespace fp8::quant {
 class LayerRounding {
  public:
   /// Probes the modules of `plan` among `modules`: Linear and experts, on hpu, untagged; else c10::Error naming one.
-  /// dampening: of the mean of the diagonal of G; ten times as much, up to 1, where G has no factor.
+  /// how: the method, and the damping of G, ten times as much, up to 1, where G has no factor.
   /// share: modules that take the same tensor have one G, H and factor.
-  LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, double dampening, bool share = true);
+  /// Throws std::invalid_argument for a method that there is not, or that needs no inputs.
+  LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, const configs::RoundingKeys& how,
+                bool share = true);
   ~LayerRounding();
   LayerRounding(const LayerRounding&) = delete;
   LayerRounding& operator=(const LayerRounding&) = delete;
@@ -53,7 +55,8 @@ class LayerRounding {
 
   std::vector<measure::WeightModule> modules_;  // of the plan, in its order
   Plan plan_;
-  double dampening_;
+  configs::RoundingKeys how_;
+  std::shared_ptr<const recipes::RoundingMethod> method_;
   bool share_;
   Samples samples_;
   std::vector<std::shared_ptr<Input>> inputs_;

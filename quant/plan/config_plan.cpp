@@ -52,6 +52,7 @@ class ConfigPlanner {
   Plan plan() {
     for (const auto& m : modules_) plan_module(m);
     for (const auto& n : nodes_) plan_node(n);
+    warn_of_kept_scales();
     for (const auto& entry : filter_.unused_entries()) plan_.warnings.push_back(entry.message);
     if (config_.row_parallel_allreduce)
       plan_.warnings.push_back(
@@ -61,6 +62,16 @@ class ConfigPlanner {
   }
 
  private:
+  /// The search has nothing to choose where the method rounds the scale, or searches it by its own rule.
+  void warn_of_kept_scales() {
+    if (config_.weight_scale_search == ScaleSearch::amax) return;
+    const auto kept = std::ranges::count_if(plan_.modules, [](const auto& m) { return !m.scheme.least_error(); });
+    if (kept > 0)
+      plan_.warnings.push_back(
+          io::message("{}: key 'weight_scale_search': {} of {} modules keep the scales of scale_method {}",
+                      config_.source, kept, plan_.modules.size(), config_.scale_methods.name()));
+  }
+
   const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const {
     return config_.scale_methods.for_module(name, type);
   }
@@ -109,6 +120,7 @@ class ConfigPlanner {
     static_cast<Numbers&>(s) = numbers_;
     s.weight_method = method.weight;
     s.activation_method = method.activation;
+    s.search = config_.weight_scale_search;
     s.weights = method.weight.granularity == Granularity::PCS ? WeightGranularity::channel : WeightGranularity::tensor;
     const bool per_token = method.activation.granularity == Granularity::PCS;
     s.activations = configs::type_is(m.type, &KindInfo::lookup) ? ActivationScaling::none

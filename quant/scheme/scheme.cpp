@@ -111,6 +111,12 @@ std::string mx_problem(const Scheme& scheme, std::int64_t cols) {
   return io::message("{} inputs are no multiple of {}, as MXFP8 has them", cols, kMxBlock.cols);
 }
 
+bool Scheme::least_error() const {
+  if (search != ScaleSearch::mse) return false;
+  if (convention == Convention::own) return !(has_blocks() && power_of_two);
+  return weight_method.value == recipes::ScaleValue::MAXABS && weight_method.rounding == recipes::Rounding::IDENTITY;
+}
+
 std::string Scheme::describe() const {
   const std::string blocks = has_blocks() ? " " + block.text() + (power_of_two ? " E8M0" : "") : "",
                     grid = is_mx() ? name_of(WeightWord::mx) : name_of(weights) + blocks;
@@ -158,10 +164,17 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
 
 namespace {
 
-WeightScales of_scale_inv(std::vector<float> scale_inv, const std::string& module) {
+WeightScales of_scale_inv(std::vector<float> scale_inv, const Scheme& scheme, recipes::FloatType type,
+                          const std::string& module) {
+  const bool inc = scheme.convention == Convention::inc;
+  const auto hp = weight_target(scheme, type).hp;
+  if (inc) {
+    for (float& v : scale_inv) v = recipes::round_to(v, hp);
+  }
   const Eigen::ArrayXf inv =
       Eigen::Map<const Eigen::ArrayXf>(scale_inv.data(), static_cast<Eigen::Index>(scale_inv.size()));
-  return {to_vector(recipes::scale_from_scale_inv(inv, module)), std::move(scale_inv)};
+  return {to_vector(inc ? recipes::inc_scale(inv, hp) : recipes::scale_from_scale_inv(inv, module)),
+          std::move(scale_inv)};
 }
 
 }  // namespace
@@ -181,10 +194,11 @@ WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int
   for (std::size_t i = 0; i < scale_inv.size(); ++i)
     scale_inv[i] =
         kernels::scale_candidate(scale_inv[i], kernels::least_error(errors.data() + i * kernels::kScaleCandidates));
-  return of_scale_inv(std::move(scale_inv), module);
+  return of_scale_inv(std::move(scale_inv), scheme, type, module);
 }
 
 void TensorScaleSearch::add(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols) {
+  type_ = type;
   std::vector<double> errors(static_cast<std::size_t>(rows) * kernels::kScaleCandidates);
   kernels::scale_errors(cast_args(w, type, rows, cols, scheme_, nullptr), &scale_inv_, errors.data());
   static_assert(kCandidates == kernels::kScaleCandidates);
@@ -192,7 +206,8 @@ void TensorScaleSearch::add(const void* w, recipes::FloatType type, std::int64_t
 }
 
 WeightScales TensorScaleSearch::best(const std::string& module) const {
-  return of_scale_inv({kernels::scale_candidate(scale_inv_, kernels::least_error(errors_.data()))}, module);
+  return of_scale_inv({kernels::scale_candidate(scale_inv_, kernels::least_error(errors_.data()))}, scheme_, type_,
+                      module);
 }
 
 bool searches(const Scheme& scheme) {

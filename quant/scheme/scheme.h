@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/quant_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/recipes/recipes.h"
 
@@ -57,13 +58,7 @@ constexpr auto names_of(Compute) {
       {{fp8, "fp8"}, {qdq, "quantize-dequantize"}, {fake_quant, "fake quantization"}});
 }
 
-/// The scale of a weight: its amax's, or the candidate of the least squared error around that
-/// (kernels/scale_search.h), which needs the values and no data.
-enum class ScaleSearch : std::uint8_t { amax, mse };
-constexpr auto names_of(ScaleSearch) {
-  using enum ScaleSearch;
-  return std::to_array<EnumName<ScaleSearch>>({{amax, "amax"}, {mse, "mse"}});
-}
+using ScaleSearch = configs::WeightScaleSearch;
 
 /// Settings that all tensors of a module share: the numbers' format and the arithmetic of scales.
 struct Numbers {
@@ -121,10 +116,8 @@ struct Scheme : Numbers {
   /// MXFP8: scales of weights, and of activations that are not in high precision, are E8M0 by the rule of training's
   /// recipe (kernels::e8m0_from_amax): as power_of_two says, but down to 2^-127, which a block of zeros has.
   bool is_mx() const { return has_blocks() && power_of_two && block == kMxBlock; }
-  /// Scales are searched for: powers of two and INC's methods keep theirs.
-  bool least_error() const {
-    return search == ScaleSearch::mse && convention == Convention::own && !(has_blocks() && power_of_two);
-  }
+  /// Scales are searched for: powers of two and INC's methods that round or search theirs keep them.
+  bool least_error() const;
   /// "E4M3 channel weights, dynamic token activations, ocp"; of MXFP8 "E4M3 mx weights, ...".
   std::string describe() const;
 };
@@ -157,7 +150,7 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
                            std::optional<recipes::FloatType> type = std::nullopt);
 
 /// scheme.least_error(): the scales of least error around from_amax, the weight's own of weight_scales(). w: [rows,
-/// cols] dense in `type`, finite; with one scale all of it.
+/// cols] dense in `type`, finite; with one scale all of it. INC's convention rounds them to hp_dtype.
 WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                                 const WeightScales& from_amax, const Scheme& scheme, const std::string& module);
 
@@ -173,6 +166,7 @@ class TensorScaleSearch {
   static constexpr std::size_t kCandidates = 25;
   float scale_inv_;
   const Scheme& scheme_;
+  recipes::FloatType type_ = recipes::FloatType::F32;
   std::vector<double> errors_;  // of the candidates
 };
 

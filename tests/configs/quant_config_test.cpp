@@ -228,6 +228,30 @@ TEST(QuantConfig, BooleansInEverySpellingOfInc) {
   EXPECT_TRUE(c.use_qdq && c.fake_quant && c.recalc_scales && !c.measure_on_hpu && c.row_parallel_allreduce);
 }
 
+TEST(QuantConfig, Rounding) {
+  EXPECT_TRUE(parse("{}").rounding.nearest());
+  EXPECT_TRUE(parse(R"({"rounding": {}})").rounding.nearest());
+  const auto rounding =
+      parse(R"({"rounding": {"method": "gptq", "dampening_frac": "0.1", "actorder": null}})").rounding;
+  EXPECT_EQ(rounding.method, "gptq");
+  EXPECT_EQ(rounding.dampening_frac, 0.1);
+  EXPECT_FALSE(rounding.by_diagonal);
+  EXPECT_TRUE(parse(R"({"rounding": {"method": "gptq", "actorder": "static"}})").rounding.by_diagonal);
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"("gptq")", "'rounding': found \"gptq\", allowed: an object with the keys method, dampening_frac, actorder"},
+      {R"({"method": "awq"})", "'rounding.method': found \"awq\", allowed: nearest, gptq"},
+      {R"({"dampening_frac": 0})", "'rounding.dampening_frac': found 0, allowed: a number above 0, up to 1"},
+      {R"({"dampening_frac": 2})", "'rounding.dampening_frac': found 2, allowed: a number above 0, up to 1"},
+      {R"({"actorder": "group"})", "'rounding.actorder': found \"group\", allowed: \"static\", null"},
+      {R"({"block_size": 128})", "unknown key 'block_size', allowed: method, dampening_frac, actorder"}};
+  for (const auto& [text, message] : wrong)
+    EXPECT_THAT(config_error(std::string(R"({"rounding": )") + text + "}"), HasSubstr(message));
+  EXPECT_EQ(parse("{}").weight_scale_search, WeightScaleSearch::amax);
+  EXPECT_EQ(parse(R"({"weight_scale_search": "mse"})").weight_scale_search, WeightScaleSearch::mse);
+  EXPECT_EQ(config_error(R"({"weight_scale_search": "kl"})"),
+            "q.json: key 'weight_scale_search': found \"kl\", allowed: amax, mse");
+}
+
 TEST(QuantConfig, ScaleFormatIsConstWhereNumbersDoNotDo) {
   EXPECT_EQ(parse("{}").scale_format, ScaleStorage::SCALAR);
   EXPECT_EQ(parse(R"({"scale_format": "const"})").scale_format, ScaleStorage::CONST);

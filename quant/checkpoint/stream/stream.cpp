@@ -147,6 +147,16 @@ Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std:
   return unit;
 }
 
+bool stands(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options) {
+  StreamOptions whole = options;
+  whole.rank = 0;
+  whole.world_size = 1;
+  whole.resume = true;
+  if (is_finished(out, units, stream::lay_out(units, whole), whole)) return true;
+  require_free(out, options);
+  return false;
+}
+
 StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options,
                               const std::function<void(OutputFolder&)>& finish) {
   check_rank(options);

@@ -84,6 +84,10 @@ StreamResult share_checkpoint(const std::filesystem::path& out, const std::vecto
 StreamResult make_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
                              const StreamOptions& options, bool join, const std::function<void(OutputFolder&)>& finish);
 
+/// True if `out` is what options.resume would leave as it is. Throws io::Error if it is in the way of this work:
+/// another checkpoint, or a folder that is not empty.
+bool stands(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options);
+
 /// Returns the folder of options.shares: ".OUT.shares" beside `out`.
 std::filesystem::path shares_folder(const std::filesystem::path& out);
 

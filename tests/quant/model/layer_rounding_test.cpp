@@ -67,7 +67,7 @@ TEST(LayerRounding, ThePapersCodesOfTheTokensThatCount) {
   torch::manual_seed(1);
   const Modules modules = {linear("a", 24, 96)};
   const at::Tensor x = tokens(700, 96);
-  LayerRounding rounding(modules, plan_of(modules), 0.01);
+  LayerRounding rounding(modules, plan_of(modules), {.method = "gptq"});
   for (std::int64_t at = 0; at < 700; at += 100) {  // as batches may cut them
     rounding.begin_samples(at, 100);
     const at::Tensor y = at::linear(hpu(x.slice(0, at, at + 100)), modules[0].weight);
@@ -94,7 +94,7 @@ TEST(LayerRounding, ModulesOfOneInputShareIt) {
   torch::manual_seed(2);
   const Modules modules = {linear("q", 32, 64), linear("k", 16, 64), linear("o", 64, 32)};
   const auto run = [&](const Modules& some, bool copies) {
-    LayerRounding rounding(some, plan_of(some), 0.01);
+    LayerRounding rounding(some, plan_of(some), {.method = "gptq"});
     torch::manual_seed(3);
     for (int i = 0; i < 4; ++i) {
       rounding.begin_samples(i, 1);
@@ -116,7 +116,7 @@ TEST(LayerRounding, AnInputThatIsSharedAtTimesIsRefused) {
   torch::manual_seed(4);
   const Modules modules = {linear("q", 8, 16), linear("k", 8, 16)};
   for (const bool owner_again : {false, true}) {
-    LayerRounding rounding(modules, plan_of(modules), 0.01);
+    LayerRounding rounding(modules, plan_of(modules), {.method = "gptq"});
     const at::Tensor x = hpu(tokens(32, 16));
     at::linear(x, modules[0].weight);
     at::linear(x, modules[1].weight);
@@ -125,7 +125,7 @@ TEST(LayerRounding, AnInputThatIsSharedAtTimesIsRefused) {
     EXPECT_FALSE(rounding.shares_all());
     EXPECT_REFUSED(rounding.finish(), "k", "q", "another one later");
   }
-  LayerRounding apart(modules, plan_of(modules), 0.01, /*share=*/false);
+  LayerRounding apart(modules, plan_of(modules), {.method = "gptq"}, /*share=*/false);
   const at::Tensor x = hpu(tokens(300, 16));
   at::linear(x, modules[0].weight);
   at::linear(x, modules[1].weight);
@@ -138,7 +138,7 @@ TEST(LayerRounding, AnInputThatIsSharedAtTimesIsRefused) {
 TEST(LayerRounding, WorseOnTokensHeldBackStaysNearest) {
   torch::manual_seed(5);
   const Modules modules = {linear("a", 16, 64)};
-  LayerRounding rounding(modules, plan_of(modules), 0.01);
+  LayerRounding rounding(modules, plan_of(modules), {.method = "gptq"});
   at::Tensor x = torch::zeros({256, 64});
   x.slice(0, 0, 224).copy_(torch::randn({224, 1}).matmul(torch::randn({1, 64})));  // one direction
   x.slice(0, 224).copy_(torch::randn({32, 64}));                                   // all others
@@ -152,7 +152,7 @@ TEST(LayerRounding, WorseOnTokensHeldBackStaysNearest) {
 TEST(LayerRounding, WhatNoTokenOrOnlyZerosReachStaysNearest) {
   torch::manual_seed(6);
   const Modules modules = {linear("never", 8, 16), linear("zeros", 8, 16), linear("few", 8, 16)};
-  LayerRounding rounding(modules, plan_of(modules), 0.01);
+  LayerRounding rounding(modules, plan_of(modules), {.method = "gptq"});
   at::linear(hpu(torch::zeros({256, 16})), modules[1].weight);
   at::linear(hpu(tokens(224, 16)), modules[2].weight);
   const RoundedLayer layer = rounding.finish();
@@ -165,7 +165,7 @@ TEST(LayerRounding, WhatNoTokenOrOnlyZerosReachStaysNearest) {
 TEST(LayerRounding, DeadInputsAreRoundedToNearest) {
   torch::manual_seed(7);
   const Modules modules = {linear("a", 16, 48)};
-  LayerRounding rounding(modules, plan_of(modules), 0.01);
+  LayerRounding rounding(modules, plan_of(modules), {.method = "gptq"});
   at::Tensor x = tokens(512, 48);
   x.slice(1, 10, 20).zero_();
   at::linear(hpu(x), modules[0].weight);
@@ -179,7 +179,7 @@ TEST(LayerRounding, DeadInputsAreRoundedToNearest) {
 
 TEST(LayerRounding, NaNIsRefusedByModuleAndSample) {
   const Modules modules = {linear("layers.0.q", 8, 16)};
-  LayerRounding rounding(modules, plan_of(modules), 0.01);
+  LayerRounding rounding(modules, plan_of(modules), {.method = "gptq"});
   rounding.begin_samples(4, 4);
   at::Tensor x = torch::ones({4, 10, 16});
   x[2][3][5] = std::numeric_limits<float>::quiet_NaN();
@@ -194,10 +194,12 @@ TEST(LayerRounding, FilesOfLayersComeBackAndTellWhoseTheyAre) {
   layer.modules.push_back({"m", 100, 2, 1, 3, 7, 1, 0.01, ""});
   layer.modules.push_back({"n", 100, 2, 3, 3, 7, 1, 0.1, "why"});
   layer.write(folder.path(), "layers.0", {{"a", 1}});
-  RoundedCodes codes(folder.path());
-  EXPECT_FALSE(codes.add("layers.0", {{"a", 2}}));
-  EXPECT_FALSE(codes.add("layers.1", {{"a", 1}}));
-  EXPECT_TRUE(codes.add("layers.0", {{"a", 1}}));
+  RoundedCodes codes(folder.path(), {{"a", 1}});
+  EXPECT_FALSE(RoundedCodes(folder.path(), {{"a", 2}}).has("layers.0"));
+  EXPECT_FALSE(codes.has("layers.1"));
+  EXPECT_REFUSED(codes.add("layers.1"), "layers.1", "is gone, or of another run");
+  EXPECT_TRUE(codes.has("layers.0"));
+  codes.add("layers.0");
   EXPECT_TRUE(codes.contains("m"));
   EXPECT_FALSE(codes.contains("n"));
   std::uint8_t row[3];
@@ -214,11 +216,115 @@ TEST(LayerRounding, FilesOfLayersComeBackAndTellWhoseTheyAre) {
   EXPECT_REFUSED(codes.require_scales("m", 0, 2, 3, tensor, {0.5f}), "m", "other sizes or scales");
   layer.modules[1].kept = "";  // of which no codes are there
   layer.write(folder.path(), "layers.2", {{"a", 1}});
-  EXPECT_REFUSED(codes.add("layers.2", {{"a", 1}}), "layers.2", "no codes and scales of n");
+  EXPECT_REFUSED(codes.add("layers.2"), "layers.2", "no codes and scales of n");
   ASSERT_EQ(codes.modules().size(), 2u);
   EXPECT_NEAR(codes.modules()[0].written_db(), 20, 1e-12);
   EXPECT_EQ(codes.modules()[1].kept, "why");
   EXPECT_EQ(codes.modules()[1].json()["nearest_because"], "why");
+  const auto summary = RoundingSummary::of(codes.json());
+  ASSERT_TRUE(summary.has_value());
+  EXPECT_EQ(summary->text(), "17.0 -> 18.5 dB, 1 kept nearest, 8 tokens");
+  EXPECT_FALSE(RoundingSummary::of({{"modules", {1, 2}}}).has_value());
+  EXPECT_FALSE(RoundingSummary::of(nullptr).has_value());
+  codes.erase([](const std::string& module) { return module == "m"; });
+  EXPECT_FALSE(codes.contains("m"));
+  EXPECT_EQ(codes.modules().size(), 1u);
+}
+
+TEST(LayerRounding, ColumnsAsTheyStandBeginWithTheFirst) {
+  torch::manual_seed(8);
+  const Modules modules = {linear("a", 16, 48)};
+  const at::Tensor x = tokens(512, 48);
+  const auto codes = [&](bool by_diagonal) {
+    LayerRounding rounding(modules, plan_of(modules), {.method = "gptq", .by_diagonal = by_diagonal});
+    at::linear(hpu(x), modules[0].weight);
+    return codes_of(rounding.finish(), 0);
+  };
+  const at::Tensor first = codes(false).select(1, 0),
+                   nearest = test::quantize_by_amax(modules[0].weight.cpu(), 16).codes.select(1, 0);
+  EXPECT_TRUE(same_bits(first, nearest)) << "no error was moved to it";
+  EXPECT_FALSE(codes(true).select(1, 0).equal(nearest));
+}
+
+/// Down to the next code: of half of the values a code too low.
+void round_down(const kernels::CompensatedRounding& a) {
+  for (std::int64_t r = 0; r < a.rows; ++r) {
+    for (std::int64_t k = 0; k < a.cols; ++k) {
+      const std::int64_t i = r * a.cols + k, scale = a.group[k] * a.rows + r;
+      float value = -448.0f;
+      for (int code = 0; code < 256; ++code) {
+        const float v = test::e4m3_value(static_cast<std::uint8_t>(code));
+        if (v <= a.w[i] * a.scale[scale]) value = std::max(value, v);
+      }
+      a.rounded[i] = value;
+      a.error[i] = a.w[i] - value * a.scale_inv[scale];
+    }
+  }
+}
+
+TEST(LayerRounding, AMethodOfOnesOwnIsGuardedToo) {
+  torch::manual_seed(9);
+  const Modules modules = {linear("a", 16, 48)};
+  const auto round = [&](const std::string& method) {
+    LayerRounding rounding(modules, plan_of(modules), {.method = method});
+    at::linear(hpu(tokens(512, 48)), modules[0].weight);
+    return rounding.finish();
+  };
+  EXPECT_REFUSED(round("mine"), "rounding: found 'mine', allowed: nearest, gptq");
+  EXPECT_REFUSED(round("nearest"), "rounding nearest: needs no inputs");
+  const RoundingRegistration down({"down", round_down}), same({"same", kernels::round_compensated});
+  const RoundedLayer worse = round("down");
+  EXPECT_TRUE(worse.weights.empty());
+  EXPECT_GT(worse.modules[0].rounded, worse.modules[0].nearest);
+  torch::manual_seed(10);
+  const RoundedLayer a = round("same");
+  torch::manual_seed(10);
+  EXPECT_EQ(a.weights.at(0).codes, round("gptq").weights.at(0).codes);
+  EXPECT_REFUSED(RoundingRegistration({"gptq", round_down}), "gptq", "is taken");
+  EXPECT_REFUSED(RoundingRegistration({"Mine", round_down}), "Mine", "lower case");
+  EXPECT_REFUSED(RoundingRegistration({"mine", nullptr}), "mine", "no function");
+}
+
+TEST(LayerRounding, AModelInMemoryTakesTheCodes) {
+  torch::manual_seed(11);
+  Modules modules = {linear("a", 16, 48), linear("b", 16, 48)};
+  const test::TempDir folder;
+  const io::Json identity = {{"a", 1}};
+  {
+    LayerRounding rounding({modules[0]}, plan_of({modules[0]}), {.method = "gptq"});
+    at::linear(hpu(tokens(512, 48)), modules[0].weight);
+    rounding.finish().write(folder.path(), "layers.0", identity);
+  }
+  RoundedCodes codes(folder.path(), identity);
+  codes.add("layers.0");
+  PlanOptions options;
+  options.dialect = recipes::Dialect::ocp;
+  const at::Tensor b = modules[1].weight.cpu().clone();
+  options.weights = WeightGranularity::tensor;
+  EXPECT_REFUSED(convert(modules, {}, options, &codes), "a", "other sizes or scales");
+  options.weights = WeightGranularity::channel;
+  convert(modules, {}, options, &codes);
+  std::vector<std::uint8_t> expected(16 * 48);
+  codes.read("a", 0, 16, 48, expected.data());
+  EXPECT_TRUE(same_bits(modules[0].weight.cpu().view(at::kByte).flatten(),
+                        torch::tensor(at::ArrayRef<std::uint8_t>(expected), at::kByte)));
+  EXPECT_TRUE(same_bits(modules[1].weight.cpu().view(at::kByte), test::quantize_by_amax(b, 16).codes)) << "nearest";
+}
+
+/// vLLM's requantize_with_max_scale(): per_tensor_dequantize() in f16, then scaled_fp8_quant() by the largest scale.
+at::Tensor as_vllm_requantizes(const at::Tensor& codes, float scale, float largest) {
+  const at::Tensor values = codes.to(at::kHalf) * torch::tensor(scale);
+  return (values.to(at::kFloat) / largest).clamp(-448, 448).to(at::kFloat8_e4m3fn);
+}
+
+TEST(LayerRounding, EqualScalesKeepTheirCodesInVllm) {
+  at::Tensor codes = torch::arange(256, at::kByte);
+  codes = codes.masked_select(codes.bitwise_and(127).ne(127)).view(at::kFloat8_e4m3fn);
+  for (float scale = 1e-4f; scale < 0.1f; scale *= 1.003f)
+    ASSERT_TRUE(same_bits(as_vllm_requantizes(codes, scale, scale), codes)) << scale;
+  const at::Tensor changed = as_vllm_requantizes(codes, 0.01f, 0.013f);  // what the rounding chose is lost
+  EXPECT_GT(changed.to(at::kFloat).mul(0.013f).sub(codes.to(at::kFloat).mul(0.01f)).abs().ge(1e-3f).sum().item<int>(),
+            50);
 }
 
 }  // namespace
