@@ -75,6 +75,18 @@ io::Json measurement_report(const std::string& title, const io::Json& inspected)
   return page;
 }
 
+/// Beside each module, by its name, the outcome of the rounding that made its codes.
+void add_rounding(const io::Json& rounding, io::Json& modules) {
+  std::map<std::string, const io::Json*> outcomes;
+  for (const auto& outcome : rounding["modules"]) {
+    if (outcome.is_object()) outcomes[outcome.value("name", "")] = &outcome;
+  }
+  for (auto& module : modules) {
+    if (const auto found = outcomes.find(module["name"].get<std::string>()); found != outcomes.end())
+      module["rounding"] = *found->second;
+  }
+}
+
 }  // namespace
 
 std::string script_json(const io::Json& value) {
@@ -112,6 +124,7 @@ io::Json report_of(const std::string& title, const io::Json& inspected) {
                    {"summary", inspected["summary"]},
                    {"modules", inspected["modules"]},
                    {"skipped", inspected["skipped"]}};
+  if (inspected.contains("rounding")) add_rounding(inspected["rounding"], page["modules"]);
   if (!page["modules"].empty())
     page["about"] =
         page["modules"][0]["scheme"].get<std::string>() + ", " + inspected["order"].get<std::string>() + ".";
