@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "e2e/e2e.h"
+#include "e2e/processes.h"
 
 namespace fp8::e2e {
 namespace {
@@ -456,8 +457,6 @@ TEST_F(Quantize, RoundingRefusesWhatItCannotDo) {
     EXPECT_THAT(names_in(folder.path()), IsEmpty());
   };
   refused(args("--dynamic"), {"--rounding gptq needs --data"}, 2);
-  refused(args("--dynamic --data $CALIB --budget kl=1"), {"--budget"}, 2);
-  refused(args("--dynamic --data $CALIB --shares 2"), {"--shares"}, 2);
   refused(args("--dynamic --data $CALIB --device cpu"), {"--device"}, 2);
   refused(args("--dynamic --data $CALIB --seq-len 100000"), {"100000"}, 1);
   const Model foreign;
@@ -465,6 +464,90 @@ TEST_F(Quantize, RoundingRefusesWhatItCannotDo) {
   expect_refused(
       fp8("quantize --model {} --dynamic --rounding gptq --data $CALIB --out {}", foreign.name(), folder / "out"),
       {"--rounding gptq runs the model", "mine"}, 2);
+}
+
+TEST_F(Quantize, RanksAndSharesRoundLayersOnce) {
+  const Arguments command =
+      args("quantize --json --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 8 --seq-len 128 --out");
+  const auto with = [&](const std::string& out, const Arguments& more) {
+    Arguments all = command;
+    all.push_back((folder / out).string());
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  json_of(fp8(with("whole", {})));
+  const auto whole = contents(folder / "whole");
+  Processes processes;
+  std::vector<std::size_t> ranks;
+  for (const char* rank : {"0", "1", "2"})
+    ranks.push_back(processes.start(with("ranks", args("--shard-size 500000 --rank {} --world-size 3", rank))));
+  for (const auto i : ranks) EXPECT_EQ(processes.wait(i).code, 0);
+  EXPECT_TRUE(fs::exists(folder / ".ranks.rounding/model.layers.0.safetensors"));
+  json_of(fp8(with("ranks", args("--join --world-size 3 --shard-size 500000"))));
+  json_of(fp8(with("cut", args("--shard-size 500000"))));
+  EXPECT_TRUE(contents(folder / "ranks") == contents(folder / "cut"));
+  EXPECT_EQ(io::read_json(folder / "ranks/fp8.json")["rounding"], io::read_json(folder / "whole/fp8.json")["rounding"]);
+  auto killed = processes.start(with("shares", args("--shares 2 --join --wait 60")));
+  ::usleep(700000);
+  processes.kill(killed);
+  const auto one = processes.start(with("shares", args("--shares 2 --join --wait 60"))),
+             two = processes.start(with("shares", args("--shares 2 --join --wait 60 --batch 2")));
+  for (const auto i : {one, two}) EXPECT_EQ(processes.wait(i).code, 0);
+  EXPECT_TRUE(contents(folder / "shares") == whole);
+  const auto again = json_of(fp8(with("shares", {"--resume"})));
+  EXPECT_EQ(again["finished_before"], true);
+  EXPECT_EQ(again["rounding"]["modules"].size(), 28u);
+  EXPECT_THAT(names_in(folder.path()), UnorderedElementsAre("whole", "ranks", "cut", "shares"));
+}
+
+TEST_F(Quantize, AConfigRoundsToo) {
+  measure(demo_model(), calibration_text(), folder / "stats", "6");
+  const auto quantized = [&](const std::string& out, io::Json keys, const Arguments& more) {
+    keys["dump_stats_path"] = (folder / "stats/inc_output").string();
+    keys["allowlist"] = {{"types", {"Linear"}}};
+    write_file(folder / "config.json", keys.dump());
+    const auto run =
+        fp8("quantize --json --model $DEMO --config {} --out {} {}", folder / "config.json", folder / out, more);
+    EXPECT_EQ(run.code, 0) << run.err;
+    return run;
+  };
+  const Arguments data = args("--data $CALIB --samples 32 --seq-len 256");
+  const io::Json gptq = {{"method", "gptq"}, {"dampening_frac", 0.02}, {"actorder", nullptr}};
+  quantized("nearest", {{"scale_method", "maxabs_hw"}}, {});
+  const auto json = json_of(quantized("gptq", {{"scale_method", "maxabs_hw"}, {"rounding", gptq}}, data));
+  EXPECT_LT(kl_to_demo(folder / "gptq"), 0.9 * kl_to_demo(folder / "nearest"));
+  EXPECT_EQ(json["rounding"]["dampening_frac"], 0.02);
+  EXPECT_EQ(json["rounding"]["actorder"], nullptr);
+  EXPECT_EQ(json["rounding"]["modules"][0]["damping"], 0.02);
+  expect_refused(fp8("quantize --model $DEMO --config {} --out {}", folder / "config.json", folder / "none"),
+                 {"--rounding gptq needs --data"}, 2);
+  const auto on_load = fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 1 --seq-len 16"),
+                           {{"QUANT_CONFIG", (folder / "config.json").string()}});
+  expect_refused(on_load, {"key 'rounding'", "fp8 quantize --config"}, 1);
+  const auto searched = quantized("mse", {{"scale_method", "maxabs_arbitrary"}, {"weight_scale_search", "mse"}}, {});
+  EXPECT_THAT(searched.out, HasSubstr("scales of least error"));
+  const auto kept = quantized("kept", {{"scale_method", "maxabs_hw"}, {"weight_scale_search", "mse"}}, {});
+  EXPECT_THAT(kept.err, HasSubstr("'weight_scale_search': 29 of 29 modules keep the scales of scale_method"));
+  EXPECT_TRUE(read_file(folder / "kept/model.safetensors") == read_file(folder / "nearest/model.safetensors"));
+}
+
+TEST_F(Quantize, ABudgetJudgesRoundedCodes) {
+  const auto with = [&](const std::string& out, const std::string& budget) {
+    return json_of(
+        fp8("quantize --json --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 8 --seq-len 256 --budget "
+            "{} --out {}",
+            budget, folder / out));
+  };
+  const double all = with("all", "kl=1")["budget"]["kl_of_all"];
+  const auto json = with("some", "kl=" + std::to_string(0.6 * all));
+  EXPECT_LE(json["budget"]["kl"].get<double>(), 0.6 * all);
+  EXPECT_EQ(json["budget"]["kl_of_all"], all);
+  const double found =
+      json_of(fp8("evaluate --json --model {} --reference $DEMO --data $CALIB --skip 8 --samples 8 "
+                  "--seq-len 256",
+                  folder / "some"))["kl"];
+  EXPECT_EQ(found, json["budget"]["kl"].get<double>()) << "the codes in memory are those of the file";
+  EXPECT_EQ(json["rounding"]["modules"].size(), json["modules_quantized"]);
 }
 
 TEST_F(Quantize, AFewTokensLeaveNearest) {

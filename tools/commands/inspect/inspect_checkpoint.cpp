@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
@@ -293,22 +294,11 @@ void add_rounding(const io::Checkpoint& checkpoint, const Form& form, io::Json& 
   if (form.weights.empty() || !std::filesystem::exists(sidecar)) return;
   const io::Json all = io::read_json(io::source_file(checkpoint.folder(), quant::kSidecarName));
   const io::Json rounding = all.is_object() ? all.value("rounding", io::Json()) : io::Json();
-  const io::Json modules = rounding.is_object() ? rounding.value("modules", io::Json()) : io::Json();
-  if (!modules.is_array()) return;
-  double before = 0, after = 0;
-  std::int64_t judged = 0, nearest = 0;
-  for (const auto& m : modules) {
-    if (!m.is_object()) return;
-    nearest += m.contains("nearest_because") ? 1 : 0;
-    const io::Json from = m.value("nearest_db", io::Json()), to = m.value("db", io::Json());
-    if (!from.is_number() || !to.is_number()) continue;
-    ++judged, before += from.get<double>(), after += to.get<double>();
-  }
+  const auto summary = quant::RoundingSummary::of(rounding);
+  if (!summary.has_value()) return;
   json["rounding"] = rounding;
-  const double n = static_cast<double>(std::max<std::int64_t>(judged, 1));
   add_summary(text, "codes",
-              fmt::format("rounded against inputs: output error of {} modules {:.1f} -> {:.1f} dB, {} kept nearest",
-                          judged, before / n, after / n, nearest));
+              fmt::format("rounded against inputs: output error of {} modules {}", summary->judged, summary->text()));
 }
 
 /// Of the tensors: their number and bytes by dtype.

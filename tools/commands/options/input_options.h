@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options that say what a model sees. No torch here.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -22,6 +23,11 @@ struct DataOptions {
   std::int64_t samples = -1, seq_len = 256, skip = 0, batch = 8;
   const char* seq_len_text = "2048, or all the model takes";  ///< what 0 means, for the help
   bool shorter = false;                                       ///< a text of fewer than seq_len tokens is taken as it is
+
+  /// Tokens of a sample by which weights are rounded.
+  std::int64_t calibration_length(std::int64_t context) const {
+    return seq_len == 0 ? std::min<std::int64_t>(512, context) : seq_len;
+  }
 };
 
 /// --data or an option like it. several: words behind one another, which a command with positional arguments can't

@@ -11,9 +11,11 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
@@ -23,6 +25,8 @@ namespace fp8::commands {
 struct BudgetOptions : DataOptions {
   BudgetOptions() { samples = 64; }
   double kl = 0;  ///< nats, mean over all positions
+  /// The codes of the modules that are in fp8, by their names in memory; null: nearest ones.
+  std::shared_ptr<const quant::RoundedCodes> rounded = nullptr;
 };
 
 /// "kl=0.01" -> 0.01. Throws UsageError.

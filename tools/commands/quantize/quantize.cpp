@@ -9,6 +9,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/checkpoint/reader_check.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/text.h"
@@ -35,7 +36,7 @@ struct QuantizeOptions {
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
   quant::ScaleSearch search = quant::ScaleSearch::amax;
-  Rounding rounding = Rounding::nearest;
+  std::string rounding;  ///< empty: not given
   ShareOptions share;
   std::string form = "compressed-tensors";
   std::optional<quant::KvGranularity> kv_scales;
@@ -145,90 +146,133 @@ quant::CheckpointReport dry_run(const QuantizeOptions& o, quant::CheckpointOptio
   return quant::quantize_checkpoint(o.model, {}, options);
 }
 
-std::filesystem::path rounding_folder(const QuantizeOptions& o) {
-  const auto out = std::filesystem::absolute(o.out).lexically_normal();
-  const auto name = (out.filename().empty() ? out.parent_path() : out).filename().string();
-  return (out.filename().empty() ? out.parent_path() : out).parent_path() / ("." + name + ".rounding");
+/// True if other processes do the same work.
+bool is_shared(const QuantizeOptions& o, const Share& share) {
+  return share.shares.has_value() || share.world_size > 1 || o.share.join;
 }
 
-/// Throws UsageError for options that --rounding gptq does not go with.
-void check_rounding(const QuantizeOptions& o, const Share& share) {
-  if (o.rounding == Rounding::nearest) return;
-  if (o.data.data.empty()) throw UsageError("quantize: --rounding gptq needs --data, texts like those of the users");
-  if (!o.config.empty()) throw UsageError("quantize: --rounding gptq does not go with --config yet");
-  if (!o.budget.empty()) throw UsageError("quantize: --rounding gptq does not go with --budget yet");
-  if (share.shares.has_value() || share.world_size > 1 || o.share.join)
-    throw UsageError("quantize: --rounding gptq is the work of one process, without --shares, --rank and --join");
+/// By the option, else by the config. Throws UsageError for options that it does not go with.
+configs::RoundingKeys rounding_of(const QuantizeOptions& o, const quant::PlanOptions& plan) {
+  configs::RoundingKeys how = plan.config.has_value() ? plan.config->rounding : configs::RoundingKeys();
+  if (!o.rounding.empty()) how.method = o.rounding;
+  if (!how.nearest() && o.data.data.empty())
+    io::fail<UsageError>("quantize: --rounding {} needs --data, texts like those of the users", how.method);
+  if (how.nearest() && o.budget.empty() && !o.data.data.empty())
+    throw UsageError("quantize: --data goes with --budget or --rounding gptq");
+  return how;
 }
 
 /// vLLM gives q, k, v and gate, up one scale per tensor, the largest, and rounds their codes to nearest under that.
 void warn_of_own_scales(const QuantizeOptions& o, const quant::CheckpointReport& done, const Context& context) {
-  if (o.rounding == Rounding::gptq && o.no_fuse_scales &&
+  if ((o.no_fuse_scales || !o.config.empty()) &&
       done.quantized.front().second.find("tensor weights") != std::string::npos)
     context.warn(
-        "--no-fuse-scales: vLLM rounds q, k, v and gate, up again, to one scale, which loses what --rounding "
-        "gptq gained");
+        "own scales of q, k, v and of gate, up: vLLM rounds their codes again, to one scale, which loses what the "
+        "rounding gained");
 }
 
-/// Codes by --rounding gptq, in files of `folder`.
-std::shared_ptr<const quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, Snapshots& folder,
-                                                         const quant::CheckpointOptions& options,
-                                                         const Context& context) {
-  io::refuse_same_path(o.model, o.out);
-  if (!o.share.resume) {
-    folder.begin(/*resume=*/false);
-    const io::OutputDirectory free(o.out, o.overwrite);  // refused now, not after all the work
+/// The files of a rounding's layers: locked by the one process that works there, or shared by several.
+class RoundingFolder {
+ public:
+  RoundingFolder(const QuantizeOptions& o, bool shared) : shared_(shared), resume_(o.share.resume), own_(path(o), 0) {
+    if (shared_) {
+      std::filesystem::create_directories(own_.path());
+      return;
+    }
+    if (resume_) {
+      own_.save([] { return io::Json::object(); });  // it stays where the run does not come to its end
+    } else {
+      own_.begin(/*resume=*/false);
+      if (!o.dry_run) const io::OutputDirectory free(o.out, o.overwrite);  // refused now, not after all the work
+    }
+    own_.folder();
   }
+
+  const std::filesystem::path& path() const { return own_.path(); }
+  /// done: nothing is left to do for other processes.
+  void remove(bool done) {
+    std::error_code ignored;
+    if (!shared_)
+      own_.remove();
+    else if (done)
+      std::filesystem::remove_all(own_.path(), ignored);
+  }
+
+ private:
+  static std::filesystem::path path(const QuantizeOptions& o) {
+    const auto out = std::filesystem::absolute(o.out).lexically_normal();
+    const auto place = out.filename().empty() ? out.parent_path() : out;
+    return place.parent_path() / ("." + place.filename().string() + ".rounding");
+  }
+
+  bool shared_, resume_;
+  Snapshots own_;
+};
+
+/// Codes that `how` chooses, in files of `folder`.
+/// plan: in the names of the model in memory.
+std::shared_ptr<quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, const configs::RoundingKeys& how,
+                                                   const RoundingFolder& folder, const Share& share,
+                                                   const quant::CheckpointOptions& options, quant::PlanOptions plan,
+                                                   const Context& context) {
   RoundingOptions rounding;
   rounding.data = o.data;
   rounding.modules = dry_run(o, options).sources;
-  rounding.folder = folder.folder();
-  if (o.share.resume)
-    folder.save([] { return io::Json::object(); });  // it stays where the run does not come to its end
-  quant::PlanOptions plan = options.plan;            // of the codes: activations, and what is selected, do not count
-  plan.weights = plan.weights.value_or(plan.activations == quant::ActivationScaling::static_tensor
-                                           ? quant::WeightGranularity::tensor
-                                           : quant::WeightGranularity::channel);
-  plan.activations = quant::ActivationScaling::none;
-  plan.measurements.reset();
+  rounding.how = how;
+  rounding.folder = folder.path();
+  if (is_shared(o, share)) {
+    rounding.others = share.shares.has_value() ? share.shares->lease : io::LeaseOptions();
+    rounding.others->expiry = o.share.lease_seconds;
+  }
+  if (o.share.resume || rounding.others.has_value())
+    rounding.finished = [&](const io::Json& identity) {
+      quant::CheckpointOptions made = options;
+      made.rounded = std::make_shared<quant::RoundedCodes>(rounding.folder, identity);
+      return o.budget.empty() && quant::is_quantized(o.model, o.out, made);
+    };
   plan.kv_cache = false;
-  plan.include = {".*"}, plan.exclude = {};
+  if (!plan.config.has_value()) {  // of the codes: activations, and what is selected, do not count
+    plan.weights = plan.weights.value_or(plan.activations == quant::ActivationScaling::static_tensor
+                                             ? quant::WeightGranularity::tensor
+                                             : quant::WeightGranularity::channel);
+    plan.activations = quant::ActivationScaling::none;
+    plan.measurements.reset();
+    plan.include = {".*"}, plan.exclude = {};
+  }
   return round_weights(o.model, plan, rounding, context);
 }
 
 /// "output error of 28 modules: 25.9 -> 31.0 dB, 2 kept nearest, 8192 tokens"
-void add_rounding(const quant::RoundedCodes& codes, Report& report) {
-  double before = 0, after = 0;
-  std::int64_t judged = 0, nearest = 0, tokens = 0;
-  report.json["rounding"] = codes.json();
-  for (const auto& m : codes.modules()) {
-    nearest += m.kept.empty() ? 0 : 1;
-    tokens = std::max(tokens, m.tokens + m.held);
-    if (!std::isfinite(m.nearest_db()) || !std::isfinite(m.written_db())) continue;
-    ++judged, before += m.nearest_db(), after += m.written_db();
-  }
-  const double n = static_cast<double>(std::max<std::int64_t>(judged, 1));
-  report.row({"output error of " + std::to_string(judged) + " modules",
-              fmt::format("{:.1f} -> {:.1f} dB, {} kept nearest, {} tokens", before / n, after / n, nearest, tokens)});
-  for (const auto& m : codes.modules()) {
-    if (!m.kept.empty()) report.row({"nearest " + m.module, m.kept});
+void add_rounding(const io::Json& rounding, Report& report) {
+  const auto summary = quant::RoundingSummary::of(rounding);
+  if (!summary.has_value()) return;
+  report.json["rounding"] = rounding;
+  report.row({"output error of " + std::to_string(summary->judged) + " modules", summary->text()});
+  for (const auto& m : rounding["modules"]) {
+    if (m.contains("nearest_because"))
+      report.row({"nearest " + m["name"].get<std::string>(), m["nearest_because"].get<std::string>()});
   }
 }
 
-/// Chooses by --budget what stays in high precision.
-BudgetResult keep_within_budget(const QuantizeOptions& o, const quant::CheckpointOptions& options,
-                                quant::PlanOptions& plan, Context& context) {
+/// Chooses by --budget what stays in high precision; `rounded` (or null) forgets the codes of that.
+BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptions& options,
+                                quant::PlanOptions in_memory, quant::RoundedCodes* rounded, Context& context) {
   BudgetOptions data = o.data;
   if (data.data.empty()) take_built_in_text(data, context);
-  if (data.seq_len == 0) data.seq_len = 256;
+  if (rounded != nullptr)
+    data.skip += data.samples;  // it judges on text that the rounding has not seen
+  else if (data.seq_len == 0)
+    data.seq_len = 256;
+  data.rounded = options.rounded;
   data.kl = parse_budget(o.budget);
-  quant::PlanOptions in_memory = plan;  // without what stays in the file whatever the budget, of which it shows less
+  // Without what stays in the file whatever the budget, of which it shows less.
   for (const auto& kept : dry_run(o, options).skipped) in_memory.keep.emplace(kept.name, kept.reason);
   BudgetResult budget = meet_budget(o.model, in_memory, data, context);
+  if (rounded != nullptr) rounded->erase([&](const std::string& module) { return budget.keep.contains(module); });
   const io::Checkpoint checkpoint(o.model);
   for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
     for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
-      plan.keep[piece.tensor.substr(0, piece.tensor.rfind('.'))] = reason;
+      options.plan.keep[piece.tensor.substr(0, piece.tensor.rfind('.'))] = reason;
   }
   return budget;
 }
@@ -295,37 +339,45 @@ Report report_of(const QuantizeOptions& o, const Share& share, const quant::Plan
 }
 
 void quantize(const QuantizeOptions& o, Context& context) {
-  if (o.budget.empty() && o.rounding == Rounding::nearest && !o.data.data.empty())
-    throw UsageError("quantize: --data goes with --budget or --rounding gptq");
   const Stopwatch watch;
   Share share = find_share(o.share, o.out);
   attach(share, context);
-  check_rounding(o, share);
   const bool part = share.shares.has_value() || share.world_size > 1;
   if (o.check && (o.dry_run || (part && !o.share.join)))
     throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
   quant::CheckpointOptions options = checkpoint_options(o, share, context);
-  std::optional<BudgetResult> budget;
-  if (!o.budget.empty()) budget = keep_within_budget(o, options, options.plan, context);
-  std::optional<Snapshots> rounding;  // its folder goes at the end, however that comes, but by a kill
-  if (o.rounding == Rounding::gptq && !o.dry_run)
-    options.rounded = rounded_codes(o, rounding.emplace(rounding_folder(o), 0), options, context);
+  const auto how = rounding_of(o, options.plan);
+  const quant::PlanOptions in_memory = options.plan;
   std::vector<std::string> notices;
   if (options.plan.measurements.has_value())
     options.plan.measurements =
         quant::in_names_of_checkpoint(std::move(*options.plan.measurements), io::Checkpoint(o.model), notices);
+  std::optional<RoundingFolder> folder;  // it goes at the end, however that comes, but by a kill
+  std::shared_ptr<quant::RoundedCodes> rounded;
+  if (!how.nearest() && (!o.dry_run || !o.budget.empty())) {
+    io::refuse_same_path(o.model, o.out);
+    folder.emplace(o, is_shared(o, share));
+    options.rounded = rounded = rounded_codes(o, how, *folder, share, options, in_memory, context);
+  }
+  std::optional<BudgetResult> budget;
+  if (!o.budget.empty()) budget = keep_within_budget(o, options, in_memory, rounded.get(), context);
   Progress progress(context, "quantize");
   options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
   const auto done = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();
-  if (rounding.has_value()) rounding->remove();
-  warn_of_own_scales(o, done, context);
+  const bool joined = done.finished_before || done.shares.joined || (o.share.join && !share.shares.has_value());
+  if (folder.has_value()) folder->remove(joined);
+  if (rounded != nullptr) warn_of_own_scales(o, done, context);
   for (const auto& warning : notices) context.warn(warning);
   for (const auto& warning : done.warnings) context.warn(warning);
   if (o.kv_scales.has_value() && done.kv_caches == 0)
     context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
   Report report = report_of(o, share, options.plan, done, budget, seconds);
-  if (options.rounded != nullptr) add_rounding(*options.rounded, report);
+  if (rounded != nullptr)
+    add_rounding(done.finished_before
+                     ? io::read_json(o.out / quant::kSidecarName).value(quant::kRoundingKey, io::Json())
+                     : rounded->json(),
+                 report);
   const bool elsewhere = share.shares.has_value() && !done.shares.joined && !done.finished_before;
   if (o.check && !elsewhere) add_check(o.out, report);
   report.print(context);
@@ -354,8 +406,9 @@ Action add_quantize(Options& options) {
                                      "amax: a weight's largest value becomes the largest code; mse: the scale of the "
                                      "least squared error, searched for "
                                      "around that");
-  options.choice<Rounding>(
-      "--rounding", values->rounding,
+  const auto roundings = recipes::rounding_method_names();
+  options.choice(
+      "--rounding", roundings, [values, roundings](std::size_t i) { values->rounding = roundings[i]; },
       "nearest, or gptq: codes that keep the outputs of a module on --data, where they do it better than the nearest");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
@@ -74,17 +73,6 @@ void sort_by_damage_per_byte(std::vector<Unit>& units, Damage damage) {
   std::stable_sort(units.begin(), units.end(), [&](const Unit& a, const Unit& b) { return per_byte(a) > per_byte(b); });
 }
 
-/// The nodes that a checkpoint has scales for, or that follow its weights: attention's own stay in high precision
-/// there, whatever a config says.
-std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model) {
-  using configs::KindInfo;
-  auto nodes = measure::op_nodes(model);
-  std::erase_if(nodes, [](const measure::OpNode& n) {
-    return !configs::type_is(n.type, &KindInfo::cache) && !configs::type_is(n.type, &KindInfo::experts);
-  });
-  return nodes;
-}
-
 class Search {
  public:
   Search(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options,
@@ -94,7 +82,7 @@ class Search {
         options_(options),
         context_(context),
         reference_(load(context)),
-        samples_(load_samples(options, model, reference_.model->shape())) {}
+        samples_(load_samples(sized(options, reference_.model->shape()), model, reference_.model->shape())) {}
 
   BudgetResult run() {
     BudgetResult out;
@@ -118,6 +106,12 @@ class Search {
   }
 
  private:
+  /// Chunks as long as those that the codes were rounded on, behind which these begin.
+  static DataOptions sized(DataOptions data, const models::ModelShape& shape) {
+    data.seq_len = data.calibration_length(shape.context);
+    return data;
+  }
+
   models::LoadedModel load(const Context& context) const {
     auto loaded = load_language_model(folder_, context);
     if (loaded.config_json.contains("quantization_config"))
@@ -129,7 +123,7 @@ class Search {
   /// for each byte.
   void rank() {
     const auto modules = measure::weight_modules(*reference_.model);
-    const quant::Plan plan = quant::plan_for(modules, nodes_of_checkpoint(*reference_.model), plan_);
+    const quant::Plan plan = quant::plan_for(modules, quant::nodes_of_checkpoint(*reference_.model), plan_);
     {
       const quant::DamageProbe probe(modules, plan);
       run_chunks("damage", std::min(samples_.count(), kRankingChunks),
@@ -168,7 +162,8 @@ class Search {
   /// converted by `plan`.
   double kl_of(const quant::PlanOptions& plan, std::int64_t count, const std::string& what) {
     models::LoadedModel model = load(context_);
-    quant::convert(measure::weight_modules(*model.model), nodes_of_checkpoint(*model.model), plan);
+    quant::convert(measure::weight_modules(*model.model), quant::nodes_of_checkpoint(*model.model), plan,
+                   options_.rounded.get());
     double kl = 0;
     std::int64_t rows = 0;
     run_chunks(what, count, [&](const SampleBatch& part) {

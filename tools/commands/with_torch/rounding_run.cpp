@@ -3,9 +3,14 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/checkpoint/stream/stream.h"
@@ -38,30 +43,102 @@ class RoundingRun {
         samples_(load_samples(sized(options.data, stream_.shape()), model, stream_.shape())),
         sources_(model, {}),
         plan_(plan_of_checkpoint(model, plan)),
-        identity_(identity(plan)),
-        codes_(std::make_shared<quant::RoundedCodes>(options.folder)) {
+        codes_(std::make_shared<quant::RoundedCodes>(options.folder, identity(plan))) {
     warn_of(stream_.loaded(), model, context);
   }
 
-  std::shared_ptr<const quant::RoundedCodes> run() {
+  std::shared_ptr<quant::RoundedCodes> run() {
     require_layers();
-    const std::int64_t columns = samples_.column(samples_.count()), layers = stream_.shape().layers,
-                       bytes = stream_.shape().hidden * static_cast<std::int64_t>(c10::elementSize(dtype()));
-    hidden_.emplace(columns, bytes, options_.folder, /*in_memory=*/columns * bytes <= available_memory() / 4);
-    progress_.emplace(context_, "round", (layers + 1) * samples_.count());
-    embed();
-    for (std::int64_t layer = 0; layer < layers; ++layer) run_layer(layer);
-    run_head();
+    if (stands()) return codes_;
+    if (options_.others.has_value())
+      leases_.emplace(options_.folder, io::Json{{"rounding", codes_->identity()}}, *options_.others);
+    missing_ = layers_to_round();
+    for (drop_finished(); !missing_.empty(); drop_finished()) {
+      check_interrupted();
+      if (joined_by_another()) return codes_;
+      if (std::ranges::any_of(missing_, [&](std::int64_t layer) { return take(layer); }))
+        pass();
+      else
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until those of the others are there
+    }
+    return collected();
+  }
+
+ private:
+  bool stands() const { return options_.finished && options_.finished(codes_->identity()); }
+
+  /// One behind the layers: the head.
+  std::int64_t head() const { return stream_.shape().layers; }
+  std::string name_of(std::int64_t layer) const {
+    return layer == head() ? stream_.head_name() : stream_.layer_name(layer);
+  }
+  Modules modules_of(std::int64_t layer) const {
+    return layer == head() ? stream_.head_modules() : stream_.layer_modules(layer);
+  }
+
+  std::vector<std::int64_t> layers_to_round() const {
+    std::vector<std::int64_t> layers;
+    for (std::int64_t layer = 0; layer <= head(); ++layer) {
+      if (!plan_of(modules_of(layer)).modules.empty()) layers.push_back(layer);
+    }
+    return layers;
+  }
+
+  void drop_finished() {
+    std::erase_if(missing_, [&](std::int64_t layer) { return codes_->has(name_of(layer)); });
+  }
+
+  /// True if this process rounds `layer`: it has no codes yet, and no other process has taken it.
+  bool take(std::int64_t layer) {
+    if (codes_->has(name_of(layer))) return false;
+    if (!leases_.has_value() || held_.contains(layer)) return true;
+    auto lease = leases_->take({std::to_string(layer)});
+    if (lease == nullptr) return false;
+    held_[layer] = std::move(lease);
+    return true;
+  }
+
+  /// The folder is gone once the checkpoint stands.
+  bool joined_by_another() const {
+    if (!leases_.has_value() || !leases_->removed()) return false;
+    if (!stands()) io::fail(options_.folder, "was removed while this process rounded layers for it");
+    return true;
+  }
+
+  /// The codes of all layers, in their order whoever rounded them.
+  std::shared_ptr<quant::RoundedCodes> collected() {
+    const auto nothing = std::make_shared<quant::RoundedCodes>(*codes_);
+    try {
+      for (const std::int64_t layer : layers_to_round()) codes_->add(name_of(layer));
+    } catch (const io::Error&) {
+      if (!joined_by_another()) throw;
+      return nothing;
+    }
     sources_.check_unchanged();
     warn_of_few_tokens();
     return codes_;
   }
 
- private:
+  /// All layers up to the last that has no codes; those that this process can take are rounded.
+  void pass() {
+    const std::int64_t columns = samples_.column(samples_.count()), last = missing_.back(),
+                       bytes = stream_.shape().hidden * static_cast<std::int64_t>(c10::elementSize(dtype()));
+    std::string folder = (options_.folder / "hidden-XXXXXX").string();
+    if (::mkdtemp(folder.data()) == nullptr) io::fail_errno(options_.folder, "make a folder in it", errno);
+    hidden_.emplace(columns, bytes, folder, /*in_memory=*/columns * bytes <= available_memory() / 4);
+    progress_.emplace(context_, "round", (last + 1) * samples_.count());
+    steps_ = 0;
+    embed();
+    for (std::int64_t layer = 0; layer <= std::min(last, head() - 1); ++layer) run_layer(layer);
+    if (last == head()) run_head();
+    hidden_.reset();
+    std::filesystem::remove_all(folder);
+  }
+
   at::ScalarType dtype() const { return stream_.loaded().dtype; }
 
   static DataOptions sized(DataOptions data, const models::ModelShape& shape) {
-    if (data.seq_len == 0) data.seq_len = std::min<std::int64_t>(512, shape.context);
+    data.seq_len = data.calibration_length(shape.context);
     return data;
   }
 
@@ -71,7 +148,10 @@ class RoundingRun {
     std::set<std::string> names;
     std::set<std::pair<std::string, std::int64_t>> sources;
     for (const auto& m : options_.modules) names.insert(m.module), sources.insert({m.tensor, m.expert});
-    quant::Plan plan = quant::plan_for(measure::weight_modules(*stream_.loaded().model), options);
+    const auto& root = *stream_.loaded().model;
+    quant::Plan plan = quant::plan_for(
+        measure::weight_modules(root),
+        options.config.has_value() ? quant::nodes_of_checkpoint(root) : std::vector<measure::OpNode>(), options);
     const io::Checkpoint checkpoint(model);
     std::erase_if(plan.modules, [&](const quant::PlannedModule& m) {
       if (names.contains(m.info.name)) return false;
@@ -105,8 +185,7 @@ class RoundingRun {
     const auto add = [&](const Modules& modules) {
       for (const auto& m : modules) found.insert(m.name);
     };
-    for (std::int64_t layer = 0; layer < stream_.shape().layers; ++layer) add(stream_.layer_modules(layer));
-    add(stream_.head_modules());
+    for (std::int64_t layer = 0; layer <= head(); ++layer) add(modules_of(layer));
     for (const auto& m : plan_.modules) {
       if (!found.contains(m.info.name))
         io::fail<io::Error>(
@@ -121,7 +200,9 @@ class RoundingRun {
     return with_program({{"data", samples_.fingerprint()},
                          {"model", sources_.ends()},
                          {"dtype", c10::toString(dtype())},
-                         {"dampening_frac", options_.dampening},
+                         {"method", options_.how.method},
+                         {"dampening_frac", options_.how.dampening_frac},
+                         {"actorder", options_.how.by_diagonal ? io::Json("static") : io::Json()},
                          {"scale_method", plan.config.has_value() ? plan_.scale_method : "amax"},
                          {"modules", std::move(modules)}});
   }
@@ -190,7 +271,7 @@ class RoundingRun {
   /// matrices of its own. The first sample tells.
   template <class F>
   bool shares_inputs(const Modules& modules, const quant::Plan& plan, const F& f) const {
-    quant::LayerRounding trial(modules, plan, options_.dampening);
+    quant::LayerRounding trial(modules, plan, options_.how);
     trial.begin_samples(0, 1);
     f(0, 1, /*keep=*/false);
     return trial.shares_all();
@@ -199,15 +280,16 @@ class RoundingRun {
   /// Runs f(first, count, keep) for every batch with probes on the modules, then rounds them; once for each part of the
   /// plan, and keeps the outputs of the last. Where they are rounded already, the batches alone.
   template <class F>
-  void round(const std::string& name, const Modules& modules, const F& f) {
+  void round(std::int64_t layer, const F& f) {
     sources_.check_unchanged();
+    const Modules modules = modules_of(layer);
     const quant::Plan plan = plan_of(modules);
-    if (plan.modules.empty() || codes_->add(name, identity_))
+    if (plan.modules.empty() || !take(layer))
       return for_batches([&](std::int64_t first, std::int64_t count) { f(first, count, /*keep=*/true); });
     const auto parts = in_parts(plan);
     quant::RoundedLayer rounded;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      quant::LayerRounding rounding(modules, parts[i], options_.dampening, shares_inputs(modules, parts[i], f));
+      quant::LayerRounding rounding(modules, parts[i], options_.how, shares_inputs(modules, parts[i], f));
       steps_ -= i > 0 ? samples_.count() : 0;
       for_batches([&](std::int64_t first, std::int64_t count) {
         rounding.begin_samples(first, count);
@@ -217,28 +299,26 @@ class RoundingRun {
       std::ranges::move(part.weights, std::back_inserter(rounded.weights));
       std::ranges::move(part.modules, std::back_inserter(rounded.modules));
     }
-    rounded.write(options_.folder, name, identity_);
-    io::ensure(codes_->add(name, identity_), "the file just written");
+    rounded.write(options_.folder, name_of(layer), codes_->identity());
+    if (const auto held = held_.find(layer); held != held_.end()) held->second->finish();
+    held_.erase(layer);
   }
 
   void run_layer(std::int64_t layer) {
     {
       const auto resident = stream_.load_layer(layer);
-      round(stream_.layer_name(layer), stream_.layer_modules(layer),
-            [&](std::int64_t first, std::int64_t count, bool stays) {
-              const auto h = stream_.run_layer(layer, hidden(first, count), samples_.batch(first, count).source);
-              if (stays) keep(first, count, h);
-            });
+      round(layer, [&](std::int64_t first, std::int64_t count, bool stays) {
+        const auto h = stream_.run_layer(layer, hidden(first, count), samples_.batch(first, count).source);
+        if (stays) keep(first, count, h);
+      });
     }
     trim_heap();
     hidden_->advance();
   }
 
   void run_head() {
-    const Modules modules = stream_.head_modules();
-    if (plan_of(modules).modules.empty()) return;
     const auto resident = stream_.load_head();
-    round(stream_.head_name(), modules, [&](std::int64_t first, std::int64_t count, bool) {
+    round(head(), [&](std::int64_t first, std::int64_t count, bool) {
       stream_.run_head(stream_.run_norm(hidden(first, count), samples_.batch(first, count).source));
     });
   }
@@ -271,8 +351,10 @@ class RoundingRun {
   Samples samples_;
   SourceFiles sources_;
   quant::Plan plan_;
-  io::Json identity_;
   std::shared_ptr<quant::RoundedCodes> codes_;
+  std::optional<io::LeaseFolder> leases_;                    // of several processes
+  std::map<std::int64_t, std::unique_ptr<io::Lease>> held_;  // of the layers that this one rounds
+  std::vector<std::int64_t> missing_;                        // layers without codes, ascending
   std::optional<models::HiddenStates> hidden_;
   std::optional<Progress> progress_;
   std::int64_t steps_ = 0;
@@ -288,8 +370,8 @@ void require_family(const std::filesystem::path& model) {
                          (model / io::kConfigFile).string(), type);
 }
 
-std::shared_ptr<const quant::RoundedCodes> run(const std::filesystem::path& model, const quant::PlanOptions& plan,
-                                               const RoundingOptions& options, const Context& context) {
+std::shared_ptr<quant::RoundedCodes> run(const std::filesystem::path& model, const quant::PlanOptions& plan,
+                                         const RoundingOptions& options, const Context& context) {
   if (context.device != "hpu")
     io::fail<UsageError>("--device: found '{}', but --rounding gptq runs the model on: hpu", context.device);
   require_family(model);
