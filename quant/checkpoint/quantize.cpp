@@ -31,12 +31,22 @@ ConfigSpec config_of(const CheckpointPlan& planned, const CheckpointOptions& opt
   const Plan& plan = planned.plan();
   const StackedExperts& stacked = planned.stacked();
   ConfigSpec spec;
-  spec.scheme = plan.modules.front().scheme;
-  for (const auto& m : plan.modules) spec.quantized.push_back(stacked.written_name(m.info.name));
+  const auto& weights_only = options.plan.weights_only;
+  const auto usual =
+      std::ranges::find_if(plan.modules, [&](const PlannedModule& m) { return !weights_only.contains(m.info.name); });
+  spec.scheme = (usual == plan.modules.end() ? plan.modules.front() : *usual).scheme;
+  for (const auto& m : plan.modules) {
+    spec.quantized.push_back(stacked.written_name(m.info.name));
+    if (usual != plan.modules.end() && weights_only.contains(m.info.name))
+      spec.weights_only.push_back(spec.quantized.back());
+  }
   spec.kept_experts = planned.kept_experts();
   spec.packed_experts = stacked.packed();
   spec.kept_linears = planned.kept_linears();
   spec.names = planned.modules().names();
+  if (!spec.weights_only.empty() && !planned.form().holds_weights_only_beside(spec.names))
+    io::fail<io::Error>("{}: {} can't have activations in high precision where the others have scales",
+                        planned.form().name(), spec.weights_only.front());
   spec.ignore = options.ignore;
   spec.scale_method = plan.scale_method;
   spec.qdq = options.plan.config.has_value() && options.plan.config->use_qdq;
@@ -108,6 +118,7 @@ FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
   said.skipped = skipped_of(planned);
   FolderTexts texts;
   texts.sidecar = make_sidecar(said, config.scheme);
+  for (const auto& name : config.weights_only) texts.sidecar["weights_only"].push_back(name);
   const auto& modules = planned.plan().modules;
   const bool head = std::ranges::any_of(modules, [&](const PlannedModule& m) {
     const auto* module = planned.modules().find(m.info.name);

@@ -263,6 +263,31 @@ class ConfigGroups {
   std::vector<Group> groups_;
 };
 
+/// Of one group the class is the target. Of two each module is named in its own: vLLM looks for the class of a fused
+/// layer before it looks for the names of its parts, and would never find a second group of q_proj.
+Json groups_of(const ConfigSpec& spec) {
+  if (spec.weights_only.empty()) {
+    Json targets = Json::array({"Linear"});
+    // vLLM's class for it is not a Linear: a quantized lm_head must be named.
+    if (std::ranges::any_of(spec.quantized, [](const std::string& n) { return n.ends_with("lm_head"); }))
+      targets.push_back("re:.*lm_head");
+    return {{"group_0", group_of(spec.scheme, std::move(targets))}};
+  }
+  const std::set<std::string> second(spec.weights_only.begin(), spec.weights_only.end());
+  Json targets[2] = {Json::array(), Json::array()};
+  for (const auto& module : spec.quantized) {
+    for (const auto& name : spec.names.names_on_load(module)) targets[second.contains(module) ? 1 : 0].push_back(name);
+  }
+  Scheme weights_only = spec.scheme;
+  weights_only.activations = ActivationScaling::none;
+  Json groups = Json::object();
+  for (int i = 0; i < 2; ++i) {
+    if (!targets[i].empty())
+      groups["group_" + std::to_string(i)] = group_of(i == 0 ? spec.scheme : weights_only, std::move(targets[i]));
+  }
+  return groups;
+}
+
 class CompressedTensors : public CheckpointForm {
  public:
   const char* name() const override { return "compressed-tensors"; }
@@ -336,16 +361,17 @@ class CompressedTensors : public CheckpointForm {
     return entries;
   }
 
+  bool holds_weights_only_beside(const ModelNames& names) const override { return names.known(); }
+
   Json config(const ConfigSpec& spec) const override {
-    Json targets = Json::array({"Linear"});
-    // vLLM's class for it is not a Linear: a quantized lm_head must be named.
-    if (std::ranges::any_of(spec.quantized, [](const std::string& n) { return n.ends_with("lm_head"); }))
-      targets.push_back("re:.*lm_head");
     Json config = Json::object();
     config["quant_method"] = "compressed-tensors";
     config["format"] = packing(spec.scheme);
     config["quantization_status"] = "compressed";
-    config["config_groups"] = Json{{"group_0", group_of(spec.scheme, std::move(targets))}};
+    config["config_groups"] = groups_of(spec);
+    for (const auto& group : config["config_groups"]) {
+      if (group["format"] != config["format"]) config["format"] = kMixed;
+    }
     config["ignore"] = ignore_entries(*this, spec);
     config["kv_cache_scheme"] =
         spec.kv.empty() ? Json(nullptr) : arguments(per_head(spec) ? "attn_head" : "tensor", false);
@@ -417,6 +443,8 @@ class IncVllm final : public CompressedTensors {
       return std::string(name()) + " holds one static scale per tensor, found " + s.describe();
     return CompressedTensors::scheme_problem(s);
   }
+
+  bool holds_weights_only_beside(const ModelNames&) const override { return false; }
 
   std::string assume_problem() const override { return "inc-vllm is read as compressed-tensors"; }
 };

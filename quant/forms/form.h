@@ -61,6 +61,8 @@ struct StoredCheckpoint {
 struct ConfigSpec {
   Scheme scheme;                       ///< that all quantized modules have
   std::vector<std::string> quantized;  ///< names of modules
+  /// Those among them whose activations stay in high precision, where the scheme has scales of activations.
+  std::vector<std::string> weights_only;
   std::vector<std::string>
       kept_linears;  ///< modules that stay in high precision, though a Linear, or not known to be none
   std::vector<std::string>
@@ -99,6 +101,8 @@ class CheckpointForm {
   virtual bool is_read_by(CheckpointReader) const { return false; }
   /// Why a program that reads the form can't have such scales; empty if it can.
   virtual std::string problem_of_reader(CheckpointReader, const Scheme&) const { return ""; }
+  /// True if some modules may have activations in high precision beside others that have not.
+  virtual bool holds_weights_only_beside(const ModelNames&) const { return false; }
   /// True if weights may be in E5M2.
   virtual bool holds_e5m2() const { return false; }
   /// True if codes stand as [cols, rows].

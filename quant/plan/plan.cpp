@@ -154,7 +154,8 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     PlannedModule planned;
     planned.info = m;
     planned.scheme.dialect = o.dialect_or_ocp();
-    planned.scheme.activations = is_lookup(m.type) ? ActivationScaling::none : activations;
+    planned.scheme.activations =
+        is_lookup(m.type) || o.weights_only.contains(m.name) ? ActivationScaling::none : activations;
     planned.scheme.weights = weights;
     planned.scheme.search = o.search;
     if (weights == WeightGranularity::block) {

@@ -101,6 +101,8 @@ struct PlanOptions {
   std::vector<std::string> other_names;  ///< that the model has besides its modules: `exclude` may name them
   std::map<std::string, std::string>
       keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
+  /// Modules whose activations stay in high precision, with the reason; not with a config.
+  std::map<std::string, std::string> weights_only;
   /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.
   std::optional<configs::QuantConfig> config;
   std::optional<measure::MeasurementFile> measurements;

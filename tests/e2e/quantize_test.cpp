@@ -531,23 +531,36 @@ TEST_F(Quantize, AConfigRoundsToo) {
   EXPECT_TRUE(read_file(folder / "kept/model.safetensors") == read_file(folder / "nearest/model.safetensors"));
 }
 
-TEST_F(Quantize, ABudgetJudgesRoundedCodes) {
+TEST_F(Quantize, ABudgetJudgesRoundedCodesAndGivesAwayActivationsFirst) {
   const auto with = [&](const std::string& out, const std::string& budget) {
     return json_of(
-        fp8("quantize --json --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 8 --seq-len 256 --budget "
+        fp8("quantize --json --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 8 --seq-len 128 --budget "
             "{} --out {}",
             budget, folder / out));
   };
-  const double all = with("all", "kl=1")["budget"]["kl_of_all"];
-  const auto json = with("some", "kl=" + std::to_string(0.6 * all));
-  EXPECT_LE(json["budget"]["kl"].get<double>(), 0.6 * all);
-  EXPECT_EQ(json["budget"]["kl_of_all"], all);
-  const double found =
-      json_of(fp8("evaluate --json --model {} --reference $DEMO --data $CALIB --skip 8 --samples 8 "
-                  "--seq-len 256",
-                  folder / "some"))["kl"];
-  EXPECT_EQ(found, json["budget"]["kl"].get<double>()) << "the codes in memory are those of the file";
-  EXPECT_EQ(json["rounding"]["modules"].size(), json["modules_quantized"]);
+  const auto all = with("all", "kl=1");
+  const double kl_of_all = all["budget"]["kl_of_all"];
+  for (const double share : {0.6, 0.1}) {
+    const std::string out = share > 0.5 ? "some" : "few";
+    const auto json = with(out, "kl=" + std::to_string(share * kl_of_all));
+    const auto& budget = json["budget"];
+    EXPECT_EQ(budget["kl_of_all"], kl_of_all);
+    EXPECT_LE(budget["kl"].get<double>(), share * kl_of_all);
+    EXPECT_FALSE(budget["weights_only"].empty());
+    EXPECT_EQ(budget["kept"].empty(), share > 0.5) << budget["kept"];
+    EXPECT_EQ(json["weights_bytes"] == all["weights_bytes"], share > 0.5);
+    const double found =
+        json_of(fp8("evaluate --json --model {} --reference $DEMO --data $CALIB --skip 8 --samples 8 "
+                    "--seq-len 128",
+                    folder / out))["kl"];
+    EXPECT_EQ(found, budget["kl"].get<double>()) << "what ran in memory is what the file has";
+    EXPECT_EQ(json["rounding"]["modules"].size(), json["modules_quantized"]);
+    const auto groups = io::read_json(folder / out / "config.json")["quantization_config"];
+    if (share > 0.5) {
+      EXPECT_EQ(groups["format"], "mixed-precision");
+      EXPECT_EQ(groups["config_groups"]["group_1"]["targets"].size(), budget["weights_only"].size());
+    }
+  }
 }
 
 TEST_F(Quantize, AFewTokensLeaveNearest) {

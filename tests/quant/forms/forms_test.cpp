@@ -306,6 +306,27 @@ TEST(Forms, ReadWhatTheyWriteForQuantizeDequantizeMode) {
     Written("inc", scheme_of(weights, kStatic), 70, 131, true).check(name_of(weights));
 }
 
+TEST(Forms, ASecondGroupKeepsActivations) {
+  ConfigSpec spec;
+  spec.scheme = scheme_of(kChannel, kToken);
+  spec.quantized = {"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "lm_head"};
+  spec.weights_only = {"model.layers.0.self_attn.k_proj"};
+  const auto config = form_named("compressed-tensors").config(spec);
+  EXPECT_EQ(config["format"], "mixed-precision");
+  const auto &first = config["config_groups"]["group_0"], &second = config["config_groups"]["group_1"];
+  EXPECT_EQ(first["format"], "float-quantized");
+  EXPECT_EQ(second["format"], "naive-quantized");
+  EXPECT_EQ(first["targets"], Json::array({"model.layers.0.self_attn.q_proj", "lm_head"}))
+      << "vLLM would take the class of a fused layer before the names of its parts";
+  EXPECT_EQ(second["targets"], Json(spec.weights_only));
+  EXPECT_EQ(first["weights"], second["weights"]);
+  EXPECT_FALSE(first["input_activations"].is_null());
+  EXPECT_TRUE(second["input_activations"].is_null());
+  spec.scheme = mx();
+  EXPECT_EQ(form_named("compressed-tensors").config(spec)["format"], "mxfp8-quantized") << "both groups'";
+  EXPECT_FALSE(form_named("inc-vllm").holds_weights_only_beside(spec.names));
+}
+
 TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
   ConfigSpec spec;
   spec.quantized = {"a", "model.lm_head"};

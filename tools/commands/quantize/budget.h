@@ -6,7 +6,9 @@
 //   2. run the model with probes: every module's SQNR (quant/damage/damage.h)
 //   3. order the units by the KL that each causes alone in fp8 per byte that it saves, or of large models by noise per
 //      byte; a unit is what engines run as one product: q, k, v; gate, up; all experts of a layer; else one module
-//   4. smallest n such that KL(model with the first n units kept) <= X, by bisection; every KL is measured,
+//   4. where the form of the checkpoint can say it: the activations of the first n units in high precision, their
+//      weights in fp8 as before; if that meets the budget no byte is given away. Else those of all units, and
+//   5. smallest n such that KL(model with the first n units kept) <= X, by bisection; every KL is measured,
 //      none is estimated
 #pragma once
 #include <filesystem>
@@ -24,7 +26,8 @@ namespace fp8::commands {
 
 struct BudgetOptions : DataOptions {
   BudgetOptions() { samples = 64; }
-  double kl = 0;  ///< nats, mean over all positions
+  double kl = 0;                  ///< nats, mean over all positions
+  bool weights_only_too = false;  ///< tries activations in high precision first
   /// The codes of the modules that are in fp8, by their names in memory; null: nearest ones.
   std::shared_ptr<const quant::RoundedCodes> rounded = nullptr;
 };
@@ -33,11 +36,12 @@ struct BudgetOptions : DataOptions {
 double parse_budget(const std::string& text);
 
 struct BudgetResult {
-  std::map<std::string, std::string> keep;  ///< module -> why, for PlanOptions::keep
-  double kl = 0;                            ///< measured with these kept
-  double kl_of_all = 0;                     ///< measured with none kept
+  std::map<std::string, std::string> keep;          ///< module -> why, for PlanOptions::keep
+  std::map<std::string, std::string> weights_only;  ///< the same for PlanOptions::weights_only
+  double kl = 0;                                    ///< measured with these
+  double kl_of_all = 0;                             ///< measured with none kept
   /// {"kl", "budget", "kl_of_all", "ranked_by": null | "kl per byte" | "noise per byte", "kept": [modules], "units":
-  /// [all, in order], "runs": [{"kept", "kl"}]}
+  /// [all, in order], "weights_only": [modules], "runs": [{"kept", "weights_only", "kl"}]}
   io::Json report;
 };
 

@@ -267,13 +267,22 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
   data.kl = parse_budget(o.budget);
   // Without what stays in the file whatever the budget, of which it shows less.
   for (const auto& kept : dry_run(o, options).skipped) in_memory.keep.emplace(kept.name, kept.reason);
+  data.weights_only_too = !in_memory.config.has_value() && in_memory.activations != quant::ActivationScaling::none &&
+                          quant::form_named(o.form).holds_weights_only_beside(
+                              quant::ModelNames(io::read_python_json(io::source_file(o.model, io::kConfigFile))));
   BudgetResult budget = meet_budget(o.model, in_memory, data, context);
   if (rounded != nullptr) rounded->erase([&](const std::string& module) { return budget.keep.contains(module); });
   const io::Checkpoint checkpoint(o.model);
-  for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
-    for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
-      options.plan.keep[piece.tensor.substr(0, piece.tensor.rfind('.'))] = reason;
-  }
+  const auto in_file = [&](const std::map<std::string, std::string>& modules) {  // experts are called otherwise there
+    std::map<std::string, std::string> found;
+    for (const auto& [name, reason] : modules) {
+      for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
+        found[piece.tensor.substr(0, piece.tensor.rfind('.'))] = reason;
+    }
+    return found;
+  };
+  options.plan.keep.merge(in_file(budget.keep));
+  options.plan.weights_only = budget.weights_only = in_file(budget.weights_only);
   return budget;
 }
 
@@ -308,7 +317,9 @@ Report report_of(const QuantizeOptions& o, const Share& share, const quant::Plan
   auto& json = report.json;
   report.add("modules_quantized", "modules quantized", done.quantized.size());
   json["modules_skipped"] = io::Json::array();
-  report.add("scheme", "scheme", done.quantized.front().second);
+  const auto usual = std::ranges::find_if(
+      done.quantized, [&](const auto& m) { return !budget.has_value() || !budget->weights_only.contains(m.first); });
+  report.add("scheme", "scheme", (usual == done.quantized.end() ? done.quantized.front() : *usual).second);
   report.order({"weights_bytes", "source_bytes"});
   report.add("source_bytes", "source", done.source_bytes, As::bytes);
   report.add("weights_bytes", "weights", done.weights_bytes, As::bytes);
@@ -333,6 +344,7 @@ Report report_of(const QuantizeOptions& o, const Share& share, const quant::Plan
   if (budget.has_value()) {
     report.add("budget", "KL, all in fp8", budget->report, fmt::format("{:.3e}", budget->kl_of_all));
     report.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget->kl, o.budget)});
+    for (const auto& [name, reason] : budget->weights_only) report.row({"fp8 " + name, reason});
   }
   add_modules(report, done, o.dry_run);
   return report;

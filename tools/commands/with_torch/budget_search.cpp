@@ -86,19 +86,11 @@ class Search {
 
   BudgetResult run() {
     BudgetResult out;
-    out.kl_of_all = kl_with(0);
-    std::size_t kept = 0;
+    out.kl_of_all = kl_with({});
+    Kept kept;
     if (!(out.kl_of_all <= options_.kl)) {
       rank();
-      std::size_t low = 0;  // too few
-      for (kept = units_.size(); kept - low > 1;) {
-        const std::size_t middle = low + (kept - low) / 2;
-        (kl_with(middle) <= options_.kl ? kept : low) = middle;
-      }
-      if (kept == units_.size())
-        throw io::Error(
-            fmt::format("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is {:.3g}",
-                        folder_.string(), options_.kl, units_.back().name, kl_with(kept - 1)));
+      kept = search();
     }
     out.kl = kl_with(kept);
     explain(kept, out);
@@ -106,6 +98,39 @@ class Search {
   }
 
  private:
+  /// The first `units` are in high precision, of those behind them up to `activations` the activations alone.
+  struct Kept {
+    std::size_t units = 0, activations = 0;
+    auto operator<=>(const Kept&) const = default;
+  };
+
+  /// The smallest of 1 .. most that meets the budget; `most` does, or is the model itself.
+  template <class Meets>
+  static std::size_t smallest(std::size_t most, const Meets& meets) {
+    std::size_t low = 0;  // too few
+    while (most - low > 1) {
+      const std::size_t middle = low + (most - low) / 2;
+      (meets(middle) ? most : low) = middle;
+    }
+    return most;
+  }
+
+  Kept search() {
+    const std::size_t all = units_.size(), activations = options_.weights_only_too ? all : 0;
+    const auto meets = [&](const Kept& kept) { return kl_with(kept) <= options_.kl; };
+    if (activations > 0 && meets({0, all})) return {0, smallest(all, [&](std::size_t n) { return meets({0, n}); })};
+    const std::size_t units = smallest(all, [&](std::size_t n) { return meets({n, activations}); });
+    if (units == all)
+      throw io::Error(
+          fmt::format("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is "
+                      "{:.3g}",
+                      folder_.string(), options_.kl, units_.back().name, kl_with({all - 1, activations})));
+    return {units, activations};
+  }
+
+  /// Of experts no engine keeps the activations alone.
+  static bool has_activations(const Unit& unit) { return unit.name.find(".experts") == std::string::npos; }
+
   /// Chunks as long as those that the codes were rounded on, behind which these begin.
   static DataOptions sized(DataOptions data, const models::ModelShape& shape) {
     data.seq_len = data.calibration_length(shape.context);
@@ -175,32 +200,38 @@ class Search {
     return kl / static_cast<double>(rows);
   }
 
-  /// Measured once for each number.
-  double kl_with(std::size_t kept) {
+  /// Measured once for each.
+  double kl_with(const Kept& kept) {
     if (const auto known = measured_.find(kept); known != measured_.end()) return known->second;
     quant::PlanOptions plan = plan_;
-    for (std::size_t i = 0; i < kept; ++i) {
-      for (const auto& name : units_[i].modules) plan.keep[name] = "--budget";
+    for (std::size_t i = 0; i < std::max(kept.units, kept.activations); ++i) {
+      for (const auto& name : units_[i].modules) {
+        if (i < kept.units)
+          plan.keep[name] = "--budget";
+        else if (has_activations(units_[i]))
+          plan.weights_only[name] = "--budget";
+      }
     }
-    return measured_[kept] = kl_of(plan, samples_.count(), fmt::format("{} kept", kept));
+    return measured_[kept] = kl_of(plan, samples_.count(), fmt::format("{} kept", kept.units));
   }
 
-  std::string why(std::size_t rank, std::size_t kept, const BudgetResult& r) const {
+  std::string why(std::size_t rank, const char* what, std::size_t kept, const BudgetResult& r) const {
     const Unit& unit = units_[rank];
     const std::string alone =
         by_kl_ ? fmt::format("alone in fp8 it costs KL {:.2g} and saves {} bytes", unit.kl, unit.bytes_saved)
                : fmt::format("SQNR {:.1f} dB", unit.sqnr_db());
-    return fmt::format("kept by --budget kl={:g}: {}, rank {} of {}; KL {:.3g} with none kept, {:.3g} with these {}",
-                       options_.kl, alone, rank + 1, units_.size(), r.kl_of_all, r.kl, kept);
+    return fmt::format("{} by --budget kl={:g}: {}, rank {} of {}; KL {:.3g} with none kept, {:.3g} with these {}",
+                       what, options_.kl, alone, rank + 1, units_.size(), r.kl_of_all, r.kl, kept);
   }
 
-  void explain(std::size_t kept, BudgetResult& out) {
+  void explain(const Kept& kept, BudgetResult& out) {
     out.report = {
         {"budget", options_.kl},
         {"kl", out.kl},
         {"kl_of_all", out.kl_of_all},
         {"ranked_by", units_.empty() ? io::Json(nullptr) : io::Json(by_kl_ ? "kl per byte" : "noise per byte")},
         {"kept", io::Json::array()},
+        {"weights_only", io::Json::array()},
         {"units", io::Json::array()},
         {"runs", io::Json::array()}};
     for (const auto& unit : units_) {
@@ -208,16 +239,24 @@ class Search {
       if (by_kl_) entry["kl_alone"] = unit.kl;
       out.report["units"].push_back(std::move(entry));
     }
-    for (std::size_t i = 0; i < kept; ++i) {
+    for (std::size_t i = kept.units; i < kept.activations; ++i) {
+      if (!has_activations(units_[i])) continue;
       for (const auto& name : units_[i].modules) {
-        out.keep[name] = why(i, kept, out);
+        out.weights_only[name] = why(i, "activations kept", kept.activations, out);
+        out.report["weights_only"].push_back(name);
+      }
+    }
+    for (std::size_t i = 0; i < kept.units; ++i) {
+      for (const auto& name : units_[i].modules) {
+        out.keep[name] = why(i, "kept", kept.units, out);
         io::Json entry = {
             {"name", name}, {"rank", i + 1}, {"sqnr_db", units_[i].sqnr_db()}, {"bytes_saved", units_[i].bytes_saved}};
         if (by_kl_) entry["kl_alone"] = units_[i].kl;
         out.report["kept"].push_back(std::move(entry));
       }
     }
-    for (const auto& [n, kl] : measured_) out.report["runs"].push_back({{"kept", n}, {"kl", kl}});
+    for (const auto& [n, kl] : measured_)
+      out.report["runs"].push_back({{"kept", n.units}, {"weights_only", n.activations}, {"kl", kl}});
   }
 
   std::filesystem::path folder_;
@@ -228,7 +267,7 @@ class Search {
   Samples samples_;
   std::vector<Unit> units_;
   bool by_kl_ = false;
-  std::map<std::size_t, double> measured_;
+  std::map<Kept, double> measured_;
 };
 
 BudgetResult search(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options,
