@@ -16,18 +16,23 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/rounding.h"
+#include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 namespace {
 
 constexpr std::int64_t kRun = 32, kChunk = 8 * kRun, kSeen = kChunk - kRun;  // tokens
+constexpr std::int64_t kHeldAtOnce = 8 * kRun;                               // that are held back
 constexpr std::int64_t kRows = 512;                                          // of a weight at a time
 
 /// Rows of a weight at a time: whole blocks where its scales have those.
 std::int64_t rows_at_once(const Scheme& scheme) {
   return scheme.has_blocks() ? scheme.block.rows * std::max<std::int64_t>(1, kRows / scheme.block.rows) : kRows;
 }
+
+/// Tokens that are added to a matrix of `cols` columns at a time: its memory is read and written for each such piece.
+std::int64_t seen_at_once(std::int64_t cols) { return kSeen * std::clamp<std::int64_t>(cols / 4 / kChunk, 1, 4); }
 
 /// Columns by rising diagonal, so that the sweep, which begins at the end, takes the largest first; of equals the later
 /// column. Else the first column comes last.
@@ -49,12 +54,12 @@ std::vector<std::int64_t> sweep_order(const std::vector<float>& gram, std::int64
 class LayerRounding::Input {
  public:
   Input(std::string module, std::int64_t cols)
-      : module_(std::move(module)), cols_(cols), buffer_(static_cast<std::size_t>(kChunk * cols)) {}
+      : module_(std::move(module)), cols_(cols), seen_(cols, seen_at_once(cols)), held_(cols, kHeldAtOnce) {}
 
   std::int64_t cols() const { return cols_; }
-  std::int64_t tokens() const { return tokens_; }
-  std::int64_t held() const { return held_; }
-  const std::vector<float>& held_gram() const { return held_gram_; }
+  std::int64_t tokens() const { return seen_.tokens; }
+  std::int64_t held() const { return held_.tokens; }
+  const std::vector<float>& held_gram() const { return held_.gram; }
   const std::vector<std::int64_t>& order() const { return order_; }
   const std::vector<float>& factor() const { return factor_; }
   double damping() const { return damping_; }
@@ -77,32 +82,36 @@ class LayerRounding::Input {
     const std::int64_t rows = cols_ == 0 ? 0 : host.numel() / cols_;
     const auto type = runtime::ops::float_type_of(host.scalar_type());
     if (!std::isfinite(kernels::amax(host.const_data_ptr(), type, host.numel()))) refuse(host, rows, samples);
-    for (std::int64_t row = 0; row < rows; ++row) {
-      float* to = buffer_.data() + filled_ * cols_;
-      for (std::int64_t c = 0; c < cols_; ++c)
-        to[c] = kernels::load_element(host.const_data_ptr(), type, row * cols_ + c);
-      if (++filled_ == kChunk) flush();
+    const at::Tensor values = host.to(at::kFloat);
+    for (std::int64_t row = 0, n = 0; row < rows; row += n, place_ = (place_ + n) % kChunk) {
+      const bool held = place_ >= kSeen;
+      n = (held ? held_ : seen_)
+              .take(values.const_data_ptr<float>() + row * cols_,
+                    std::min(rows - row, (held ? kChunk : kSeen) - place_));
     }
   }
 
-  void release() { gram_ = {}, held_gram_ = {}, factor_ = {}; }
+  void release() { seen_.gram = held_.gram = factor_ = {}; }
 
   /// False where no damping makes it positive definite: nothing was added, or zeros.
   bool finish(const configs::RoundingKeys& how) {
-    flush();
     last_.reset();
-    buffer_ = {};
-    if (tokens_ == 0 || cols_ == 0) return false;
+    for (Sum* sum : {&seen_, &held_}) {
+      sum->flush();
+      sum->rows = {};
+    }
+    std::vector<float>& gram = seen_.gram;
+    if (seen_.tokens == 0 || cols_ == 0) return false;
     double mean = 0;
-    for (std::int64_t i = 0; i < cols_; ++i) mean += gram_[i * cols_ + i];
+    for (std::int64_t i = 0; i < cols_; ++i) mean += gram[i * cols_ + i];
     mean /= static_cast<double>(cols_);
-    order_ = sweep_order(gram_, cols_, how.by_diagonal);
+    order_ = sweep_order(gram, cols_, how.by_diagonal);
     std::vector<double> damped(static_cast<std::size_t>(cols_ * cols_));
     factor_.resize(damped.size());
     for (damping_ = how.dampening_frac; damping_ <= std::max(1.0, how.dampening_frac); damping_ *= 10) {
-      kernels::permute_gram(gram_.data(), order_, damping_ * mean, damped.data());
+      kernels::permute_gram(gram.data(), order_, damping_ * mean, damped.data());
       if (kernels::factor_gram(damped.data(), cols_, factor_.data())) {
-        gram_ = {};
+        gram = {};
         return true;
       }
     }
@@ -110,6 +119,29 @@ class LayerRounding::Input {
   }
 
  private:
+  /// Sum over tokens of x x^T.
+  struct Sum {
+    Sum(std::int64_t columns, std::int64_t at_once)
+        : cols(columns), capacity(at_once), rows(static_cast<std::size_t>(at_once * columns)) {}
+
+    /// The first of n rows, as many as there is room for; their number.
+    std::int64_t take(const float* x, std::int64_t n) {
+      n = std::min(n, capacity - filled);
+      std::copy_n(x, n * cols, rows.data() + filled * cols);
+      filled += n;
+      if (filled == capacity) flush();
+      return n;
+    }
+    void flush() {
+      if (gram.empty()) gram.assign(static_cast<std::size_t>(cols * cols), 0.0f);
+      kernels::add_gram(rows.data(), filled, cols, gram.data());
+      tokens += filled, filled = 0;
+    }
+
+    std::int64_t cols, capacity, filled = 0, tokens = 0;
+    std::vector<float> rows, gram;
+  };
+
   [[noreturn]] void refuse(const at::Tensor& host, std::int64_t rows, const Samples& samples) const {
     const auto finite = host.reshape({rows, cols_}).isfinite().all(1);
     std::int64_t row = 0;
@@ -121,20 +153,12 @@ class LayerRounding::Input {
                         first == last ? std::to_string(first) : io::message("{} to {}", first, last));
   }
 
-  void flush() {
-    const auto size = static_cast<std::size_t>(cols_ * cols_);
-    if (gram_.empty()) gram_.assign(size, 0.0f), held_gram_.assign(size, 0.0f);
-    const std::int64_t seen = std::min(filled_, kSeen), held = filled_ - seen;
-    kernels::add_gram(buffer_.data(), seen, cols_, gram_.data());
-    kernels::add_gram(buffer_.data() + seen * cols_, held, cols_, held_gram_.data());
-    tokens_ += seen, held_ += held, filled_ = 0;
-  }
-
   const std::string module_;
   const std::int64_t cols_;
-  std::vector<float> buffer_, gram_, held_gram_, factor_;
+  Sum seen_, held_;
+  std::vector<float> factor_;
   std::vector<std::int64_t> order_;
-  std::int64_t calls_ = 0, filled_ = 0, tokens_ = 0, held_ = 0;
+  std::int64_t calls_ = 0, place_ = 0;  ///< place: of the next token in its chunk
   double damping_ = 0;
   at::Tensor last_;
   std::int64_t version_ = 0;
@@ -199,6 +223,10 @@ LayerRounding::LayerRounding(std::vector<measure::WeightModule> modules, Plan pl
 
 LayerRounding::~LayerRounding() { untag(); }
 
+std::int64_t LayerRounding::input_bytes(std::int64_t columns) {
+  return 4 * columns * (2 * columns + seen_at_once(columns) + kHeldAtOnce);
+}
+
 void LayerRounding::untag() {
   for (std::size_t i = 0; i < probes_.size(); ++i) runtime::untag_weight(modules_[i].weight);
 }
@@ -246,9 +274,8 @@ class WeightRounding {
 
   void take(std::int64_t first, std::int64_t rows) {
     first_ = first, rows_ = rows;
-    const auto n = static_cast<std::size_t>(rows * cols_);
-    values_.resize(n);
-    for (std::size_t i = 0; i < n; ++i) values_[i] = kernels::load_element(data(), type_, static_cast<std::int64_t>(i));
+    const at::Tensor values = w_.narrow(0, first, rows).to(at::kFloat);
+    values_.assign(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
   }
   double signal() const { return kernels::quadratic_form(values_.data(), rows_, held_, cols_); }
 
@@ -261,9 +288,9 @@ class WeightRounding {
 
   Rows compensated() const {
     std::vector<float> w(values_.size()), rounded(w.size()), error(w.size());
-    for (std::int64_t r = 0; r < rows_; ++r) {
-      for (std::int64_t k = 0; k < cols_; ++k) w[r * cols_ + k] = values_[r * cols_ + order_[k]];
-    }
+    for_rows([&](std::int64_t at) {
+      for (std::int64_t k = 0; k < cols_; ++k) w[at + k] = values_[at + order_[k]];
+    });
     const std::int64_t width = p_.scheme.has_blocks() ? p_.scheme.block.cols : std::max<std::int64_t>(cols_, 1);
     std::vector<std::int32_t> group(static_cast<std::size_t>(cols_));
     for (std::int64_t k = 0; k < cols_; ++k) group[k] = static_cast<std::int32_t>(order_[k] / width);
@@ -281,9 +308,9 @@ class WeightRounding {
     args.scale = scale.data(), args.scale_inv = scale_inv.data(), args.group = group.data();
     args.rounded = rounded.data(), args.error = error.data();
     method_.round(args);
-    for (std::int64_t r = 0; r < rows_; ++r) {
-      for (std::int64_t k = 0; k < cols_; ++k) w[r * cols_ + order_[k]] = rounded[r * cols_ + k];
-    }
+    for_rows([&](std::int64_t at) {
+      for (std::int64_t k = 0; k < cols_; ++k) w[at + order_[k]] = rounded[at + k];
+    });
     Rows out{std::vector<std::uint8_t>(w.size())};
     kernels::cast_to_fp8(kernels::dense_cast(w.data(), rows_, cols_, out.codes.data(), args.format, args.max));
     out.error = error_of(out.codes);
@@ -291,6 +318,13 @@ class WeightRounding {
   }
 
  private:
+  /// f(offset of a row) on all threads.
+  template <class F>
+  void for_rows(const F& f) const {
+    kernels::parallel_for(rows_, 16, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t row = first; row < last; ++row) f(row * cols_);
+    });
+  }
   const void* data() const {
     return static_cast<const char*>(w_.const_data_ptr()) + first_ * cols_ * kernels::size_of(type_);
   }

@@ -31,6 +31,9 @@ class LayerRounding {
   LayerRounding(const LayerRounding&) = delete;
   LayerRounding& operator=(const LayerRounding&) = delete;
 
+  /// Bytes that an input of so many columns takes while tokens come in.
+  static std::int64_t input_bytes(std::int64_t columns);
+
   /// The forward that follows is of these samples. A NaN or Inf in an input throws io::Error naming module and sample.
   void begin_samples(std::int64_t first, std::int64_t count);
 

@@ -239,27 +239,25 @@ class RoundingRun {
     return plan;
   }
 
-  /// Bytes of the matrices of a module's inputs: of those that it sees, and of those held back.
-  static std::int64_t matrix_bytes(const quant::PlannedModule& m) {
-    return 8 * m.info.shape.back() * m.info.shape.back();
-  }
-
   /// The plan in parts whose matrices fit into the memory that is left: the modules that are no experts, then as many
   /// experts at a time as there is room for, one at least.
   static std::vector<quant::Plan> in_parts(const quant::Plan& plan) {
     std::vector<quant::Plan> parts;
     std::int64_t most = 0;
-    for (const auto& m : plan.modules) most = std::max(most, matrix_bytes(m));
+    const auto bytes_of = [](const quant::PlannedModule& m) {
+      return quant::LayerRounding::input_bytes(m.info.shape.back());
+    };
+    for (const auto& m : plan.modules) most = std::max(most, bytes_of(m));
     const std::int64_t room = available_memory() / 2 - 5 * most / 2;  // a factor in f64 and f32, of one at a time
     std::int64_t used = 0;
     bool experts = false;
     for (const bool expert : {false, true}) {
       for (const auto& m : plan.modules) {
         if ((m.info.type == quant::kExpertType) != expert) continue;
-        used += matrix_bytes(m);
+        used += bytes_of(m);
         if (parts.empty() || experts != expert || (expert && used > room)) {
           parts.emplace_back().scale_method = plan.scale_method;
-          used = matrix_bytes(m), experts = expert;
+          used = bytes_of(m), experts = expert;
         }
         parts.back().modules.push_back(m);
       }
