@@ -44,7 +44,7 @@ ConfigSpec config_of(const CheckpointPlan& planned, const CheckpointOptions& opt
   spec.packed_experts = stacked.packed();
   spec.kept_linears = planned.kept_linears();
   spec.names = planned.modules().names();
-  if (!spec.weights_only.empty() && !planned.form().holds_weights_only_beside(spec.names))
+  if (!spec.weights_only.empty() && !planned.form().holds_weights_only_beside(spec.names, spec.scheme))
     io::fail<io::Error>("{}: {} can't have activations in high precision where the others have scales",
                         planned.form().name(), spec.weights_only.front());
   spec.ignore = options.ignore;

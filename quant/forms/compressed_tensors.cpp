@@ -361,7 +361,15 @@ class CompressedTensors : public CheckpointForm {
     return entries;
   }
 
-  bool holds_weights_only_beside(const ModelNames& names) const override { return names.known(); }
+  /// Not MXFP8: vLLM casts activations to it, whatever the config says of them.
+  bool holds_weights_only_beside(const ModelNames& names, const Scheme& scheme) const override {
+    return names.known() && !scheme.is_mx();
+  }
+  std::string problem_of_reader(CheckpointReader reader, const Scheme& scheme) const override {
+    const bool casts =
+        reader == CheckpointReader::vllm && scheme.is_mx() && scheme.activations == ActivationScaling::none;
+    return casts ? "vLLM casts the activations of MXFP8, which are in high precision here" : "";
+  }
 
   Json config(const ConfigSpec& spec) const override {
     Json config = Json::object();
@@ -444,7 +452,7 @@ class IncVllm final : public CompressedTensors {
     return CompressedTensors::scheme_problem(s);
   }
 
-  bool holds_weights_only_beside(const ModelNames&) const override { return false; }
+  bool holds_weights_only_beside(const ModelNames&, const Scheme&) const override { return false; }
 
   std::string assume_problem() const override { return "inc-vllm is read as compressed-tensors"; }
 };

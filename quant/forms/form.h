@@ -102,7 +102,7 @@ class CheckpointForm {
   /// Why a program that reads the form can't have such scales; empty if it can.
   virtual std::string problem_of_reader(CheckpointReader, const Scheme&) const { return ""; }
   /// True if some modules may have activations in high precision beside others that have not.
-  virtual bool holds_weights_only_beside(const ModelNames&) const { return false; }
+  virtual bool holds_weights_only_beside(const ModelNames&, const Scheme&) const { return false; }
   /// True if weights may be in E5M2.
   virtual bool holds_e5m2() const { return false; }
   /// True if codes stand as [cols, rows].

@@ -91,14 +91,16 @@ class LayerRounding::Input {
     }
   }
 
-  void release() { seen_.gram = held_.gram = factor_ = {}; }
+  void release() {
+    for (auto* matrix : {&seen_.gram, &held_.gram, &factor_}) *matrix = std::vector<float>();
+  }
 
   /// False where no damping makes it positive definite: nothing was added, or zeros.
   bool finish(const configs::RoundingKeys& how) {
     last_.reset();
     for (Sum* sum : {&seen_, &held_}) {
       sum->flush();
-      sum->rows = {};
+      sum->rows = std::vector<float>();  // `= {}` would keep its memory
     }
     std::vector<float>& gram = seen_.gram;
     if (seen_.tokens == 0 || cols_ == 0) return false;
@@ -111,7 +113,7 @@ class LayerRounding::Input {
     for (damping_ = how.dampening_frac; damping_ <= std::max(1.0, how.dampening_frac); damping_ *= 10) {
       kernels::permute_gram(gram.data(), order_, damping_ * mean, damped.data());
       if (kernels::factor_gram(damped.data(), cols_, factor_.data())) {
-        gram = {};
+        gram = std::vector<float>();
         return true;
       }
     }

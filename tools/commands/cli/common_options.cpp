@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -19,22 +20,22 @@ enum Reads : unsigned { kNothing = 0, kReadsModel = 1, kReadsDtype = 2, kReadsDi
 struct CommonReader {
   const char* command;
   unsigned always;
-  const char* with = nullptr;  ///< an option of its own
-  unsigned beside = kNothing;  ///< read only beside that option
+  std::vector<const char*> with = {};  ///< options of its own
+  unsigned beside = kNothing;          ///< read only beside one of those
 };
 
 // Commands that load a model read the options that a model needs.
-constexpr CommonReader kReaders[] = {{"measure", kReadsModel | kReadsDtype},
-                                     {"evaluate", kReadsModel | kReadsDtype | kReadsDialect},
-                                     {"generate", kReadsModel | kReadsDtype | kReadsDialect},
-                                     {"embed", kReadsModel | kReadsDtype | kReadsDialect},
-                                     {"train", kReadsModel | kReadsDialect},
-                                     {"run", kReadsModel | kReadsDtype | kReadsDialect},
-                                     {"quantize", kReadsDialect, "--budget", kReadsModel | kReadsDtype},
-                                     {"convert", kReadsDialect},
-                                     {"inspect", kReadsDialect, "--data", kReadsModel | kReadsDtype},
-                                     {"config", kReadsDialect},
-                                     {"doctor", kReadsModel}};
+const CommonReader kReaders[] = {{"measure", kReadsModel | kReadsDtype},
+                                 {"evaluate", kReadsModel | kReadsDtype | kReadsDialect},
+                                 {"generate", kReadsModel | kReadsDtype | kReadsDialect},
+                                 {"embed", kReadsModel | kReadsDtype | kReadsDialect},
+                                 {"train", kReadsModel | kReadsDialect},
+                                 {"run", kReadsModel | kReadsDtype | kReadsDialect},
+                                 {"quantize", kReadsDialect, {"--budget", "--data"}, kReadsModel | kReadsDtype},
+                                 {"convert", kReadsDialect},
+                                 {"inspect", kReadsDialect, {"--data"}, kReadsModel | kReadsDtype},
+                                 {"config", kReadsDialect},
+                                 {"doctor", kReadsModel}};
 
 struct CommonOption {
   const char* name;
@@ -56,7 +57,7 @@ std::string names_of_readers(const CommonOption& option) {
     if ((reader.always & option.reads) != 0)
       names.emplace_back(reader.command);
     else if ((reader.beside & option.reads) != 0)
-      names.push_back(reader.command + (" " + std::string(reader.with)));
+      names.push_back(io::message("{} {}", reader.command, io::joined(reader.with, " or ")));
   }
   return io::joined(names);
 }
@@ -70,7 +71,9 @@ void refuse_unread(const CLI::App& app) {
     if (app.get_name() == "train" && common.reads == kReadsDtype)
       throw UsageError("--dtype: weights are f32 in training, allowed: --precision and --save-dtype");
     const CommonReader* reader = reader_of(common, app.get_name());
-    const bool reads = reader != nullptr && ((reader->always & common.reads) != 0 || app.count(reader->with) > 0);
+    const bool reads =
+        reader != nullptr && ((reader->always & common.reads) != 0 ||
+                              std::ranges::any_of(reader->with, [&](const char* own) { return app.count(own) > 0; }));
     if (!reads)
       io::fail<UsageError>("{}: {} has no effect here, it goes with: {}", app.get_name(), common.name,
                            names_of_readers(common));

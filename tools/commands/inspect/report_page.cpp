@@ -79,7 +79,9 @@ io::Json measurement_report(const std::string& title, const io::Json& inspected)
 void add_rounding(const io::Json& rounding, io::Json& modules) {
   std::map<std::string, const io::Json*> outcomes;
   for (const auto& outcome : rounding["modules"]) {
-    if (outcome.is_object()) outcomes[outcome.value("name", "")] = &outcome;
+    const auto name = outcome.is_object() ? outcome.find("name") : outcome.end();
+    if (outcome.is_object() && name != outcome.end() && name->is_string())
+      outcomes[name->get<std::string>()] = &outcome;
   }
   for (auto& module : modules) {
     if (const auto found = outcomes.find(module["name"].get<std::string>()); found != outcomes.end())

@@ -156,7 +156,9 @@ configs::RoundingKeys rounding_of(const QuantizeOptions& o, const quant::PlanOpt
   configs::RoundingKeys how = plan.config.has_value() ? plan.config->rounding : configs::RoundingKeys();
   if (!o.rounding.empty()) how.method = o.rounding;
   if (!how.nearest() && o.data.data.empty())
-    io::fail<UsageError>("quantize: --rounding {} needs --data, texts like those of the users", how.method);
+    io::fail<UsageError>(
+        "quantize: {} needs --data, texts like those of the users",
+        o.rounding.empty() ? io::message("{}: key 'rounding'", plan.config->source) : "--rounding " + how.method);
   if (how.nearest() && o.budget.empty() && !o.data.data.empty())
     throw UsageError("quantize: --data goes with --budget or --rounding gptq");
   return how;
@@ -171,44 +173,6 @@ void warn_of_own_scales(const QuantizeOptions& o, const quant::CheckpointReport&
         "rounding gained");
 }
 
-/// The files of a rounding's layers: locked by the one process that works there, or shared by several.
-class RoundingFolder {
- public:
-  RoundingFolder(const QuantizeOptions& o, bool shared) : shared_(shared), resume_(o.share.resume), own_(path(o), 0) {
-    if (shared_) {
-      std::filesystem::create_directories(own_.path());
-      return;
-    }
-    if (resume_) {
-      own_.save([] { return io::Json::object(); });  // it stays where the run does not come to its end
-    } else {
-      own_.begin(/*resume=*/false);
-      if (!o.dry_run) const io::OutputDirectory free(o.out, o.overwrite);  // refused now, not after all the work
-    }
-    own_.folder();
-  }
-
-  const std::filesystem::path& path() const { return own_.path(); }
-  /// done: nothing is left to do for other processes.
-  void remove(bool done) {
-    std::error_code ignored;
-    if (!shared_)
-      own_.remove();
-    else if (done)
-      std::filesystem::remove_all(own_.path(), ignored);
-  }
-
- private:
-  static std::filesystem::path path(const QuantizeOptions& o) {
-    const auto out = std::filesystem::absolute(o.out).lexically_normal();
-    const auto place = out.filename().empty() ? out.parent_path() : out;
-    return place.parent_path() / ("." + place.filename().string() + ".rounding");
-  }
-
-  bool shared_, resume_;
-  Snapshots own_;
-};
-
 /// Codes that `how` chooses, in files of `folder`.
 /// plan: in the names of the model in memory.
 std::shared_ptr<quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, const configs::RoundingKeys& how,
@@ -217,14 +181,18 @@ std::shared_ptr<quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, con
                                                    const Context& context) {
   RoundingOptions rounding;
   rounding.data = o.data;
+  rounding.judged = !o.budget.empty();
   rounding.modules = dry_run(o, options).sources;
   rounding.how = how;
   rounding.folder = folder.path();
+  rounding.collect = o.share.join && !o.share.wait.has_value();
   if (is_shared(o, share)) {
     rounding.others = share.shares.has_value() ? share.shares->lease : io::LeaseOptions();
     rounding.others->expiry = o.share.lease_seconds;
+    rounding.wait = o.share.wait.value_or(0);
   }
-  if (o.share.resume || rounding.others.has_value())
+  // Only where the writer leaves a finished output as it is, too.
+  if (o.share.resume || share.shares.has_value())
     rounding.finished = [&](const io::Json& identity) {
       quant::CheckpointOptions made = options;
       made.rounded = std::make_shared<quant::RoundedCodes>(rounding.folder, identity);
@@ -267,9 +235,12 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
   data.kl = parse_budget(o.budget);
   // Without what stays in the file whatever the budget, of which it shows less.
   for (const auto& kept : dry_run(o, options).skipped) in_memory.keep.emplace(kept.name, kept.reason);
+  quant::Scheme scheme;
+  scheme.weights = in_memory.weights.value_or(scheme.weights);
+  scheme.block = in_memory.block, scheme.power_of_two = in_memory.power_of_two;
+  const quant::ModelNames names(io::read_python_json(io::source_file(o.model, io::kConfigFile)));
   data.weights_only_too = !in_memory.config.has_value() && in_memory.activations != quant::ActivationScaling::none &&
-                          quant::form_named(o.form).holds_weights_only_beside(
-                              quant::ModelNames(io::read_python_json(io::source_file(o.model, io::kConfigFile))));
+                          quant::form_named(o.form).holds_weights_only_beside(names, scheme);
   BudgetResult budget = meet_budget(o.model, in_memory, data, context);
   if (rounded != nullptr) rounded->erase([&](const std::string& module) { return budget.keep.contains(module); });
   const io::Checkpoint checkpoint(o.model);
@@ -364,11 +335,17 @@ void quantize(const QuantizeOptions& o, Context& context) {
   if (options.plan.measurements.has_value())
     options.plan.measurements =
         quant::in_names_of_checkpoint(std::move(*options.plan.measurements), io::Checkpoint(o.model), notices);
-  std::optional<RoundingFolder> folder;  // it goes at the end, however that comes, but by a kill
+  std::optional<RoundingFolder> folder;
   std::shared_ptr<quant::RoundedCodes> rounded;
   if (!how.nearest() && (!o.dry_run || !o.budget.empty())) {
     io::refuse_same_path(o.model, o.out);
-    folder.emplace(o, is_shared(o, share));
+    if (!o.dry_run && !is_shared(o, share) && !o.share.resume)
+      const io::OutputDirectory free(o.out, o.overwrite);  // refused now, not after all the work
+    folder.emplace(o.out,
+                   o.dry_run             ? RoundingFolder::Use::scratch
+                   : is_shared(o, share) ? RoundingFolder::Use::shared
+                                         : RoundingFolder::Use::alone,
+                   o.share.resume);
     options.rounded = rounded = rounded_codes(o, how, *folder, share, options, in_memory, context);
   }
   std::optional<BudgetResult> budget;
@@ -378,7 +355,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   const auto done = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();
   const bool joined = done.finished_before || done.shares.joined || (o.share.join && !share.shares.has_value());
-  if (folder.has_value()) folder->remove(joined);
+  if (folder.has_value()) folder->finish(joined);
   if (rounded != nullptr) warn_of_own_scales(o, done, context);
   for (const auto& warning : notices) context.warn(warning);
   for (const auto& warning : done.warnings) context.warn(warning);
@@ -483,6 +460,5 @@ double parse_budget(const std::string& text) {
 }
 
 decltype(meet_budget) meet_budget;
-decltype(round_weights) round_weights;
 
 }  // namespace fp8::commands

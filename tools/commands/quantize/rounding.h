@@ -18,6 +18,7 @@
 #include "fp8/runtime/io/shares/leases.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
+#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 
@@ -28,8 +29,34 @@ struct RoundingOptions {
   std::filesystem::path folder;  ///< for the layers' files; is there
   /// Other processes do the same work in the same folder.
   std::optional<io::LeaseOptions> others = {};
+  double wait = 0;       ///< seconds without news of them until that is an error; 0: no limit
+  bool collect = false;  ///< nothing is rounded: all layers must have their files
+  bool judged = false;   ///< as many samples again must stand behind those, for a budget
   /// True if the checkpoint of codes with this identity stands: nothing is rounded then. May be empty.
   std::function<bool(const io::Json& identity)> finished = {};
+};
+
+/// The folder of the layers' files, beside the output.
+class RoundingFolder {
+ public:
+  /// alone: locked by this process, gone when it ends unless it is to be resumed. shared: other processes need it until
+  /// the output stands. scratch: another name, gone when this object is.
+  enum class Use { alone, shared, scratch };
+
+  /// Throws io::Error for one that is in use.
+  RoundingFolder(const std::filesystem::path& out, Use use, bool resume);
+  ~RoundingFolder();
+  RoundingFolder(const RoundingFolder&) = delete;
+  RoundingFolder& operator=(const RoundingFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  /// The codes were used. stands: the output is there, no other process needs them.
+  void finish(bool stands);
+
+ private:
+  Use use_;
+  std::filesystem::path path_;
+  std::optional<Snapshots> own_;
 };
 
 /// plan: whose weights' scales are the checkpoint's. Throws UsageError for a family

@@ -32,6 +32,25 @@ namespace fp8::commands {
 namespace {
 
 using Modules = std::vector<measure::WeightModule>;
+using Clock = std::chrono::steady_clock;
+
+/// A folder for hidden states, which goes when they are no longer needed.
+class HiddenFolder {
+ public:
+  explicit HiddenFolder(const std::filesystem::path& in) : path_((in / "hidden-XXXXXX").string()) {
+    if (::mkdtemp(path_.data()) == nullptr) io::fail_errno(in, "make a folder in it", errno);
+  }
+  ~HiddenFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  HiddenFolder(const HiddenFolder&) = delete;
+  HiddenFolder& operator=(const HiddenFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 class RoundingRun {
  public:
@@ -50,18 +69,18 @@ class RoundingRun {
   std::shared_ptr<quant::RoundedCodes> run() {
     require_layers();
     if (stands()) return codes_;
-    if (options_.others.has_value())
-      leases_.emplace(options_.folder, io::Json{{"rounding", codes_->identity()}}, *options_.others);
-    missing_ = layers_to_round();
-    for (drop_finished(); !missing_.empty(); drop_finished()) {
-      check_interrupted();
-      if (joined_by_another()) return codes_;
-      if (std::ranges::any_of(missing_, [&](std::int64_t layer) { return take(layer); }))
-        pass();
-      else
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until those of the others are there
+    if (options_.judged) require_more_samples();
+    for (;;) {
+      if (options_.others.has_value() && !options_.collect)
+        leases_.emplace(options_.folder, io::Json{{"rounding", codes_->identity()}}, *options_.others);
+      if (leases_.has_value() && stands()) return codes_;  // joined before this process made the folder anew
+      try {
+        return collected(round_all());
+      } catch (const std::exception&) {
+        held_.clear();
+        if (!leases_.has_value() || !leases_->removed()) throw;  // else others have joined the shares: it may stand now
+      }
     }
-    return collected();
   }
 
  private:
@@ -84,55 +103,96 @@ class RoundingRun {
     return layers;
   }
 
-  void drop_finished() {
-    std::erase_if(missing_, [&](std::int64_t layer) { return codes_->has(name_of(layer)); });
+  /// Those that are planned, when each of them has its file.
+  std::vector<std::int64_t> round_all() {
+    auto layers = layers_to_round();
+    missing_ = layers;
+    since_ = Clock::now();
+    for (drop_finished(); !missing_.empty(); drop_finished()) {
+      if (options_.collect)
+        io::fail(options_.folder,
+                 "has no codes of {} layers, the first is {}; the processes that round them leave them "
+                 "there until all is joined",
+                 missing_.size(), name_of(missing_.front()));
+      if (take_one())
+        pass();
+      else
+        wait();
+    }
+    return layers;
   }
 
-  /// True if this process rounds `layer`: it has no codes yet, and no other process has taken it.
-  bool take(std::int64_t layer) {
-    if (codes_->has(name_of(layer))) return false;
-    if (!leases_.has_value() || held_.contains(layer)) return true;
-    auto lease = leases_->take({std::to_string(layer)});
+  void drop_finished() {
+    const auto gone = std::erase_if(missing_, [&](std::int64_t layer) { return codes_->has(name_of(layer)); });
+    if (gone > 0) since_ = Clock::now();
+  }
+
+  /// True if this process is to round a layer that has no codes: one that no other process has taken.
+  bool take_one() {
+    if (!leases_.has_value()) return true;
+    std::vector<std::string> pieces;
+    for (const std::int64_t layer : missing_) pieces.push_back(std::to_string(layer));
+    auto lease = leases_->take(pieces);
     if (lease == nullptr) return false;
+    const std::int64_t layer = std::stoll(lease->piece());
     held_[layer] = std::move(lease);
     return true;
   }
 
-  /// The folder is gone once the checkpoint stands.
-  bool joined_by_another() const {
-    if (!leases_.has_value() || !leases_->removed()) return false;
-    if (!stands()) io::fail(options_.folder, "was removed while this process rounded layers for it");
+  /// The same of one layer, in passing.
+  bool take(std::int64_t layer) {
+    if (!leases_.has_value() || held_.contains(layer)) return !codes_->has(name_of(layer));
+    if (codes_->has(name_of(layer))) return false;
+    auto lease = leases_->take({std::to_string(layer)});
+    if (lease == nullptr || codes_->has(name_of(layer))) return false;  // its file appeared in between
+    held_[layer] = std::move(lease);
     return true;
   }
 
+  /// Until files of the others are there.
+  void wait() {
+    check_interrupted();
+    if (leases_->removed()) io::fail(options_.folder, "was removed while this process waited for layers in it");
+    if (options_.wait > 0 && std::chrono::duration<double>(Clock::now() - since_).count() > options_.wait)
+      io::fail(options_.folder, "no news for {} s (--wait) of {} layers that others round, the first is {} ({})",
+               options_.wait, missing_.size(), name_of(missing_.front()),
+               leases_->holder_of(std::to_string(missing_.front())));
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+
   /// The codes of all layers, in their order whoever rounded them.
-  std::shared_ptr<quant::RoundedCodes> collected() {
-    const auto nothing = std::make_shared<quant::RoundedCodes>(*codes_);
-    try {
-      for (const std::int64_t layer : layers_to_round()) codes_->add(name_of(layer));
-    } catch (const io::Error&) {
-      if (!joined_by_another()) throw;
-      return nothing;
-    }
+  std::shared_ptr<quant::RoundedCodes> collected(const std::vector<std::int64_t>& layers) {
+    const auto codes = std::make_shared<quant::RoundedCodes>(*codes_);
+    for (const std::int64_t layer : layers) codes->add(name_of(layer));
     sources_.check_unchanged();
-    warn_of_few_tokens();
-    return codes_;
+    warn_of_few_tokens(*codes);
+    return codes;
+  }
+
+  /// A budget judges on what stands behind the samples that the rounding takes.
+  void require_more_samples() const {
+    DataOptions behind = sized(options_.data, stream_.shape());
+    behind.skip += samples_.count();
+    try {
+      load_samples(behind, stream_.loaded().folder, stream_.shape());
+    } catch (const io::Error& error) {
+      io::fail<io::Error>("--budget judges on the text behind the {} samples that the rounding takes: {}",
+                          samples_.count(), error.what());
+    }
   }
 
   /// All layers up to the last that has no codes; those that this process can take are rounded.
   void pass() {
     const std::int64_t columns = samples_.column(samples_.count()), last = missing_.back(),
                        bytes = stream_.shape().hidden * static_cast<std::int64_t>(c10::elementSize(dtype()));
-    std::string folder = (options_.folder / "hidden-XXXXXX").string();
-    if (::mkdtemp(folder.data()) == nullptr) io::fail_errno(options_.folder, "make a folder in it", errno);
-    hidden_.emplace(columns, bytes, folder, /*in_memory=*/columns * bytes <= available_memory() / 4);
+    const HiddenFolder folder(options_.folder);
+    hidden_.emplace(columns, bytes, folder.path(), /*in_memory=*/columns * bytes <= available_memory() / 4);
     progress_.emplace(context_, "round", (last + 1) * samples_.count());
     steps_ = 0;
     embed();
     for (std::int64_t layer = 0; layer <= std::min(last, head() - 1); ++layer) run_layer(layer);
     if (last == head()) run_head();
     hidden_.reset();
-    std::filesystem::remove_all(folder);
   }
 
   at::ScalarType dtype() const { return stream_.loaded().dtype; }
@@ -163,17 +223,16 @@ class RoundingRun {
     for (const auto& m : plan.modules) {
       if (m.info.type == quant::kExpertType && !options.fuse_scales &&
           m.scheme.weights == quant::WeightGranularity::tensor)
-        throw UsageError(
-            "--rounding gptq: --no-fuse-scales does not go with experts, whose gate and up are one weight");
+        throw UsageError("--rounding: --no-fuse-scales does not go with experts, whose gate and up are one weight");
       if (m.info.type != "Linear" && m.info.type != quant::kExpertType)
-        io::fail<io::Error>("{}: --rounding gptq rounds Linear and experts, found {} (--exclude leaves it)",
-                            m.info.name, m.info.type);
+        io::fail<io::Error>("{}: --rounding takes Linear and experts, found {} (--exclude leaves it)", m.info.name,
+                            m.info.type);
     }
     for (const auto& m : options_.modules) {
       const auto type = checkpoint.info(m.tensor).dtype;
       if (dtype() != at::kFloat && quant::is_float(type) &&
           quant::file_type(runtime::ops::float_type_of(dtype())) != type)
-        io::fail<UsageError>("--rounding gptq: {} is {}, and the model would run in {}: --dtype f32 keeps its values",
+        io::fail<UsageError>("--rounding: {} is {}, and the model would run in {}: --dtype f32 keeps its values",
                              m.tensor, io::name_of(type), c10::toString(dtype()));
     }
     return plan;
@@ -188,16 +247,17 @@ class RoundingRun {
     for (std::int64_t layer = 0; layer <= head(); ++layer) add(modules_of(layer));
     for (const auto& m : plan_.modules) {
       if (!found.contains(m.info.name))
-        io::fail<io::Error>(
-            "{}: stands in no decoder layer, --rounding gptq does not see its inputs (--exclude leaves it)",
-            m.info.name);
+        io::fail<io::Error>("{}: stands in no decoder layer, --rounding does not see its inputs (--exclude leaves it)",
+                            m.info.name);
     }
   }
 
   io::Json identity(const quant::PlanOptions& plan) const {
     io::Json modules = io::Json::array();
     for (const auto& m : plan_.modules) modules.push_back({m.info.name, m.scheme.describe(), m.fuse_group});
-    return with_program({{"data", samples_.fingerprint()},
+    constexpr int kRevision = 1;  // another one where the same inputs give other codes
+    return with_program({{"revision", kRevision},
+                         {"data", samples_.fingerprint()},
                          {"model", sources_.ends()},
                          {"dtype", c10::toString(dtype())},
                          {"method", options_.how.method},
@@ -298,8 +358,7 @@ class RoundingRun {
       std::ranges::move(part.modules, std::back_inserter(rounded.modules));
     }
     rounded.write(options_.folder, name_of(layer), codes_->identity());
-    if (const auto held = held_.find(layer); held != held_.end()) held->second->finish();
-    held_.erase(layer);
+    held_.erase(layer);  // the file is the mark that it is finished
   }
 
   void run_layer(std::int64_t layer) {
@@ -334,13 +393,13 @@ class RoundingRun {
     hidden_->write(begin, samples_.column(first + count) - begin, runtime::cpu_alias(h.contiguous()).const_data_ptr());
   }
 
-  void warn_of_few_tokens() const {
-    const auto few = std::ranges::count_if(codes_->modules(), [](const auto& m) { return m.tokens < m.columns; });
+  void warn_of_few_tokens(const quant::RoundedCodes& codes) const {
+    const auto few = std::ranges::count_if(codes.modules(), [](const auto& m) { return m.tokens < m.columns; });
     if (few > 0)
       context_.warn(
           io::message("{} of {} modules have more columns than the calibration has tokens for them; more "
                       "--samples round better",
-                      few, codes_->modules().size()));
+                      few, codes.modules().size()));
   }
 
   const RoundingOptions& options_;
@@ -352,6 +411,7 @@ class RoundingRun {
   std::shared_ptr<quant::RoundedCodes> codes_;
   std::optional<io::LeaseFolder> leases_;                    // of several processes
   std::map<std::int64_t, std::unique_ptr<io::Lease>> held_;  // of the layers that this one rounds
+  Clock::time_point since_;                                  // the last news of a layer
   std::vector<std::int64_t> missing_;                        // layers without codes, ascending
   std::optional<models::HiddenStates> hidden_;
   std::optional<Progress> progress_;
@@ -364,14 +424,14 @@ void require_family(const std::filesystem::path& model) {
   const std::string type = config.is_object() ? config.value("model_type", std::string()) : "";
   const auto families = models::model_families();
   if (std::ranges::none_of(families, [&](const auto& family) { return family.model_type == type; }))
-    io::fail<UsageError>("{}: --rounding gptq runs the model, and model_type '{}' is not among those that run",
+    io::fail<UsageError>("{}: --rounding runs the model, and model_type '{}' is not among those that run",
                          (model / io::kConfigFile).string(), type);
 }
 
 std::shared_ptr<quant::RoundedCodes> run(const std::filesystem::path& model, const quant::PlanOptions& plan,
                                          const RoundingOptions& options, const Context& context) {
   if (context.device != "hpu")
-    io::fail<UsageError>("--device: found '{}', but --rounding gptq runs the model on: hpu", context.device);
+    io::fail<UsageError>("--device: found '{}', but --rounding runs the model on: hpu", context.device);
   require_family(model);
   const TorchScope scope(context);
   const at::NoGradGuard no_grad;
