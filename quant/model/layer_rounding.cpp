@@ -109,11 +109,10 @@ class LayerRounding::Input {
     mean /= static_cast<double>(cols_);
     order_ = sweep_order(gram, cols_, how.by_diagonal);
     std::vector<double> damped(static_cast<std::size_t>(cols_ * cols_));
-    factor_.resize(damped.size());
     for (damping_ = how.dampening_frac; damping_ <= std::max(1.0, how.dampening_frac); damping_ *= 10) {
       kernels::permute_gram(gram.data(), order_, damping_ * mean, damped.data());
-      if (kernels::factor_gram(damped.data(), cols_, factor_.data())) {
-        gram = std::vector<float>();
+      if (kernels::factor_gram(damped.data(), cols_, gram.data())) {  // in its place: these are the largest matrices
+        factor_ = std::move(gram);
         return true;
       }
     }

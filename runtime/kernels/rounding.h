@@ -31,7 +31,7 @@ void add_gram(const float* x, std::int64_t tokens, std::int64_t n, float* gram);
 void permute_gram(const float* gram, std::span<const std::int64_t> order, double damping, double* out);
 
 /// a [n, n] becomes U where it can; factor[k, l] = U[k, l] / U[k, k] for l > k, the rest of it is not written. False,
-/// with `a` spoilt, where a is not positive definite or not finite.
+/// with `a` spoilt and the factor as it was, where a is not positive definite or not finite.
 bool factor_gram(double* a, std::int64_t n, float* factor);
 
 /// A weight's rows with the scales that are fixed for it.

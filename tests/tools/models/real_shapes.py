@@ -6,8 +6,8 @@
 Each row of MODELS is a published config.json (widths, heads, rotary embedding, vocabulary) with one layer. Printed:
 KL(transformers || fp8 evaluate --dtype f32), the mean over positions in nats, at most 1e-7, and the peak memory of
 `measure` and `quantize` as a multiple of the checkpoint's bytes (bf16). Rows with "tokens" go past the window or the
-original context, with a small vocabulary, since logits are kept. --subset, for every day: of two rows that differ in
-sizes alone the quicker one.
+original context, with a small vocabulary, since logits are kept, and a narrow MLP, which their positions do not see.
+--subset, for every day: of two rows that differ in sizes alone the quicker one.
 """
 
 import argparse
@@ -71,6 +71,7 @@ QWEN_2_5_0_5B = {
     "rope_theta": 1000000.0, "sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 24,
     "tie_word_embeddings": True}
 SMALL = {"vocab_size": 1024, "pad_token_id": 0}
+LONG = SMALL | {"intermediate_size": 1024}
 
 MODELS = {
     "Qwen2.5-0.5B": {"config": QWEN_2_5_0_5B},
@@ -78,13 +79,17 @@ MODELS = {
     "Phi-3-mini-4k": {"config": PHI_3_MINI_4K},
     "Phi-3-mini-128k": {"config": PHI_3_MINI_128K},
     "Llama-3.2-1B": {"config": LLAMA_3_2_1B},
+    "Gemma-2-2B, few words": {"config": GEMMA_2_2B | SMALL},
+    "Phi-3-mini-128k, few words": {"config": PHI_3_MINI_128K | SMALL},
+    "Llama-3.2-1B, few words": {"config": LLAMA_3_2_1B | SMALL},
     # Past the window, and past the context that the rotary embedding was made for.
-    "Gemma-2-2B, past its window": {"config": GEMMA_2_2B | SMALL, "tokens": 4200},
-    "Phi-3-mini-4k, past its window": {"config": PHI_3_MINI_4K | SMALL, "tokens": 2200},
-    "Phi-3-mini-128k, past 4096": {"config": PHI_3_MINI_128K | SMALL, "tokens": 4200},
-    "Llama-3.2-1B, 4200 tokens": {"config": LLAMA_3_2_1B | SMALL, "tokens": 4200},
+    "Gemma-2-2B, past its window": {"config": GEMMA_2_2B | LONG, "tokens": 4200},
+    "Phi-3-mini-4k, past its window": {"config": PHI_3_MINI_4K | LONG, "tokens": 2200},
+    "Phi-3-mini-128k, past 4096": {"config": PHI_3_MINI_128K | LONG, "tokens": 4200},
+    "Llama-3.2-1B, 4200 tokens": {"config": LLAMA_3_2_1B | LONG, "tokens": 4200},
 }
-SUBSET = ["Qwen2.5-0.5B", "Gemma-2-2B, past its window", "Phi-3-mini-128k, past 4096", "Llama-3.2-1B, 4200 tokens"]
+SUBSET = ["Qwen2.5-0.5B", "Gemma-2-2B, few words", "Phi-3-mini-128k, few words", "Llama-3.2-1B, few words",
+          "Gemma-2-2B, past its window", "Phi-3-mini-128k, past 4096", "Llama-3.2-1B, 4200 tokens"]
 
 
 def fill(model):

@@ -353,6 +353,7 @@ class RoundingRun {
         rounding.begin_samples(first, count);
         f(first, count, /*keep=*/i + 1 == parts.size());
       });
+      trim_heap();  // the forwards' memory must not stand beside the factors
       auto part = rounding.finish();
       std::ranges::move(part.weights, std::back_inserter(rounded.weights));
       std::ranges::move(part.modules, std::back_inserter(rounded.modules));
