@@ -60,13 +60,25 @@ FolderTexts texts_of(const ConvertSource& source, const FolderPlan& plan) {
                                 {"exact", std::ranges::all_of(plan.weights, [](const auto& w) { return w.exact; })}};
   const bool same = std::ranges::all_of(
       plan.weights, [](const auto& w) { return w.change == Change::unchanged || w.change == Change::spread; });
-  if (same && source.sidecar.is_object() && source.sidecar.contains("rounding"))
-    texts.sidecar["rounding"] = source.sidecar["rounding"];
+  if (same && source.sidecar.is_object() && source.sidecar.contains(kRoundingKey))
+    texts.sidecar[kRoundingKey] = source.sidecar[kRoundingKey];
   if (plan.form != nullptr || plan.type == source.type) return texts;
   for (const char* key : {"dtype", "torch_dtype"}) {
     if (source.config.contains(key)) texts.edits[key] = word_of(plan.type);
   }
   return texts;
+}
+
+/// What --rounding gained is in the codes, and new ones are the nearest.
+void note_lost_rounding(const ConvertSource& source, FolderPlan& plan) {
+  if (!source.sidecar.is_object() || !source.sidecar.contains(kRoundingKey)) return;
+  const auto anew = std::ranges::count_if(
+      plan.weights, [](const PlannedWeight& w) { return w.change == Change::requantized || !w.exact; });
+  if (anew > 0)
+    plan.notes.push_back(
+        io::message("{} of {} weights get new codes, the nearest: what the source's rounding against inputs gained is "
+                    "lost for them",
+                    anew, plan.weights.size()));
 }
 
 /// Tensors that hold NaN or Inf. Throws for weights whose change would make other values of them.
@@ -162,6 +174,7 @@ ConvertReport convert_checkpoint(const fs::path& model, const fs::path& out, con
   FolderPlan plan = plan_conversion(source, options);
   if (options.allow_nonfinite) plan.nonfinite = allowed_nonfinite(source.checkpoint, plan, options.stream.stop);
   plan.texts = texts_of(source, plan);
+  note_lost_rounding(source, plan);
   const Pipeline pipeline(source.checkpoint, plan);
   ConvertReport report = report_of(source, plan);
   report.weights_bytes = pipeline.weights_bytes();

@@ -423,6 +423,12 @@ TEST_F(Quantize, RoundingAgainstInputsLosesLess) {
     EXPECT_THAT(names_in(out.path()), UnorderedElementsAre("nearest", "gptq"));
     EXPECT_THAT(fp8("inspect {} --tensors-only", out / "gptq").out,
                 HasSubstr("codes   rounded against inputs: output error of 28 modules"));
+    if (scheme != args("--dynamic")) continue;
+    json_of(fp8("convert --json --model {} --to modelopt --out {}", out / "gptq", out / "same"));
+    EXPECT_EQ(io::read_json(out / "same/fp8.json")["rounding"], json["rounding"]);
+    const auto anew =
+        fp8("convert --model {} --to compressed-tensors --scheme tensor --out {}", out / "gptq", out / "anew");
+    EXPECT_THAT(anew.err, HasSubstr("28 of 28 weights get new codes, the nearest"));
   }
 }
 

@@ -93,12 +93,12 @@ def measure(fp8, who, of, threads):
 def main():
     if len(sys.argv) != 3 or sys.argv[1] != "smollm2":
         sys.exit(__doc__)
-    root = pathlib.Path(__file__).parent.parent.parent
-    build = root / os.environ.get("FP8_BUILD_DIR", "build")
+    bench = os.environ.get("FP8_BENCH", pathlib.Path(__file__).parent.parent.parent / "build/bin/fp8_bench")
+    fp8 = pathlib.Path(bench).parent / "fp8"
     of, nearest = smollm2(pathlib.Path(sys.argv[2])), None
     for who in (*OURS, *PEERS):
         try:
-            found = measure(build / "bin/fp8", who, of, 2)[who]["quality smollm2"]
+            found = measure(fp8, who, of, 2)[who]["quality smollm2"]
         except peer_packages.Failed as problem:
             print(f"{who:30} not run: {problem}")
             continue

@@ -129,7 +129,7 @@ class Search {
   }
 
   /// Of experts no engine keeps the activations alone.
-  static bool has_activations(const Unit& unit) { return unit.name.find(".experts") == std::string::npos; }
+  static bool has_activations(const Unit& unit) { return !quant::has_part(unit.name, "experts"); }
 
   /// Chunks as long as those that the codes were rounded on, behind which these begin.
   static DataOptions sized(DataOptions data, const models::ModelShape& shape) {

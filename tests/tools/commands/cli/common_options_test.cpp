@@ -101,7 +101,7 @@ TEST_F(CommonOptions, LoadLoadsOrSaysWhichCommandsDo) {
     if (!c.model) {
       expect_refused(done, named(c.command) +
                                ": --load has no effect here, it goes with: measure, evaluate, generate, embed, train, "
-                               "run, quantize --budget, inspect --data, doctor\n");
+                               "run, quantize --budget or --data, inspect --data, doctor\n");
       continue;
     }
     expect_failed(done, {"fp8: error: --load: found '/no/such.so', which can't be loaded"});

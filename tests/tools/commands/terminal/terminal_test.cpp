@@ -63,9 +63,9 @@ TEST(Completion, BashOffersCommandsOptionsChoicesAndFiles) {
   EXPECT_THAT(bash_offers({"qu"}), ElementsAre("quantize"));
   EXPECT_THAT(bash_offers({"help", "tr"}), ElementsAre("train"));
   EXPECT_THAT(bash_offers({"quantize", "--sch"}), ElementsAre("--scheme"));
-  EXPECT_THAT(bash_offers(args("quantize --scheme {}", "")), ElementsAre("block", "channel", "tensor"));
+  EXPECT_THAT(bash_offers(args("quantize --scheme {}", "")), ElementsAre("block", "channel", "mx", "tensor"));
   EXPECT_THAT(bash_offers(args("quantize --scheme = b")), ElementsAre("block"));
-  EXPECT_THAT(bash_offers(args("quantize --scheme =")), ElementsAre("block", "channel", "tensor"));
+  EXPECT_THAT(bash_offers(args("quantize --scheme =")), ElementsAre("block", "channel", "mx", "tensor"));
   EXPECT_THAT(bash_offers(args("convert --model kjv-byte")), ElementsAre("kjv-byte-1.7M"));
   EXPECT_THAT(bash_offers({"measurements", ""}), IsSupersetOf({"merge", "unify", "show"}));
   EXPECT_THAT(bash_offers(args("measurements unify --r")), ElementsAre("--ranks"));
@@ -88,7 +88,7 @@ TEST(Completion, FishOffersTheSame) {
   EXPECT_THAT(fish_offers("fp8 qu"), ElementsAre("quantize"));
   EXPECT_THAT(fish_offers("fp8 help tr"), ElementsAre("train"));
   EXPECT_THAT(fish_offers("fp8 quantize --sch"), ElementsAre("--scheme"));
-  EXPECT_THAT(fish_offers("fp8 quantize --scheme "), ElementsAre("block", "channel", "tensor"));
+  EXPECT_THAT(fish_offers("fp8 quantize --scheme "), ElementsAre("block", "channel", "mx", "tensor"));
   EXPECT_THAT(fish_offers("fp8 convert --model kjv-byte"), ElementsAre("kjv-byte-1.7M/"));
   EXPECT_THAT(fish_offers("fp8 measurements "), IsSupersetOf({"merge", "unify", "show"}));
   EXPECT_THAT(fish_offers("fp8 measurements unify --r"), ElementsAre("--ranks"));
@@ -118,7 +118,7 @@ TEST(Completion, ZshOffersTheSame) {
   script += zsh_case("fp8 qu", "quantize");
   script += zsh_case("fp8 measurements ", "postprocess*unify");
   script += zsh_case("fp8 quantize --sch", "--scheme");
-  script += zsh_case("fp8 quantize --scheme ", "block*channel*tensor");
+  script += zsh_case("fp8 quantize --scheme ", "block*channel*mx*tensor");
   script += zsh_case("fp8 measurements unify --ra", "--ranks");
   script += zsh_case("fp8 measurements diff kjv-byte", "kjv-byte-1.7M");
   EXPECT_EQ(offers_of("timeout 60 zsh -f", script).size(), 6u);
