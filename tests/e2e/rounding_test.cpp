@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 quantize --rounding gptq: what it gains, by which processes it is done, with configs and budgets, what it refuses.
-#include <cmath>
-
+// fp8 quantize --rounding gptq: its gain, the same bytes from any number of processes, configs, budgets, and refusals.
 #include "e2e/e2e.h"
 #include "e2e/processes.h"
 
