@@ -97,9 +97,7 @@ class Model {
  public:
   explicit Model(const std::filesystem::path& source = demo_model()) {
     std::filesystem::create_directory(path());
-    for (const auto& name : names_in(source)) {
-      if (name != "reference.safetensors") write_file(path() / name, read_file(source / name));
-    }
+    for (const auto& name : names_in(source)) write_file(path() / name, read_file(source / name));
   }
   std::filesystem::path path() const { return folder_ / "model"; }
   std::string name() const { return path().string(); }

@@ -214,7 +214,7 @@ class Resumed : public Killed {
     Killed::SetUp();
     fs::create_directory(folder / "model");
     for (const auto& name : names_in(demo_model()))
-      if (name != "reference.safetensors") fs::copy_file(fs::path(demo_model()) / name, folder / "model" / name);
+      fs::copy_file(fs::path(demo_model()) / name, folder / "model" / name);
     leave_snapshot();
   }
   Arguments measuring(const Arguments& more, bool resume = true) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logits against those that transformers gave (reference.safetensors beside the models, f32), names against Hugging
-// Face's, the cache against the forward without one.
+// Logits against those that transformers gave (reference.safetensors, f32), names against Hugging Face's, the cache
+// against the forward without one.
 #include "fp8/tools/models/decoder/decoder.h"
 
 #include <ATen/Functions.h>
@@ -28,6 +28,7 @@ namespace {
 const bool kOneThread = (at::set_num_threads(1), true);
 
 std::filesystem::path kjv() { return test::demo_data() / "kjv-byte-1.7M"; }
+std::filesystem::path kjv_reference() { return test::demo_data() / "kjv-reference.safetensors"; }
 
 at::Tensor read(const io::SafetensorsFile& file, const std::string& name) {
   const auto* info = file.find(name);
@@ -37,9 +38,10 @@ at::Tensor read(const io::SafetensorsFile& file, const std::string& name) {
   return tensor;
 }
 
-void expect_reference_logits(const std::filesystem::path& folder, AttentionKind attention = AttentionKind::fused) {
+void expect_reference_logits(const std::filesystem::path& folder, const std::filesystem::path& file,
+                             AttentionKind attention = AttentionKind::fused) {
   c10::NoGradGuard no_grad;
-  const io::SafetensorsFile reference(folder / "reference.safetensors");
+  const io::SafetensorsFile reference(file);
   auto loaded = load_model(folder, {.dtype = at::kFloat, .attention = attention});
   const auto logits = loaded.model->forward(read(reference, "input_ids"));
   const auto expected = read(reference, "logits");
@@ -52,9 +54,9 @@ DecoderAttention attention_of(CausalLM& model, std::int64_t layer) {
   return model.parts().layers->ptr(static_cast<std::size_t>(layer))->as<DecoderLayer>()->attention;
 }
 
-TEST(Llama, LogitsOfKjvByteEqualTransformers) { expect_reference_logits(kjv()); }
+TEST(Llama, LogitsOfKjvByteEqualTransformers) { expect_reference_logits(kjv(), kjv_reference()); }
 
-TEST(Llama, EagerAttentionGivesThemToo) { expect_reference_logits(kjv(), AttentionKind::eager); }
+TEST(Llama, EagerAttentionGivesThemToo) { expect_reference_logits(kjv(), kjv_reference(), AttentionKind::eager); }
 
 TEST(Llama, OnlyTheModulesOfTheChosenAttentionAreThere) {
   const auto names = [](AttentionKind attention) {
@@ -117,12 +119,12 @@ TEST(Llama, TheCacheAsksTheHandlersOfItsLayer) {
 
 TEST(Llama, LogitsOfStories260KEqualTransformers) {
   FP8_NEED_TEST_DATA(data);
-  expect_reference_logits(data / "models/stories260K");
+  expect_reference_logits(data / "models/stories260K", data / "models/stories260K/reference.safetensors");
 }
 
 TEST(Llama, Bf16StaysCloseToTheReference) {
   c10::NoGradGuard no_grad;
-  const io::SafetensorsFile reference(kjv() / "reference.safetensors");
+  const io::SafetensorsFile reference(kjv_reference());
   auto loaded = load_model(kjv());
   EXPECT_EQ(loaded.dtype, at::kBFloat16);
   const auto logits = loaded.model->forward(read(reference, "input_ids"));
@@ -199,7 +201,7 @@ TEST_P(LlamaCache, GivesTheLogitsOfTheForwardWithoutIt) {
   c10::NoGradGuard no_grad;
   const auto [step, attention] = GetParam();
   auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = attention});
-  const io::SafetensorsFile reference(kjv() / "reference.safetensors");
+  const io::SafetensorsFile reference(kjv_reference());
   const auto ids = read(reference, "input_ids");
   const auto expected = read(reference, "logits");
   const auto cache = loaded.model->make_cache(64);
