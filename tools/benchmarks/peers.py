@@ -145,17 +145,39 @@ def subjects(parts, without, size):
     return [row for row in rows if not any(word and word in row[1] for word in without)]
 
 
+def in_turns(rows, threads, rounds):
+    """({(case, who): what each round found}, {who: why it does not run})"""
+    samples, missing = {}, {}
+    for _ in range(rounds):
+        for _, who, call in (row for row in rows if row[1] not in missing):
+            try:
+                found = call(threads)
+            except Failed as problem:
+                found = {who: str(problem)}
+            for name, cases in found.items():
+                if isinstance(cases, str):
+                    missing[name] = cases
+                else:
+                    for case, quantities in cases.items():
+                        samples.setdefault((case, name), []).append(quantities)
+    return samples, missing
+
+
+def medians(rounds):
+    """Of each quantity, and the spread of the first."""
+    values = [found[next(iter(found))] for found in rounds]
+    middle = {key: float(f"{statistics.median([found[key] for found in rounds]):.5g}") for key in rounds[0]}
+    return {**middle, "spread": round(max(values) / min(values), 3)}
+
+
 def print_part(part, threads, samples, missing):
     for (case, who), rounds in sorted(samples.items()):
-        first = next(iter(rounds[0]))
-        values = [found[first] for found in rounds]
-        medians = {key: float(f"{statistics.median([found[key] for found in rounds]):.5g}") for key in rounds[0]}
-        line = {"kernel": "peers", "case": case, "who": who, "threads": threads, **medians, "spread": round(max(values) / min(values), 3)}
-        print(json.dumps(line), flush=True)
-        memory = f"{medians['peak_rss'] / 1e6:8.0f} MB" if "peak_rss" in medians else ""
-        if first != "seconds" and "seconds" in medians:
-            memory = f"{medians['seconds']:8.1f} s{memory}"
-        say(f"{case:14} {threads} thread(s)  {who:30} {medians[first]:10.5g} {first.replace('_', ' ')}{memory}")
+        first, found = next(iter(rounds[0])), medians(rounds)
+        print(json.dumps({"kernel": "peers", "case": case, "who": who, "threads": threads, **found}), flush=True)
+        memory = f"{found['peak_rss'] / 1e6:8.0f} MB" if "peak_rss" in found else ""
+        if first != "seconds" and "seconds" in found:
+            memory = f"{found['seconds']:8.1f} s{memory}"
+        say(f"{case:14} {threads} thread(s)  {who:30} {found[first]:10.5g} {first.replace('_', ' ')}{memory}")
     for who, reason in sorted(missing.items()):
         print(json.dumps({"kernel": "peers", "case": part, "who": who, "threads": threads, "not_run": reason}), flush=True)
         say(f"{part:14} {threads} thread(s)  {who:30} not run: {reason}")
@@ -176,20 +198,7 @@ def main():
     print(json.dumps({"machine": cpu(), "peers": packages}), flush=True)
     for threads in map(int, options.threads.split(",")):
         for part in dict.fromkeys(row[0] for row in rows):
-            samples, missing = {}, {}
-            for _ in range(options.rounds):
-                for _, who, call in (row for row in rows if row[0] == part and row[1] not in missing):
-                    try:
-                        found = call(threads)
-                    except Failed as problem:
-                        found = {who: str(problem)}
-                    for name, cases in found.items():
-                        if isinstance(cases, str):
-                            missing[name] = cases
-                        else:
-                            for case, quantities in cases.items():
-                                samples.setdefault((case, name), []).append(quantities)
-            print_part(part, threads, samples, missing)
+            print_part(part, threads, *in_turns([row for row in rows if row[0] == part], threads, options.rounds))
 
 
 if __name__ == "__main__":

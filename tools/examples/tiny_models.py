@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny checkpoints in the published form of a few families, with random weights and the demo model's tokenizer.
+"""Writes a tiny checkpoint in the published form of a family, with random weights and the demo model's tokenizer.
 
-  tiny_models.py FAMILY FOLDER       FAMILY: llama, qwen3_moe, qwen2_5_vl
+  tools/examples/tiny_models.py FAMILY FOLDER       FAMILY: qwen3_moe, qwen2_5_vl
 
 Names of keys and tensors are those of the published models; sizes are small. Python's standard library only."""
 
@@ -17,7 +17,6 @@ TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num
         "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
         "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
 CONFIGS = {
-    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TEXT},
     "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **TEXT, "head_dim": 16,
                   "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
                   "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False},
@@ -89,15 +88,11 @@ def bf16_values(name, shape, draw):
     return halves.tobytes()
 
 
-def write_config(family, path):
-    pathlib.Path(path).write_text(json.dumps(CONFIGS[family] | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
-
-
 def write(family, folder, tokenizer):
     """config.json, model.safetensors in bf16, and the tokenizer (256 bytes) of the folder `tokenizer`."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(family, folder / "config.json")
+    (folder / "config.json").write_text(json.dumps(CONFIGS[family] | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
     config, draw, header, data = CONFIGS[family], random.Random(1), {"__metadata__": {"format": "pt"}}, bytearray()
     tensors = text_tensors(config) | (tower_tensors(config) if "vision_config" in config else {})
     for name, shape in sorted(tensors.items()):
@@ -112,5 +107,6 @@ def write(family, folder, tokenizer):
 
 
 if __name__ == "__main__":
-    demo = pathlib.Path(__file__).resolve().parents[3] / "tools/demo_data/kjv-byte-1.7M"
-    write(sys.argv[1], sys.argv[2], demo)
+    if len(sys.argv) != 3 or sys.argv[1] not in CONFIGS:
+        sys.exit(__doc__)
+    write(sys.argv[1], sys.argv[2], pathlib.Path(__file__).resolve().parents[1] / "demo_data/kjv-byte-1.7M")

@@ -8,6 +8,9 @@
   - each option that a command of fp8's is given is one that it has;
   - README.md has at most 150 lines, the README of a folder 80; lines end at column 120 (tables may be longer);
   - words, by codespell where this Python has it or pip can fetch it (words.txt: what it takes for mistakes);
+  - sentences of README.md are short, its first lines few and narrow; a page links the field's words to the glossary
+    (check_words.py);
+  - numbers are those of tools/benchmarks/results (check_numbers.py);
   - run_pages.py and the stand-ins find mistakes."""
 
 import argparse
@@ -25,6 +28,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(HERE / "stand_ins")]
 sys.dont_write_bytecode = True
+import check_numbers  # noqa: E402
+import check_words  # noqa: E402
 import run_pages  # noqa: E402
 import vllm  # noqa: E402
 
@@ -65,8 +70,15 @@ def anchors_of(text):
 
 
 def links(page, text):
-    for number, line in enumerate(prose_of(text), 1):
-        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", line)):
+    lines = prose_of(text)
+    named = {line.partition("]: ")[0][1:] for line in lines if re.match(r"\[[^]]+\]: ", line)}
+    for number, line in enumerate(lines, 1):
+        line = re.sub(r"`[^`]*`", "", line)
+        for name in re.findall(r"\]\[([a-zA-Z][\w ]*)\]", line):
+            if name not in named:
+                yield number, f"links to [{name}], which the page does not define"
+        for target in re.findall(r"\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)$", line):
+            target = "".join(target)
             if re.match(r"[a-z]+:", target):
                 continue
             file, _, anchor = target.partition("#")
@@ -198,7 +210,7 @@ def self_test(found):
     found += [f"run_pages: '{a}' and '{b}' should differ" for a, b in other if run_pages.same_line(a, b)]
     if run_pages.difference(["a", "...", "c"], ["a", "b", "b", "c"]) or not run_pages.difference(["a", "...", "c"], ["a", "b", "c", "d"]):
         found.append("run_pages: '...' should stand for any lines, not for the end")
-    blocks, names = run_pages.parse("<!-- stand-ins: A B -->\n<!-- exit 1 -->\n```console\n$ a \\\n  b\nc\n$ d\n```\ntext\n```sh\ne\n```\n")
+    blocks, names = run_pages.parse("<!-- built: A B -->\n<!-- exit 1 -->\n```console\n$ a \\\n  b\nc\n$ d\n```\ntext\n```sh\ne\n```\n")
     if names != ["A", "B"] or blocks[0].said != {"exit": "1"} or blocks[1].said or run_pages.commands_of(blocks[0]) != [("a \\\n  b", ["c"], 2), ("d", [], 4)]:
         found.append("run_pages: blocks are not parsed as expected")
     with tempfile.TemporaryDirectory() as folder:
@@ -216,10 +228,16 @@ def main(arguments):
     found, known = [], Options(asked.binary)
     for page in pages():
         text = page.read_text()
-        problems = [*links(page, text), *files(page, text), *shape(page, text), *(options(text, known) if asked.binary else ())]
+        problems = [*links(page, text), *files(page, text), *shape(page, text), *check_words.glossary_problems(page, text), *check_numbers.table_problems(text), *(options(text, known) if asked.binary else ())]
         found += [f"{page.relative_to(ROOT)}:{number}: {problem}" for number, problem in problems]
+    readme = (ROOT / "README.md").read_text()
+    found += [f"README.md:{number}: {problem}" for number, problem in (*check_words.length_problems(readme), *check_words.start_problems(readme), *check_numbers.readme_problems(readme))]
     spelling(found)
     self_test(found)
+    check_words.self_test(found)
+    check_numbers.self_test(found)
+    lengths = sorted((check_words.ninth_of_ten(page.read_text()), str(page.relative_to(ROOT))) for page in pages())
+    print("words of nine sentences in ten: " + ", ".join(f"{count} {name}" for count, name in reversed(lengths[-5:])) + f"; README.md {check_words.ninth_of_ten(readme)}")
     print("\n".join(found) or f"{len(pages())} pages: links, files, options, words, lines")
     return 1 if found else 0
 

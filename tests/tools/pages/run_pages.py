@@ -6,8 +6,9 @@
   --all                                              the blocks marked slow too
   --update                                           writes what was printed into the pages, where it differs
 
-Each page has a folder of its own, with small stand-ins for what the reader brings (DIR is the demo model, see
-stand_ins.py). Nothing but Python's standard library is needed. A fenced block is
+Each page has an empty folder of its own, and a home in which `fp8` is this repository, so that the page's first lines
+can take the demo model from there. Programs that need more than one machine or an accelerator are stand-ins
+(stand_ins.py). Nothing but Python's standard library is needed. A fenced block is
 
   console     lines that begin with "$ " are commands, what follows each is what it prints; nothing: not compared
   sh          commands whose output the page does not show
@@ -21,7 +22,7 @@ and comments on lines of their own before it, which no reader of the page sees, 
   <!-- exit N -->             the last command's exit code (default 0)
   <!-- slow -->               only with --all
   <!-- not run: WHY -->
-  <!-- stand-ins: NAME... --> for the whole page
+  <!-- built: NAME... -->     what blocks of this page build that are not run, because another test builds it
 
 Printed text is compared line by line, without regard to spaces: a line "..." stands for any lines, " ..." at the end of
 a line for its rest. Whole numbers must be equal; numbers with a point may be 10 % off (instruction sets and thread
@@ -42,7 +43,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import stand_ins  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-COMMENT = re.compile(r"<!-- (stand-ins|file|from|before|exit|slow|not run)(?::? (.*))? -->$")
+COMMENT = re.compile(r"<!-- (built|file|from|before|exit|slow|not run)(?::? (.*))? -->$")
 SECONDS = 300  # of one command
 
 
@@ -58,7 +59,7 @@ class Block:
 
 
 def parse(text):
-    """(blocks of a page, names of its stand-ins)"""
+    """(blocks of a page, names of what it builds elsewhere)"""
     blocks, names, said, block, fence = [], [], [], None, None
     for number, line in enumerate(text.splitlines(), 1):
         mark = re.match(r"(`{3,})\s*(\S*)$", line)
@@ -71,7 +72,7 @@ def parse(text):
             fence = mark[1]
             block = Block(mark[2], number + 1, said)
         elif found := COMMENT.match(line):
-            if found[1] == "stand-ins":
+            if found[1] == "built":
                 names += found[2].split()
             else:
                 said.append((found[1], found[2] or ""))
@@ -171,13 +172,9 @@ class Page:
         blocks, names = parse(self.path.read_text())
         with tempfile.TemporaryDirectory(prefix="fp8_page_") as folder:
             self.folder = pathlib.Path(folder)
-            try:
-                for name in names:
-                    if not self.shared.give(name, self.folder):
-                        print(f"{self.path.name}: without {name}: what needs it is skipped")
-            except subprocess.CalledProcessError as error:
-                self.problems.append(f"{self.path.relative_to(ROOT)}: stand-ins: {error}")
-                blocks = []
+            for name in names:
+                if not self.shared.give(name, self.folder):
+                    print(f"{self.path.name}: without {name}: what needs it is skipped")
             for block in blocks:
                 try:
                     self.run_block(block)
