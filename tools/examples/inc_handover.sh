@@ -9,7 +9,7 @@ model=$(realpath "$1") text=$(realpath "$2") out=$3
 mkdir -p "$out"
 cd "$out"
 
-fp8 measure --model "$model" --data "$text" --samples 16 --seq-len 256 --out stats
+fp8 measure "$model" -d "$text" -o stats
 cat > quant.json <<'JSON'
 {
   "mode": "QUANTIZE",
@@ -22,5 +22,5 @@ cat > quant.json <<'JSON'
 JSON
 fp8 config check quant.json
 FP8_HPU_DEVICE=gaudi2 QUANT_CONFIG=quant.json \
-  fp8 evaluate --model "$model" --reference "$model" --data "$text" --samples 8
-fp8 quantize --model "$model" --measurements stats --dialect gaudi2 --format inc --out checkpoint
+  fp8 evaluate "$model" -r "$model" -d "$text"
+fp8 quantize "$model" --measurements stats --dialect gaudi2 --format inc -o checkpoint

@@ -8,6 +8,6 @@ model=$1 text=$2 out=$3
 mkdir -p "$out"
 
 fp8 inspect "$model" --plan > "$out/plan.txt"                    # experts, routers, heads: what becomes of them, and why
-fp8 measure --model "$model" --data "$text" --samples 16 --seq-len 256 --out "$out/stats"
-fp8 quantize --model "$model" --measurements "$out/stats" --budget kl=0.01 --data "$text" --samples 8 --out "$out/fp8" --check
-fp8 evaluate --model "$out/fp8" --reference "$model" --data "$text" --samples 16 --json > "$out/evaluate.json"
+fp8 measure "$model" -d "$text" -o "$out/stats"
+fp8 quantize "$model" --measurements "$out/stats" --budget kl=0.01 -d "$text" -o "$out/fp8" --check
+fp8 evaluate "$out/fp8" -r "$model" -d "$text" --json > "$out/evaluate.json"

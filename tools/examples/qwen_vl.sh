@@ -6,6 +6,6 @@
 set -euo pipefail
 model=$1 text=$2 out=$3
 
-fp8 measure --model "$model" --data "$text" --samples 16 --seq-len 256 --out "$out/stats"
-fp8 quantize --model "$model" --measurements "$out/stats" --towers keep --out "$out/fp8" --check
-fp8 evaluate --model "$out/fp8" --reference "$model" --data "$text" --samples 16
+fp8 measure "$model" -d "$text" -o "$out/stats"
+fp8 quantize "$model" --measurements "$out/stats" --towers keep -o "$out/fp8" --check
+fp8 evaluate "$out/fp8" -r "$model" -d "$text"

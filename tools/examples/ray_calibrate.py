@@ -11,8 +11,8 @@ import sys
 
 import ray
 
-TAKE = "fp8 measure --model {model} --data {text} --samples 1024 --batch 4 --out {out} --threads 4 --shares 64 --rank {rank} --world-size {tasks}"
-JOIN = "fp8 measure --model {model} --data {text} --samples 1024 --batch 4 --out {out} --shares 64 --join"
+TAKE = "fp8 measure {model} -d {text} --samples 1024 --batch 4 -o {out} --threads 4 --shares 64 --rank {rank} --world-size {tasks}"
+JOIN = "fp8 measure {model} -d {text} --samples 1024 --batch 4 -o {out} --shares 64 --join"
 
 
 def command(line, **values):

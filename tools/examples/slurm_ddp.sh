@@ -14,6 +14,6 @@ export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
 # Since Slurm 22.05 srun does not take it over from sbatch.
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 
-srun --kill-on-bad-exit=1 fp8 train --model "$model" --data "$text" --out "$out" --steps 2000 --batch 4 --seq-len 512 \
+srun --kill-on-bad-exit=1 fp8 train "$model" -d "$text" -o "$out" --steps 2000 --batch 4 --seq-len 512 \
   --precision fp8 --strategy hpu_ddp --save-every 200 --resume
-srun --kill-on-bad-exit=1 fp8 evaluate --model "$out" --data "$text" --samples 256 --seq-len 512
+srun --kill-on-bad-exit=1 fp8 evaluate "$out" -d "$text" --samples 256 --seq-len 512

@@ -9,5 +9,5 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-4}"
 
 torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint "$first:29500" --rdzv-id fp8 \
   --max-restarts 3 --no-python \
-  fp8 train --model "$model" --data "$text" --out "$out" --steps 2000 --batch 4 --seq-len 512 \
+  fp8 train "$model" -d "$text" -o "$out" --steps 2000 --batch 4 --seq-len 512 \
   --precision fp8 --strategy hpu_ddp --save-every 200 --resume

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM on a checkpoint of fp8's, in three lines.
 
-  fp8 quantize --model DIR --dynamic --out DIR-fp8
-  python tools/examples/vllm_generate.py DIR-fp8 "In the beginning"
+  fp8 quantize MODEL --dynamic -o MODEL-fp8
+  python tools/examples/vllm_generate.py MODEL-fp8 "In the beginning"
 """
 
 import sys
