@@ -17,7 +17,7 @@ WORDS = ("amax", "scale_inv", "SQNR", "KL", "dialect", "ocp", "E4M3", "E5M2", "M
          "calibration", "router", "tower", "INC", "HYBRID", "rank")
 START_LINES, START_COLUMNS = 5, 80
 ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9`\"*\[(]|fp8|transformers|vLLM|torch)")
-ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
+ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 CELL_WORDS = 8  # a shorter cell of a table is no sentence
 
 
@@ -104,7 +104,7 @@ def glossary_problems(page, text):
 
 
 def self_test(found):
-    text = "# One\nA b c. `D e` f\ng.\n- Two [words](x.md).\n\n| a | one two three four five six seven eight nine |\n"
+    text = "# One\nA b c2. `D e` f\ng.\n- Two [words](x.md).\n\n| a | one two three four five six seven eight nine |\n"
     if sorted(map(words, sentences(text))) != [2, 3, 4, 9]:
         found.append(f"check_words: found {sentences(text)}")
     uses = [("an amax, [amax](glossary.md)", (1, False)), ("the [amaxes][amax].\n\n[amax]: glossary.md#scales", (1, True)),
