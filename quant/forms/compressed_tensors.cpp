@@ -443,7 +443,7 @@ class CompressedTensors : public CheckpointForm {
 class IncVllm final : public CompressedTensors {
  public:
   const char* name() const override { return "inc-vllm"; }
-  const char* help() const override { return "what the latter calls vllm"; }
+  const char* help() const override { return "for vLLM on Gaudi"; }
 
   std::string scheme_problem(const Scheme& s) const override {
     const bool one = s.weights == WeightGranularity::tensor && s.is_static();

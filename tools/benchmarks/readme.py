@@ -128,7 +128,7 @@ def table(head, rows):
     when = sorted({(line["date"], line["commit"]) for lines in rows.values() for line in lines})
     versions = ", ".join(f"{name} {version}" for name, version in head["peers"].items())
     dates = ", ".join(f"{date} at {commit}" for date, commit in when)
-    return f"{text}\nMachine: {head['machine']['cpu']}, {head['machine']['cores']} cores.\nMeasured: {dates}.\nBeside: {versions}.\n"
+    return f"{text}\nMachine: {head['machine']['cpu']}, {head['machine']['cores']} cores, {head['machine']['flags'][-1]}.\nMeasured: {dates}.\nBeside: {versions}.\n"
 
 
 # --- how the rows are measured

@@ -86,7 +86,8 @@ void Options::common(Context& context) {
   const bool loads_none = app_.get_name() == "doctor";
   choice(
       "--device", {"hpu", "cpu"}, [&](std::size_t i) { context.device = i == 0 ? "hpu" : "cpu"; },
-      loads_none ? "Which dtypes each generation of the device takes" : "Where the model runs (default hpu)");
+      loads_none ? "Which dtypes each generation of the device takes"
+                 : "hpu: as the accelerator computes, emulated on this CPU (default); cpu: plain LibTorch");
   if (loads_none) app_.get_option("--device")->expected(0, 1)->type_name("[hpu]")->default_str("hpu");
   choice<kernels::Dialect>("--dialect", context.dialect,
                            "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");

@@ -116,7 +116,7 @@ void add_damage_text(const InspectOptions& o, const quant::CheckpointDamage& dam
   if (!by_sqnr && worst.weight.saturated == 0 && !all) return;
   text += fmt::format("\n{} of {} modules:\n{}", all ? "All" : "The worst five", modules.size(),
                       damage_table(modules, all ? modules.size() : kWorst, width));
-  text += by_sqnr ? "(by SQNR; KL divergence has another order: fp8 quantize --budget measures it)\n"
+  text += by_sqnr ? "(sorted by SQNR; fp8 quantize --budget ranks by KL divergence)\n"
                   : "(by saturation: codes beyond what a scale of amax gives)\n";
 }
 

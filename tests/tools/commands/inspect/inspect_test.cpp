@@ -172,7 +172,7 @@ TEST_F(Inspect, DamageOfACheckpointByModule) {
   EXPECT_TRUE(std::filesystem::exists(dir / "r.html"));
   EXPECT_THAT(json["order"].get<std::string>(), HasSubstr("not the order of KL divergence"));
   EXPECT_THAT(run_fp8("inspect {}", folder).out,
-              HasSubstr("(by SQNR; KL divergence has another order: fp8 quantize --budget measures it)"));
+              HasSubstr("(sorted by SQNR; fp8 quantize --budget ranks by KL divergence)"));
   EXPECT_FALSE(io::parse_json(run_fp8("inspect {} --tensors-only --json", folder).out, "stdout").contains("modules"));
 }
 
