@@ -18,7 +18,6 @@ and comments on lines of their own before it, which no reader of the page sees, 
 
   <!-- file NAME -->          the block's text is written to NAME
   <!-- from PATH -->          the block's text stands in PATH of the repository, which another test compiles and runs
-  <!-- before: COMMAND -->    runs first
   <!-- exit N -->             the last command's exit code (default 0)
   <!-- slow -->               only with --all
   <!-- not run: WHY -->
@@ -43,7 +42,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import stand_ins  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-COMMENT = re.compile(r"<!-- (built|file|from|before|exit|slow|not run)(?::? (.*))? -->$")
+COMMENT = re.compile(r"<!-- (built|file|from|exit|slow|not run)(?::? (.*))? -->$")
 SECONDS = 300  # of one command
 
 
@@ -211,8 +210,6 @@ class Page:
         if needed or ("slow" in said and not self.everything):
             self.skipped += 1
             return
-        if "before" in said:
-            self.shell(block, said["before"], 0)
         commands = commands_of(block)
         for number, (command, shown, at) in enumerate(commands):
             last = number + 1 == len(commands)
