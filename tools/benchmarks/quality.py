@@ -27,19 +27,20 @@ PEERS = {"llm-compressor": "nearest", "llm-compressor, GPTQ": "gptq", "llm-compr
 
 @dataclasses.dataclass
 class Subject:
-    """A model, and what it is calibrated and judged on: files of input_ids."""
+    """A model, and what it is calibrated and judged on: files of input_ids, chunks of so many."""
 
     name: str
     model: pathlib.Path
     calibration: pathlib.Path
     judge: pathlib.Path
+    length: int
 
 
 def subject(name, model, samples, length, texts, judged):
     """Makes the files: `samples` chunks of the first text, `judged` of the last or of what is left of the only one."""
     files = [cache() / f"{name}-{what}.safetensors" for what in ("calibration", "judge")]
     peer_packages.worker("chunks", model, length, samples, judged, *files, *texts, threads=2)
-    return Subject(name, model, *files)
+    return Subject(name, model, *files, length)
 
 
 def demo():
@@ -107,7 +108,7 @@ def judged(fp8, folder, reference, data, *more):
 
 def kl(fp8, of, folder):
     """Mean over all positions, in nats."""
-    return judged(fp8, folder, of.model, of.judge, "--dtype", "f32")["kl"]
+    return judged(fp8, folder, of.model, of.judge, "--seq-len", of.length, "--dtype", "f32")["kl"]
 
 
 def quantized(fp8, who, of, out, threads):
