@@ -6,6 +6,7 @@
 
   - relative links and their anchors, and files of the tree that are named in backticks, are there;
   - each option that a command of fp8's is given is one that it has;
+  - a page begins with an example; nothing of it hides in comments but what run_pages.py knows;
   - README.md has at most 150 lines, the README of a folder 80; lines end at column 120 (tables may be longer);
   - words, by codespell where this Python has it or pip can fetch it (words.txt: what it takes for mistakes);
   - sentences of README.md are short, its first lines few and narrow; a page links the field's words to the glossary
@@ -35,6 +36,7 @@ import vllm  # noqa: E402
 
 CODESPELL = "2.4.1"
 README_LINES, FOLDER_LINES, COLUMNS = 150, 80, 120
+EXAMPLE = 14  # a page's first block begins in so many lines
 COMMANDS = {"measure", "quantize", "convert", "evaluate", "generate", "embed", "train", "run", "inspect", "config", "measurements", "doctor", "completion"}
 AS_LIGHTNING = {"--ckpt_path"}  # options of run files, spelled as LightningCLI's
 ACTIONS = {"measurements": ("merge", "unify", "expand", "postprocess", "diff", "show")}
@@ -148,6 +150,18 @@ def shape(page, text):
             yield number, f"{len(line)} columns, allowed: {COLUMNS}"
 
 
+def example(page, text):
+    """Of a page."""
+    if page.parent.name != "pages":
+        return
+    lines = text.splitlines()
+    if not any(line.startswith("```") for line in lines[:EXAMPLE]):
+        yield 1, f"no example in the first {EXAMPLE} lines"
+    for number, line in enumerate(lines, 1):
+        if line.startswith("<!--") and not run_pages.COMMENT.match(line) and not re.match(r"<!-- (SPDX-|table: |end of table)", line):
+            yield number, f"a comment that no reader sees: {line}"
+
+
 def codespell():
     """How to call it, or None where it can't be had."""
     if subprocess.run([sys.executable, "-c", "import codespell_lib"], capture_output=True, check=False).returncode == 0:
@@ -228,7 +242,7 @@ def main(arguments):
     found, known = [], Options(asked.binary)
     for page in pages():
         text = page.read_text()
-        problems = [*links(page, text), *files(page, text), *shape(page, text), *check_words.glossary_problems(page, text), *check_numbers.table_problems(text), *(options(text, known) if asked.binary else ())]
+        problems = [*links(page, text), *files(page, text), *shape(page, text), *example(page, text), *check_words.glossary_problems(page, text), *check_numbers.table_problems(text), *(options(text, known) if asked.binary else ())]
         found += [f"{page.relative_to(ROOT)}:{number}: {problem}" for number, problem in problems]
     readme = (ROOT / "README.md").read_text()
     found += [f"README.md:{number}: {problem}" for number, problem in (*check_words.length_problems(readme), *check_words.start_problems(readme), *check_numbers.readme_problems(readme))]
