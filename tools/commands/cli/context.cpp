@@ -83,13 +83,22 @@ void Context::result(const io::Json& object, std::string_view text) const {
     write_stdout(text);
 }
 
+namespace {
+
+/// A progress bar's line is cleared, and drawn again by its next update.
+void write_line(const Context& context, const std::string& head, const std::string& message) {
+  write_stderr((context.shows_progress() ? "\r\x1b[K" : "") + head + " " + one_line(without_origin(message)) + "\n");
+}
+
+}  // namespace
+
+void Context::say(const std::string& message) const {
+  if (!quiet) write_line(*this, "fp8:", message);
+}
+
 void Context::warn(const std::string& message) const {
-  if (quiet) return;
   const std::string head = "fp8: warning:";
-  // A progress bar's line is cleared, and drawn again by its next update.
-  write_stderr(std::string(shows_progress() ? "\r\x1b[K" : "") +
-               (stderr_takes_color() ? painted(head, Color::yellow) : head) + " " + one_line(without_origin(message)) +
-               "\n");
+  if (!quiet) write_line(*this, stderr_takes_color() ? painted(head, Color::yellow) : head, message);
 }
 
 bool Context::shows_progress() const { return !json && !quiet && stderr_is_terminal(); }

@@ -38,6 +38,8 @@ struct Context {
 
   /// The result of the command, once: `object` as one line with --json, else `text` (ends with a newline).
   void result(const io::Json& object, std::string_view text) const;
+  /// "fp8: ..." on stderr, unless --quiet: what is no warning.
+  void say(const std::string& message) const;
   /// "fp8: warning: ..." on stderr, unless --quiet.
   void warn(const std::string& message) const;
   /// True if a progress bar may be drawn: stderr is a terminal, no --quiet, no --json.

@@ -131,8 +131,13 @@ std::string human_seconds(double seconds) {
   return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
 }
 
+std::string about(double seconds) {
+  if (seconds < 5400) return fmt::format("{:.0f} min", std::max(seconds / 60, 1.0));
+  return fmt::format("{:.{}f} h", seconds / 3600, seconds < 36000 ? 1 : 0);
+}
+
 Progress::Progress(const Context& context, std::string what, std::int64_t total)
-    : shown_(context.shows_progress()), what_(std::move(what)), total_(total), start_(Clock::now()), last_(start_) {}
+    : context_(context), what_(std::move(what)), total_(total), start_(Clock::now()), last_(start_) {}
 
 Progress::Progress(const Context& context, std::string what) : Progress(context, std::move(what), kThousandths) {}
 
@@ -140,13 +145,15 @@ Progress::~Progress() {
   if (drawn_) write_stderr("\r\x1b[K");
 }
 
-void Progress::update(std::int64_t done) {
-  if (!shown_) return;
+void Progress::update(std::int64_t done, const std::string& more) {
   const auto now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  if (announces_ != nullptr) announce_if_long(done, seconds);
+  if (!context_.shows_progress()) return;
   if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   drawn_ = true;
-  std::string text = line(what_, done, total_, std::chrono::duration<double>(now - start_).count());
+  std::string text = line(what_, done, total_, seconds, more);
   // A line that is longer than the terminal's would stay there, and each update begin a new one.
   if (const std::size_t width = terminal_width(STDERR_FILENO); width > 0 && text.size() >= width)
     text.resize(width - 1);
@@ -157,19 +164,33 @@ void Progress::update(std::int64_t done) {
   write_stderr("\r" + text + "\x1b[K");
 }
 
+void Progress::announce_if_long(std::int64_t done, double seconds) {
+  constexpr double kKnownAfter = 3, kLong = 60;
+  if (seconds < kKnownAfter || done <= 0) return;
+  const auto memory = std::exchange(announces_, nullptr);
+  const double whole = seconds * static_cast<double>(total_) / static_cast<double>(done);
+  if (whole > kLong)
+    context_.say(fmt::format("{}: about {} in all, reckoned from the first {}; memory so far {}", what_, about(whole),
+                             human_seconds(seconds), human_bytes(memory())));
+}
+
 void Progress::update(std::uint64_t done, std::uint64_t total) {
   const double share = static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1));
   update(static_cast<std::int64_t>(share * kThousandths));
 }
 
-std::string Progress::line(const std::string& what, std::int64_t done, std::int64_t total, double seconds) {
+std::string Progress::time_left(std::int64_t done, std::int64_t total, double seconds) {
+  if (done <= 0 || done >= total) return "";
+  return ", " + human_seconds(seconds * static_cast<double>(total - done) / static_cast<double>(done)) + " left";
+}
+
+std::string Progress::line(const std::string& what, std::int64_t done, std::int64_t total, double seconds,
+                           const std::string& more) {
   constexpr std::int64_t kWidth = 24;
   const auto filled = static_cast<std::size_t>(done * kWidth / total);
   const auto bar = std::string(filled, '#') + std::string(static_cast<std::size_t>(kWidth) - filled, '.');
-  auto text = fmt::format("{} [{}] {:3}% {}/{}", what, bar, done * 100 / total, done, total);
-  if (done > 0 && done < total)
-    text += ", " + human_seconds(seconds * static_cast<double>(total - done) / static_cast<double>(done)) + " left";
-  return text;
+  return fmt::format("{} [{}] {:3}% {}/{}{}{}", what, bar, done * 100 / total, done, total,
+                     more.empty() ? "" : ", " + more, time_left(done, total, seconds));
 }
 
 }  // namespace fp8::commands

@@ -44,6 +44,8 @@ std::string memory_message(const std::string& message);
 
 /// Seconds -> "0.42 s", "12.3 s", "3 min 20 s".
 std::string human_seconds(double seconds);
+/// The same of what is reckoned: "3 min", "2.5 h".
+std::string about(double seconds);
 
 // A bar with the time left, on a terminal only; elsewhere it does nothing.
 
@@ -53,23 +55,32 @@ class Progress {
   Progress(const Context& context, std::string what, std::int64_t total);
   /// Of work that says itself how much there is: update(done, total).
   Progress(const Context& context, std::string what);
+  /// Says once, some seconds after the begin, how long work takes that takes over a minute, and the memory so far: for
+  /// work whose length no formula tells. memory: returns the bytes that the process has taken.
+  void announce(std::int64_t (*memory)()) { announces_ = memory; }
   /// Clears its line.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` steps are done; draws at most ten times a second.
-  void update(std::int64_t done);
+  /// `done` steps are done; draws at most ten times a second. more: what else the line shows.
+  void update(std::int64_t done, const std::string& more = "");
   /// `done` of `total`, which may be 0.
   void update(std::uint64_t done, std::uint64_t total);
 
-  /// The line as drawn: "evaluate [#######.............]  35% 12/34, 1 min 20 s left".
-  static std::string line(const std::string& what, std::int64_t done, std::int64_t total, double seconds);
+  /// The line as drawn: "evaluate [#######.............]  35% 12/34, 1 min 20 s left"; `more` stands before the time.
+  static std::string line(const std::string& what, std::int64_t done, std::int64_t total, double seconds,
+                          const std::string& more = "");
+  /// ", 1 min 20 s left"; empty where it is not known, and at the end.
+  static std::string time_left(std::int64_t done, std::int64_t total, double seconds);
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool shown_;
+  void announce_if_long(std::int64_t done, double seconds);
+
+  const Context& context_;
   bool drawn_ = false;
+  std::int64_t (*announces_)() = nullptr;  ///< null: it need not, or has
   std::string what_;
   std::int64_t total_;
   Clock::time_point start_, last_;

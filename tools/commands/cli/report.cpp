@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
@@ -24,13 +25,53 @@ std::size_t bytes_of(std::string_view text, std::size_t n) {
   return i;
 }
 
-/// Without its middle: the end of a module's name tells more than its beginning.
-std::string cut(std::string_view text, std::size_t width) {
+bool is_number(std::string_view part) {
+  return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// "model.layers.10.self_attn.q_proj" as "..layers.10..q_proj": parts go until the rest fits, those in front first,
+/// then those behind the layer's number. The number and the last part stay.
+std::string without_parts(std::string_view name, std::size_t width) {
+  std::vector<std::string_view> parts;
+  for (std::string_view rest = name;;) {
+    const auto dot = rest.find('.');
+    parts.push_back(rest.substr(0, dot));
+    if (dot == std::string_view::npos) break;
+    rest.remove_prefix(dot + 1);
+  }
+  const std::size_t last = parts.size() - 1;
+  const auto number = static_cast<std::size_t>(std::ranges::find_if(parts, is_number) - parts.begin());
+  std::vector<std::size_t> order;  // of those that may go
+  for (std::size_t i = 0; i + 1 < number && i < last; ++i) order.push_back(i);
+  for (std::size_t i = number + 1; i < last; ++i) order.push_back(i);
+  if (number > 0 && number < last) order.push_back(number - 1);
+  std::vector<bool> gone(parts.size());
+  std::string text(name);
+  for (std::size_t next = 0; columns_of(text) > width && next < order.size(); ++next) {
+    gone[order[next]] = true;
+    text.clear();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (gone[i])
+        text += i > 0 && gone[i - 1] ? "" : kCut;
+      else
+        text += (i > 0 && !gone[i - 1] ? "." : "") + std::string(parts[i]);
+    }
+  }
+  return text;
+}
+
+/// Without its middle: the end of a module's name tells more than its beginning, and its layer more than both.
+std::string cut(std::string_view all, std::size_t width) {
+  if (columns_of(all) <= width) return std::string(all);
+  std::string text(all);
+  const std::size_t begin = all.substr(0, all.find('.')).rfind(' ') + 1;  // of the word that has dots
+  const auto name = all.substr(begin, all.find(' ', begin) - begin);
+  if (const std::size_t others = columns_of(all) - columns_of(name); others < width)
+    text.replace(begin, name.size(), without_parts(name, width - others));
   const std::size_t has = columns_of(text);
-  if (has <= width) return std::string(text);
+  if (has <= width) return text;
   const std::size_t kept = width - kCut.size(), head = kept / 3;
-  return std::string(text.substr(0, bytes_of(text, head))) + std::string(kCut) +
-         std::string(text.substr(bytes_of(text, has - (kept - head))));
+  return text.substr(0, bytes_of(text, head)) + std::string(kCut) + text.substr(bytes_of(text, has - (kept - head)));
 }
 
 /// The first line of at most `width` code points, broken at a space where there is one; text: what is left.
@@ -111,12 +152,14 @@ Table::Table(std::vector<std::string> headers) : headers_(std::move(headers)), w
     right_.push_back(!header.empty() && header[0] == '>');
     if (right_.back()) header.erase(0, 1);
   }
+  zeros_ = right_;
 }
 
 void Table::row(std::vector<std::string> cells) {
   io::ensure(cells.size() == right_.size(), "as many cells in a row as there are headers");
   for (std::size_t c = 0; c < cells.size(); ++c) {
     widths_[c] = std::max(widths_[c], columns_of(cells[c]));
+    zeros_[c] = zeros_[c] && !cells[c].empty() && cells[c].find_first_not_of("0.") == std::string::npos;
     cells_ += cells[c];
     sizes_.push_back(static_cast<std::uint32_t>(cells[c].size()));
   }
@@ -157,12 +200,38 @@ std::size_t Table::fit(std::size_t width, std::vector<std::size_t>& widths) cons
   }
 }
 
+template <class F>
+void Table::each_cell(const F& visit) const {
+  std::string_view rest = cells_;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    visit(i % right_.size(), rest.substr(0, sizes_[i]));
+    rest.remove_prefix(sizes_[i]);
+  }
+}
+
+std::string Table::text_without_zeros(std::size_t width) const {
+  std::vector<std::string> headers, gone, cells;
+  for (std::size_t c = 0; c < right_.size(); ++c) {
+    if (zeros_[c])
+      gone.push_back(one_line_header(headers_[c]));
+    else
+      headers.push_back((right_[c] ? ">" : "") + headers_[c]);
+  }
+  Table rest(std::move(headers));
+  each_cell([&](std::size_t c, std::string_view cell) {
+    if (!zeros_[c]) cells.emplace_back(cell);
+    if (c + 1 == right_.size()) rest.row(std::exchange(cells, {}));
+  });
+  return rest.text(width) + "(0 in each row: " + io::joined(gone) + ")\n";
+}
+
 std::string Table::text() const { return text(output_width()); }
 
 std::string Table::text(std::size_t width) const {
   std::vector<std::size_t> widths(right_.size());
   for (std::size_t c = 0; c < widths.size(); ++c) widths[c] = std::max(widths_[c], header_width(c, false));
   const bool narrow = width > 0 && std::accumulate(widths.begin(), widths.end(), kGap * (widths.size() - 1)) > width;
+  if (narrow && rows() > 0 && std::ranges::count(zeros_, true) > 0) return text_without_zeros(width);
   const std::size_t n = narrow ? fit(width, widths) : right_.size();
   std::string text;
   std::vector<bool> wrapped(n);
@@ -179,14 +248,11 @@ std::string Table::text(std::size_t width) const {
   }
   if (two_lines) line.add({upper.begin(), upper.end()}, false);
   line.add({lower.begin(), lower.end()}, false);
-  std::string_view rest = cells_;
   std::vector<std::string_view> cells(n);
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    const std::size_t c = i % right_.size();
-    if (c < n) cells[c] = rest.substr(0, sizes_[i]);
-    rest.remove_prefix(sizes_[i]);
+  each_cell([&](std::size_t c, std::string_view cell) {
+    if (c < n) cells[c] = cell;
     if (c + 1 == right_.size()) line.add(cells, narrow);
-  }
+  });
   if (n == right_.size()) return text;
   text += "(no room for:";
   for (std::size_t c = n; c < right_.size(); ++c) text += (c > n ? ", " : " ") + one_line_header(headers_[c]);

@@ -32,19 +32,26 @@ class Table {
   /// Made to fit into where stdout goes: output_width().
   std::string text() const;
   /// Columns two spaces apart, no trailing spaces, a newline after each row. A table of more than `width` columns (0:
-  /// any number is fine) is made to fit, as far as each of these goes: headers in two lines; texts of the first column
-  /// lose their middle ("model.la..q_proj"), others go on below themselves, right-aligned ones where they are longer
-  /// than numbers; columns from the right on are left out, and named in a last line.
+  /// any number is fine) is made to fit, as far as each of these goes: columns of zeros go; headers in two lines; texts
+  /// of the first column lose their middle ("..layers.10..q_proj": never a layer's number), others go on below
+  /// themselves, right-aligned ones where they are longer than numbers; columns from the right on are left out, and
+  /// named in a last line.
   std::string text(std::size_t width) const;
   std::size_t rows() const { return sizes_.size() / right_.size(); }
 
  private:
+  /// Calls visit(column, cell) for all, row by row.
+  template <class F>
+  void each_cell(const F& visit) const;
+  /// Without the columns that have 0 in each row.
+  std::string text_without_zeros(std::size_t width) const;
   std::size_t fit(std::size_t width, std::vector<std::size_t>& widths) const;
   bool wraps(std::size_t column) const;
   std::size_t header_width(std::size_t column, bool two_lines) const;
 
   std::vector<std::string> headers_;
   std::vector<bool> right_;
+  std::vector<bool> zeros_;           // columns that have nothing but 0
   std::vector<std::size_t> widths_;   // of the cells
   std::string cells_;                 // of all rows, one after the other: a million rows are no million vectors
   std::vector<std::uint32_t> sizes_;  // bytes of each

@@ -90,6 +90,7 @@ at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::Loa
   const auto& shape = loaded.model->shape();
   auto all = at::empty({static_cast<std::int64_t>(texts.size()), shape.hidden}, at::kFloat);
   Progress progress(context, "embed", static_cast<std::int64_t>(texts.size()));
+  progress.announce(peak_resident_bytes);
   for (std::size_t first = 0; first < order.size();) {
     check_interrupted();
     const auto length = texts[order[first]].size();

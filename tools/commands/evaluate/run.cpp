@@ -246,6 +246,7 @@ double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptI
                    RunOutput& output) {
   const auto device = resolve_device(context);
   Progress progress(context, "run", inputs.samples());
+  progress.announce(peak_resident_bytes);
   double seconds = 0;
   for (std::int64_t first = 0; first < inputs.samples(); first += inputs.batch()) {
     check_interrupted();

@@ -16,6 +16,7 @@
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/models/weights/parameters.h"
@@ -123,6 +124,10 @@ void measure_folder(MeasureRun& run) {
     io::fail<io::Error>("{}: expected a high precision checkpoint, found an fp8 one", o.model.string());
   const auto samples = load_samples(o, o.model, model.model->shape());
   run.sources.check_unchanged();  // what is in memory now is of one model
+  const std::int64_t logits = o.batch_or_default() * samples.longest() * model.model->shape().outputs();
+  say_forecast(forward_work("measure", *model.model, samples.column(samples.count()), samples.longest(),
+                            resident_bytes() + logits * static_cast<std::int64_t>(c10::elementSize(model.dtype))),
+               model.dtype, run.context);
   const auto together = [&](std::int64_t first) { return samples.together(first, o.batch_or_default()); };
   for_samples(run, Forwards(samples.count(), together), [&](MeasureRun& part, SampleRange range) {
     watch(part, *model.model);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/models/hidden_states.h"
 
@@ -78,6 +79,9 @@ class BlockRun : LayerRun {
     const bool in_memory = needed_memory() + states <= run_.memory;
     hidden_.emplace(columns, shape.hidden * size, in_memory ? run_.snapshots.path() : run_.snapshots.folder(),
                     in_memory);
+    say_forecast(forward_work("measure", *stream_.loaded().model, columns, samples_.longest(),
+                              run_.process + needed_memory() + (in_memory ? states : 0)),
+                 stream_.loaded().dtype, run_.context);
     const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
     const std::int64_t per_row = (shape.hidden + 2 * tokens) * size;  // of the weight, and its column of the logits
     if (head_ && !after_ && session_->takes_parts() && per_row * shape.vocab > left)

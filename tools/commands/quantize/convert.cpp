@@ -165,6 +165,7 @@ void convert_ranks(const ConvertCommand& c, Context& context) {
   check_ranks_usage(c, context);
   const Stopwatch watch;
   Progress progress(context, "convert");
+  progress.announce(peak_resident_bytes);
   quant::StreamOptions stream = c.options.stream;
   watch_stream(stream, progress);
   stream.shard_bytes = static_cast<std::uint64_t>(c.share.shard_bytes);
@@ -188,6 +189,7 @@ void convert(ConvertCommand& c, Context& context) {
   const Share share = take_share(c, context);
   const Stopwatch watch;
   Progress progress(context, "convert");
+  progress.announce(peak_resident_bytes);
   watch_stream(c.options.stream, progress);
   quant::ConvertOptions options = c.options;
   options.dry_run = options.dry_run || c.verify_only;

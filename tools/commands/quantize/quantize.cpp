@@ -351,6 +351,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   std::optional<BudgetResult> budget;
   if (!o.budget.empty()) budget = keep_within_budget(o, options, in_memory, rounded.get(), context);
   Progress progress(context, "quantize");
+  progress.announce(peak_resident_bytes);
   options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };
   const auto done = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();

@@ -25,6 +25,7 @@
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_callbacks.h"
@@ -52,6 +53,19 @@ void checkpoint_layers(models::CausalLM& model) {
   model.set_layer_runner([](const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h) {
     return te::checkpoint(layer, h, {.preserve_rng_state = false});  // no layer draws random numbers
   });
+}
+
+/// Of a step the products of the forward, and two more for gradients of inputs and weights; with layers that are run
+/// again one more. Memory is that of weights, gradients and two moments in f32, and of the logits: what layers keep for
+/// the gradients is not known before.
+void say_forecast_of(const TrainOptions& o, const models::CausalLM& model, int ranks, const Context& context) {
+  std::int64_t parameters = 0;
+  for (const auto& p : model.parameters()) parameters += p.numel();
+  const std::int64_t rows = o.batch * o.seq_len, tokens = o.optimizer.steps * o.grad_accum * rows;
+  auto work = forward_work("train", model, tokens, o.seq_len, 16 * parameters + 8 * rows * model.shape().outputs());
+  work.operations *= o.activation_checkpointing ? 4 : 3;
+  if (ranks > 1) work.command += ", each rank";
+  say_forecast(work, o.precision == "32-true" ? at::kFloat : at::kBFloat16, context);
 }
 
 void print(const TrainOptions& o, const Context& context, const trainer::FitResult& result, io::Json more) {
@@ -124,6 +138,7 @@ void train(const TrainOptions& asked, Context& context) {
   options.profiler = profiler_of(o, context);
   auto callbacks = trial ? Callbacks() : callbacks_of(o, context);
   if (ranks.first() && !trial) add_log(callbacks, o, context, precision, o.optimizer.steps);
+  if (ranks.first() && !resume) say_forecast_of(o, *start.model, ranks.size(), context);
   const auto best = best_of(callbacks);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -26,24 +27,45 @@
 namespace fp8::commands {
 namespace {
 
-/// A bar that knows where training starts.
+/// A bar that knows where training starts; where stderr is no terminal a line for each evaluation, and else one for
+/// each kLineSeconds.
 class ProgressCallback : public trainer::TrainerCallback {
  public:
   ProgressCallback(const Context& context, std::int64_t steps) : context_(context), steps_(steps) {}
   void on_fit_start(trainer::Trainer& trainer, std::int64_t step) override {
     first_ = step;
-    const auto steps = steps_ >= 0 ? steps_ : trainer.estimated_stepping_batches();
-    if (step < steps) progress_.emplace(context_, "train", steps - step);
+    total_ = (steps_ >= 0 ? steps_ : trainer.estimated_stepping_batches()) - step;
+    if (total_ > 0) progress_.emplace(context_, "train", total_);
   }
   void on_step_end(trainer::Trainer&, const trainer::StepReport& report) override {
-    if (progress_) progress_->update(report.step - first_);
+    if (!progress_) return;
+    if (report.val_loss) eval_loss_ = report.val_loss;
+    const std::int64_t done = report.step - first_;
+    if (context_.shows_progress()) return progress_->update(done, numbers_of(report));
+    const double now = watch_.seconds();
+    if (context_.json || (!report.val_loss && now < next_line_)) return;
+    next_line_ = now + kLineSeconds;
+    context_.say(fmt::format("train: step {} of {}, {}{}", report.step, first_ + total_, numbers_of(report),
+                             Progress::time_left(done, total_, now)));
   }
   void on_fit_end(trainer::Trainer&) override { progress_.reset(); }
 
  private:
+  static constexpr double kLineSeconds = 10;
+
+  /// "loss 2.3456, lr 1.00e-03, 12,345 tokens/s, eval loss 2.2345"
+  std::string numbers_of(const trainer::StepReport& report) const {
+    return fmt::format("loss {:.4f}, lr {:.2e}, {} tokens/s{}", report.loss, report.lr,
+                       grouped(std::llround(report.tokens_per_second)),
+                       eval_loss_ ? fmt::format(", eval loss {:.4f}", *eval_loss_) : "");
+  }
+
   const Context& context_;
-  std::int64_t steps_, first_ = 0;
+  std::int64_t steps_, first_ = 0, total_ = 0;
   std::optional<Progress> progress_;
+  std::optional<double> eval_loss_;  ///< the newest
+  Stopwatch watch_;
+  double next_line_ = kLineSeconds;
 };
 
 /// Steps are worth a checkpoint.

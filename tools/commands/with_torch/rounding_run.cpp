@@ -20,6 +20,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
+#include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/quantize/rounding.h"
 #include "fp8/tools/commands/work/process.h"
@@ -31,7 +32,7 @@
 namespace fp8::commands {
 namespace {
 
-using Modules = std::vector<measure::WeightModule>;
+using LayerModules = std::vector<measure::WeightModule>;
 using Clock = std::chrono::steady_clock;
 
 /// A folder for hidden states, which goes when they are no longer needed.
@@ -91,7 +92,7 @@ class RoundingRun {
   std::string name_of(std::int64_t layer) const {
     return layer == head() ? stream_.head_name() : stream_.layer_name(layer);
   }
-  Modules modules_of(std::int64_t layer) const {
+  LayerModules modules_of(std::int64_t layer) const {
     return layer == head() ? stream_.head_modules() : stream_.layer_modules(layer);
   }
 
@@ -189,10 +190,28 @@ class RoundingRun {
     hidden_.emplace(columns, bytes, folder.path(), /*in_memory=*/columns * bytes <= available_memory() / 4);
     progress_.emplace(context_, "round", (last + 1) * samples_.count());
     steps_ = 0;
+    forecast(columns, columns * bytes);
     embed();
     for (std::int64_t layer = 0; layer <= std::min(last, head() - 1); ++layer) run_layer(layer);
     if (last == head()) run_head();
     hidden_.reset();
+  }
+
+  /// Each layer runs twice, before and after its weights are rounded; of inputs of width W a matrix W x W is summed up,
+  /// by which each row is corrected.
+  void forecast(std::int64_t columns, std::int64_t hidden_bytes) const {
+    const auto& model = *stream_.loaded().model;
+    Work work = forward_work("quantize --rounding", model, columns, samples_.longest(), 0);
+    work.operations *= 2;
+    std::int64_t most = 0;
+    for (const auto& m : plan_.modules) {
+      const auto width = static_cast<double>(m.info.shape.back()), rows = static_cast<double>(m.info.shape.front());
+      const double share = m.info.type == quant::kExpertType ? model.shape().expert_share : 1;
+      work.operations += width * width * (share * static_cast<double>(columns) + 2 * rows);
+      most = std::max(most, quant::LayerRounding::input_bytes(m.info.shape.back()));
+    }
+    work.bytes = process_bytes() + stream_.layer_bytes() + hidden_bytes + 4 * most;
+    say_forecast(work, dtype(), context_);
   }
 
   at::ScalarType dtype() const { return stream_.loaded().dtype; }
@@ -241,7 +260,7 @@ class RoundingRun {
   /// Throws io::Error for a planned module that no layer has, before the work begins.
   void require_layers() const {
     std::set<std::string> found;
-    const auto add = [&](const Modules& modules) {
+    const auto add = [&](const LayerModules& modules) {
       for (const auto& m : modules) found.insert(m.name);
     };
     for (std::int64_t layer = 0; layer <= head(); ++layer) add(modules_of(layer));
@@ -289,7 +308,7 @@ class RoundingRun {
   }
 
   /// The modules of `modules` that are planned, and their plan.
-  quant::Plan plan_of(const Modules& modules) const {
+  quant::Plan plan_of(const LayerModules& modules) const {
     quant::Plan plan;
     for (const auto& p : plan_.modules) {
       if (std::ranges::find(modules, p.info.name, &measure::WeightModule::name) != modules.end())
@@ -328,7 +347,7 @@ class RoundingRun {
   /// False where the layer calls a module a second time, on a tensor that others do not take: then each module has
   /// matrices of its own. The first sample tells.
   template <class F>
-  bool shares_inputs(const Modules& modules, const quant::Plan& plan, const F& f) const {
+  bool shares_inputs(const LayerModules& modules, const quant::Plan& plan, const F& f) const {
     quant::LayerRounding trial(modules, plan, options_.how);
     trial.begin_samples(0, 1);
     f(0, 1, /*keep=*/false);
@@ -340,7 +359,7 @@ class RoundingRun {
   template <class F>
   void round(std::int64_t layer, const F& f) {
     sources_.check_unchanged();
-    const Modules modules = modules_of(layer);
+    const LayerModules modules = modules_of(layer);
     const quant::Plan plan = plan_of(modules);
     if (plan.modules.empty() || !take(layer))
       return for_batches([&](std::int64_t first, std::int64_t count) { f(first, count, /*keep=*/true); });

@@ -36,6 +36,7 @@ struct ModelShape {
   std::int64_t layers = 0;               ///< that hidden states pass one after the other
   std::int64_t heads = 0, kv_heads = 0;  ///< of attention, and of its keys and values; 0: it has none
   std::int64_t context = 0;              ///< the most positions
+  double expert_share = 1;               ///< of a mixture's experts, those that a token is sent to
   /// Width of what a forward gives.
   std::int64_t outputs() const { return task == Task::classify ? classes : task == Task::embed ? hidden : vocab; }
   std::vector<std::int64_t> bos, eos;  ///< as config.json or generation_config.json give them; may be empty

@@ -251,6 +251,7 @@ void read_experts(const ConfigReader& reader, DecoderConfig& config, const Exper
   moe.experts = reader.integer(keys.experts, 1, kMaxExperts, keys.default_experts);
   moe.top_k = reader.integer(keys.top_k, 1, moe.experts, std::min(keys.default_top_k, moe.experts));
   moe.inner = reader.integer(keys.inner, 1, kMaxWidth);
+  config.shape.expert_share = static_cast<double>(moe.top_k) / static_cast<double>(moe.experts);
 }
 
 void refuse_shared_keys(const ConfigReader& reader, bool causal) {

@@ -138,7 +138,7 @@ TEST(Table, FitsByHeadersOfTwoLinesThenProseThenNames) {
   EXPECT_EQ(wide().text(64),
             "                              weight  weight\n"
             "module                       SQNR dB    amax  why\n"
-            "model.la...self_attn.q_proj     31.5     0.7  its scale is that\n"
+            "..layers.10..q_proj             31.5     0.7  its scale is that\n"
             "                                              of its neighbours\n");
 }
 
@@ -146,8 +146,20 @@ TEST(Table, ColumnsWithoutRoomAreNamed) {
   EXPECT_EQ(wide().text(40),
             "                          weight  weight\n"
             "module                   SQNR dB    amax\n"
-            "model.l..lf_attn.q_proj     31.5     0.7\n"
+            "..layers.10..q_proj         31.5     0.7\n"
             "(no room for: why; COLUMNS or a pipe makes room)\n");
+}
+
+TEST(Table, ColumnsOfZerosGoFirst) {
+  Table table({"module", ">saturated", ">flushed", ">dB"});
+  table.row({"model.layers.1.mlp.up_proj", "0", "0.0", "31.5"});
+  table.row({"model.layers.2.mlp.up_proj", "0", "0.2", "30"});
+  EXPECT_NE(table.text(100).find("saturated"), std::string::npos);
+  EXPECT_EQ(table.text(45),
+            "module                      flushed    dB\n"
+            "model.layers.1.mlp.up_proj      0.0  31.5\n"
+            "model.layers.2.mlp.up_proj      0.2    30\n"
+            "(0 in each row: saturated)\n");
 }
 
 TEST(Table, LongTextsOnTheRightGoOnBelowThemselves) {
@@ -187,6 +199,12 @@ TEST(Progress, LineHasBarShareAndTimeLeft) {
   EXPECT_EQ(Progress::line("evaluate", 6, 24, 10), "evaluate [######..................]  25% 6/24, 30.0 s left");
   EXPECT_EQ(Progress::line("evaluate", 0, 24, 1), "evaluate [........................]   0% 0/24");
   EXPECT_EQ(Progress::line("evaluate", 24, 24, 5), "evaluate [########################] 100% 24/24");
+  EXPECT_EQ(Progress::line("train", 6, 24, 10, "loss 2.5000"),
+            "train [######..................]  25% 6/24, loss 2.5000, 30.0 s left");
+  EXPECT_EQ(about(61), "1 min");
+  EXPECT_EQ(about(3600), "60 min");
+  EXPECT_EQ(about(7200), "2.0 h");
+  EXPECT_EQ(about(144000), "40 h");
 }
 
 /// The text that `use` writes to stderr while stderr is a pipe.

@@ -52,6 +52,20 @@ TEST_F(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
               1e-5);
 }
 
+TEST_F(Train, SaysEachEvaluationWhereThereIsNoTerminal) {
+  auto list = arguments(folder, "run", "--eval $HELDOUT --eval-every 15");
+  std::erase(list, "--json");
+  const auto run = run_fp8(list);
+  ASSERT_EQ(run.code, 0) << run.err;
+  std::istringstream lines(run.err);
+  for (const char* step : {"15", "30", "40"}) {
+    std::string line;
+    ASSERT_TRUE(std::getline(lines, line)) << run.err;
+    EXPECT_THAT(line, ::testing::MatchesRegex("fp8: train: step " + std::string(step) +
+                                              " of 40, loss .*, lr .*, .* tokens/s, eval loss .*"));
+  }
+}
+
 // These ranks give each byte its own number, as the demo's tokenizer.json does: the same ids, the same run.
 TEST_F(Train, ATokenizerOfRanksIsTakenAndGoesAlong) {
   fs::create_directories(folder / "ranks");
