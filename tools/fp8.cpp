@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
   prefer("OMP_WAIT_POLICY", "passive");    // threads that wait sleep
   prefer("KINETO_LOG_LEVEL", "6");         // else LibTorch's profiler says when it starts and stops
   prefer("TORCH_CPP_LOG_LEVEL", "ERROR");  // else c10d prints a backtrace for each rank that it loses
-  const int code = fp8::commands::run(argc, argv);
+  const int code = fp8::commands::run(argc, argv, fp8::commands::kCommit);
   // LibTorch would take its operators back one by one before the process ends: a quarter of a short command's time.
   std::fflush(nullptr);
   _exit(code);

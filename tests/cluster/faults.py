@@ -241,16 +241,16 @@ def full_disk_of_another(tools, out, count, rng):
     lost, port, disk = rng.randrange(1, count), launch.free_port(), out.parent / f"{out.name}.disk"
 
     def command(place, *more):
-        return [str(tools.binary), "quantize", "--model", str(training.DEMO), "--dynamic", "--out", str(place), "--world-size", str(count), *more]
+        return [str(tools.binary), "quantize", "--model", str(training.DEMO), "--dynamic", "--out", str(place), *more]
 
     with small_disk(disk, f"{rng.randrange(64, 400)}k"):
-        processes = [tools.launchers.one_by_hand(command(disk / "out" if rank == lost else out, "--rank", str(rank)), rank, count, port)
+        processes = [tools.launchers.one_by_hand(command(disk / "out" if rank == lost else out, "--rank", f"{rank}/{count}"), rank, count, port)
                      for rank in range(count)]
         texts = [process.communicate(timeout=60)[1] for process in processes]
         found = [f"rank {rank} ended with {process.returncode}: {texts[rank]!r}" for rank, process in enumerate(processes)
                  if (process.returncode == 0) == (rank == lost) or (rank == lost and "space" not in texts[rank])]
         found += [f"half-written: {name}" for name in training.half_written(disk)]
-    join = subprocess.run(command(out, "--join"), env=launch.environment(), capture_output=True, text=True)
+    join = subprocess.run(command(out, "--join", str(count)), env=launch.environment(), capture_output=True, text=True)
     if join.returncode == 0 or f"missing: {lost}" not in join.stderr:
         found.append(f"--join ended with {join.returncode}: {join.stderr!r}")
     return found

@@ -60,7 +60,8 @@ TEST(Dialect, WhoSaysOcpGoesOn) {
 TEST(Dialect, TheConversionThatIsNamedRuns) {
   const test::TempDir folder;
   const std::string out = (folder / "gaudi2").string();
-  expect_success(fp8("convert --quiet --model {} --to compressed-tensors --dialect gaudi2 --out {}", quantized(), out));
+  expect_success(
+      fp8("convert --quiet --model {} --format compressed-tensors --dialect gaudi2 --out {}", quantized(), out));
   const double there = perplexity(out, {}, kGaudi2);
   EXPECT_EQ(perplexity(out), there) << "codes up to 240 mean the same everywhere";
   EXPECT_NEAR(there, perplexity(quantized()), 0.05 * there);
@@ -69,8 +70,8 @@ TEST(Dialect, TheConversionThatIsNamedRuns) {
 
 TEST(Dialect, CodesOfGaudi2WithoutAFileThatSaysSoAreTakenForThem) {
   const test::TempDir folder;
-  expect_success(
-      fp8("convert --quiet --model {} --to compressed-tensors --dialect gaudi2 --out {}", quantized(), folder / "g"));
+  expect_success(fp8("convert --quiet --model {} --format compressed-tensors --dialect gaudi2 --out {}", quantized(),
+                     folder / "g"));
   const double expected = perplexity((folder / "g").string(), {}, kGaudi2);
   fs::remove(folder / "g" / "fp8.json");
   EXPECT_EQ(perplexity((folder / "g").string(), {"--dialect", "gaudi2"}, kGaudi2), expected);
@@ -89,7 +90,7 @@ TEST(UnexplainedCodes, AreRefusedWithWhatWasFoundAndReadIfAFormIsNamed) {
   const std::vector<std::string> words = {model.name(), "quantization_config", "weights in codes",
                                           "F8_E4M3",    "weight_scale",        "--assume"};
   for (const char* to : {"bf16", "f32", "fp8"})
-    expect_refused(fp8("convert --model {} --to {} --out {} --verify", model.name(), to, out), words);
+    expect_refused(fp8("convert --model {} --format {} --out {} --verify", model.name(), to, out), words);
   expect_refused(fp8("quantize --model {} --dynamic --out {}", model.name(), out), words);
   expect_refused(fp8("measure --model {} --data $CALIB --samples 1 --out {}", model.name(), out), words);
   expect_evaluate_refused(model.name(), words);
@@ -97,9 +98,9 @@ TEST(UnexplainedCodes, AreRefusedWithWhatWasFoundAndReadIfAFormIsNamed) {
   const auto inspected = json_of(fp8("inspect --json --tensors-only {}", model.name()));
   EXPECT_THAT(inspected.value("problem", ""), HasSubstr("weights in codes"));
   const auto json = json_of(
-      fp8("convert --json --model {} --to bf16 --out {} --assume compressed-tensors --verify", model.name(), out));
+      fp8("convert --json --model {} --format bf16 --out {} --assume compressed-tensors --verify", model.name(), out));
   EXPECT_TRUE(json["verify"]["broken"].empty());
-  expect_success(fp8("convert --quiet --model {} --to bf16 --out {}", quantized(), folder / "said"));
+  expect_success(fp8("convert --quiet --model {} --format bf16 --out {}", quantized(), folder / "said"));
   EXPECT_TRUE(read_file(folder / "out" / "model.safetensors") == read_file(folder / "said" / "model.safetensors"));
 }
 
@@ -137,7 +138,7 @@ TEST_F(NonFiniteModel, IsRefusedEverywhereWithTensorAndNumber) {
       for (const char* how : {"--dynamic", "--weights-only"})
         expect_refused(fp8("quantize --model {} {} --out {}", model.name(), how, out), words);
       for (const char* to : {"f32", "f16"})
-        expect_refused(fp8("convert --model {} --to {} --out {}", model.name(), to, out), words);
+        expect_refused(fp8("convert --model {} --format {} --out {}", model.name(), to, out), words);
       expect_refused(fp8(evaluating(model.name())), words);
       expect_refused(fp8("generate --json --model {} --prompt a --tokens 1", model.name()), words);
       EXPECT_THAT(names_in(folder.path()), IsEmpty());
@@ -161,7 +162,8 @@ TEST_F(NonFiniteModel, IsCopiedWhereItIsAllowedAndEvaluateReadsThat) {
   } else {
     EXPECT_EQ(json_of(evaluated)["perplexity"], perplexity(quantized()));
   }
-  expect_success(fp8("convert --quiet --model {} --to f32 --out {} --allow-nonfinite --verify", out, folder / "f32"));
+  expect_success(
+      fp8("convert --quiet --model {} --format f32 --out {} --allow-nonfinite --verify", out, folder / "f32"));
   EXPECT_TRUE(io::read_json(folder / "f32" / "fp8.json").contains("nonfinite"));
 }
 
@@ -226,8 +228,8 @@ TEST(Finished, QuantizeAndConvertSaySoAndEndWell) {
   const test::TempDir folder;
   const std::vector<Arguments> commands = {
       args("quantize --model $DEMO --dynamic --out {} --resume", folder / "q"),
-      args("convert --model {} --to bf16 --out {} --resume", quantized(), folder / "bf16"),
-      args("convert --model {} --to modelopt --out {} --resume", quantized(), folder / "m")};
+      args("convert --model {} --format bf16 --out {} --resume", quantized(), folder / "bf16"),
+      args("convert --model {} --format modelopt --out {} --resume", quantized(), folder / "m")};
   for (auto arguments : commands) {
     SCOPED_TRACE(arguments.back());
     EXPECT_EQ(fp8(arguments).code, 0);

@@ -20,7 +20,7 @@ const std::string& quantized() {
 
 io::Json convert(const std::string& model, const std::string& to, const std::filesystem::path& out,
                  const Arguments& more = {}) {
-  Arguments arguments = args("convert --json --model {} --to {} --out {} {}", model, to, out, more);
+  Arguments arguments = args("convert --json --model {} --format {} --out {} {}", model, to, out, more);
   return json_of(fp8(arguments));
 }
 
@@ -52,7 +52,7 @@ TEST(Convert, VerifyOnlyFindsWhatChangedAfterwards) {
     file.seekp(-3, std::ios::end);
     file.put('\x55');
   }
-  const auto run = fp8("convert --model {} --to bf16 --out {} --verify-only", quantized(), out);
+  const auto run = fp8("convert --model {} --format bf16 --out {} --verify-only", quantized(), out);
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.error_lines(), 1);
   EXPECT_THAT(run.err, HasSubstr("differs from"));
@@ -75,12 +75,12 @@ TEST(Convert, RanksAreSplitAndPutTogetherAgain) {
     expect_refused(fp8(arguments), {part}, code);
     EXPECT_FALSE(std::filesystem::exists(folder / "out"));
   };
-  refused(inc, {"--to", "inc", "--ranks", "1"}, 1, "is of 1 ranks already");
-  refused(inc, {"--to", "inc", "--ranks", "5"}, 1, "can't be shared out to 5 ranks");
-  refused(inc, {"--to", "bf16", "--ranks", "2"}, 2, "--ranks is for --to inc, found --to bf16");
-  refused(inc, {"--to", "inc", "--ranks", "2", "--scheme", "tensor"}, 2, "--scheme doesn't go with --ranks");
-  refused(quantized(), {"--to", "inc", "--ranks", "2"}, 1, "expected INC's");
-  refused((folder / "two").string(), {"--to", "bf16"}, 1, "fp8 convert --to inc --ranks 1");
+  refused(inc, {"--format", "inc", "--ranks", "1"}, 1, "is of 1 ranks already");
+  refused(inc, {"--format", "inc", "--ranks", "5"}, 1, "can't be shared out to 5 ranks");
+  refused(inc, {"--format", "bf16", "--ranks", "2"}, 2, "--ranks is for --format inc, found --format bf16");
+  refused(inc, {"--format", "inc", "--ranks", "2", "--scheme", "tensor"}, 2, "--scheme doesn't go with --ranks");
+  refused(quantized(), {"--format", "inc", "--ranks", "2"}, 1, "expected INC's");
+  refused((folder / "two").string(), {"--format", "bf16"}, 1, "fp8 convert --format inc --ranks 1");
 }
 
 TEST(Convert, RefusesInOneLine) {
@@ -94,21 +94,23 @@ TEST(Convert, RefusesInOneLine) {
     EXPECT_THAT(run.err, HasSubstr(part));
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   };
-  refused({"--model", quantized()}, 2, "--to is required");
-  refused(args("--model {} --to int8", quantized()), 2, "allowed: bf16, f16, f32, compressed-tensors");
-  refused(args("--model {} --to bf16 --scheme tensor", quantized()), 2, "--scheme is for fp8 forms");
-  refused(args("--model {} --to fp8 --scheme tensor --block 64", quantized()), 2, "need --scheme block");
-  refused(args("--model {} --to fp8", quantized()), 1, "--scheme tensor, channel or block requantizes (not exact)");
-  refused(args("--model {} --to inc-vllm --scheme tensor", quantized()), 1, "fp8 quantize --measurements makes them");
-  refused(args("--model $DEMO --to inc"), 1, "fp8 quantize makes one of it");
+  refused({"--model", quantized()}, 2, "--format is required");
+  refused(args("--model {} --format int8", quantized()), 2, "allowed: bf16, f16, f32, compressed-tensors");
+  refused(args("--model {} --format bf16 --scheme tensor", quantized()), 2, "--scheme is for fp8 forms");
+  refused(args("--model {} --format fp8 --scheme tensor --block 64", quantized()), 2,
+          "--block and --scale-format are --scheme block:N");
+  refused(args("--model {} --format fp8", quantized()), 1, "--scheme tensor, channel or block requantizes (not exact)");
+  refused(args("--model {} --format inc-vllm --scheme tensor", quantized()), 1,
+          "fp8 quantize --measurements makes them");
+  refused(args("--model $DEMO --format inc"), 1, "fp8 quantize makes one of it");
 }
 
 TEST(Convert, DryRunWritesNothingAndSaysWhatItWould) {
   const test::TempDir folder;
-  const auto dry = convert(quantized(), "fp8", folder / "out", args("--scheme block --block 64 --dry-run"));
+  const auto dry = convert(quantized(), "fp8", folder / "out", args("--scheme block:64 --dry-run"));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   EXPECT_EQ(dry["exact"], false);
-  const auto wet = convert(quantized(), "fp8", folder / "out", args("--scheme block --block 64"));
+  const auto wet = convert(quantized(), "fp8", folder / "out", args("--scheme block:64"));
   EXPECT_EQ(wet["weights_bytes"], dry["weights_bytes"]);
   for (const auto& m : wet["modules"]) {
     EXPECT_EQ(m["change"], "requantized");
@@ -155,8 +157,8 @@ TEST(Convert, KilledItEndsWithTheSameBytes) {
   write_large(models / "fp8");
   std::mt19937 random(20250311);
   int kills = 0;
-  for (const Arguments& way :
-       {args("--to bf16 --shard-size 10000000"), args("--to fp8 --scheme tensor"), args("--to inc --dialect gaudi2")}) {
+  for (const Arguments& way : {args("--format bf16 --shard-size 10000000"), args("--format fp8 --scheme tensor"),
+                               args("--format inc --dialect gaudi2")}) {
     const test::TempDir folder;
     Arguments arguments = args("convert --model {} --out {} {}", models / "fp8", folder / "out", way);
     test::KillRuns runs(arguments, folder.path(), folder / "out", clean({}));

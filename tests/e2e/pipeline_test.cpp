@@ -110,7 +110,7 @@ TEST_F(Pipeline, RefusesWhatCannotBe) {
   for (const auto& more : std::vector<Arguments>{{"--block-wise"},
                                                  {"--whole"},
                                                  {"--resume"},
-                                                 {"--rank", "0", "--world-size", "2"},
+                                                 {"--rank", "0/2"},
                                                  {"--world-size", "2"},
                                                  {"--shares", "3"},
                                                  {"--join"}})

@@ -149,7 +149,7 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
       {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"WORLD_SIZE", "1"}},
       {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}};
   for (std::size_t i = 0; i < launchers.size(); ++i) {
-    if (i == 3) expect_refused(fp8(with(args("--join --world-size 4"))), {"can't join", "4 ranks, missing: 3"});
+    if (i == 3) expect_refused(fp8(with(args("--join 4"))), {"can't join", "4 ranks, missing: 3"});
     const auto run = fp8(arguments, launchers[i]);
     EXPECT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.err, AllOf(HasSubstr("warning"), HasSubstr("this is rank " + std::to_string(i) + " of 4")));
@@ -159,9 +159,9 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
   json_of(fp8(with({"--join"})));
   EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("out", "whole"));
-  expect_refused(fp8(with({"--rank", "1"})), {"--rank needs --world-size"}, 2);
+  expect_refused(fp8(with({"--rank", "1"})), {"--rank: found 1, allowed: with the number of ranks, 1/2"}, 2);
   expect_refused(fp8(with({"--world-size", "2"})), {"--world-size needs --rank"}, 2);
-  expect_refused(fp8(with(args("--rank 2 --world-size 2"))), {"--rank: found 2, allowed: 0 to 1"}, 2);
+  expect_refused(fp8(with(args("--rank 2/2"))), {"--rank: found 2 of 2, allowed: 0 to 1"}, 2);
   expect_refused(fp8(arguments, {{"RANK", "x"}, {"WORLD_SIZE", "2"}}), {"'RANK'", "found 'x'"});
   expect_refused(fp8(arguments, {{"WORLD_SIZE", "2"}}), {"'RANK'", "found nothing"});
 }

@@ -26,9 +26,8 @@ double kl_to_demo(const fs::path& model) {
 }
 
 TEST_F(Rounding, RoundingAgainstInputsLosesLess) {
-  for (const Arguments& scheme :
-       {args("--weights-only"), args("--dynamic"), args("--dynamic --scheme block --block 64"),
-        args("--weights-only --scheme tensor")}) {
+  for (const Arguments& scheme : {args("--weights-only"), args("--dynamic"), args("--dynamic --scheme block:64"),
+                                  args("--weights-only --scheme tensor")}) {
     const test::TempDir out;
     quantize(demo_model(), out / "nearest", scheme);
     const auto json =
@@ -48,10 +47,10 @@ TEST_F(Rounding, RoundingAgainstInputsLosesLess) {
     EXPECT_THAT(fp8("inspect {} --tensors-only", out / "gptq").out,
                 HasSubstr("codes   rounded against inputs: output error of 28 modules"));
     if (scheme != args("--dynamic")) continue;
-    json_of(fp8("convert --json --model {} --to modelopt --out {}", out / "gptq", out / "same"));
+    json_of(fp8("convert --json --model {} --format modelopt --out {}", out / "gptq", out / "same"));
     EXPECT_EQ(io::read_json(out / "same/fp8.json")["rounding"], json["rounding"]);
     const auto anew =
-        fp8("convert --model {} --to compressed-tensors --scheme tensor --out {}", out / "gptq", out / "anew");
+        fp8("convert --model {} --format compressed-tensors --scheme tensor --out {}", out / "gptq", out / "anew");
     EXPECT_THAT(anew.out, HasSubstr("28 of 28 weights get new codes, the nearest"));
   }
 }
@@ -84,7 +83,7 @@ TEST_F(Rounding, RoundingRefusesWhatItCannotDo) {
   refused(args("--dynamic"), {"--rounding gptq needs --data"}, 2);
   refused(args("--dynamic --data $CALIB --device cpu"), {"--device"}, 2);
   refused(args("--dynamic --data $CALIB --seq-len 100000"), {"100000"}, 1);
-  refused(args("--dynamic --data $CALIB --seq-len 100000 --rank 0 --world-size 2"), {"100000"}, 1);
+  refused(args("--dynamic --data $CALIB --seq-len 100000 --rank 0/2"), {"100000"}, 1);
   refused(args("--dynamic --data $CALIB --samples 100000 --seq-len 64 --budget kl=1"),
           {"--budget judges on the text behind"}, 1);
   const Model foreign;
@@ -105,24 +104,24 @@ TEST_F(Rounding, RanksAndSharesRoundLayersOnce) {
   for (const char* rank : {"0", "1", "2"})
     ranks.push_back(processes.start(with("ranks", args("--shard-size 500000 --rank {} --world-size 3", rank))));
   for (const auto i : ranks) EXPECT_EQ(processes.wait(i).code, 0);
-  json_of(fp8(with("ranks", args("--rank 0 --world-size 3 --dry-run --budget kl=1"))));
-  const Arguments join = args("--join --world-size 3 --shard-size 500000");
+  json_of(fp8(with("ranks", args("--rank 0/3 --dry-run --budget kl=1"))));
+  const Arguments join = args("--join 3 --shard-size 500000");
   ASSERT_TRUE(fs::remove(folder / ".ranks.rounding/model.layers.1.safetensors"));
   expect_refused(fp8(with("ranks", join)), {".ranks.rounding", "no codes of 1 layers", "model.layers.1"}, 1);
-  json_of(fp8(with("ranks", args("--shard-size 500000 --rank 1 --world-size 3 --resume"))));
+  json_of(fp8(with("ranks", args("--shard-size 500000 --rank 1/3 --resume"))));
   json_of(fp8(with("ranks", join)));
   json_of(fp8(with("cut", args("--shard-size 500000"))));
   EXPECT_TRUE(contents(folder / "ranks") == contents(folder / "cut"));
   for (const char* rank : {"0", "1", "2"})
     json_of(fp8(with("ranks", args("--shard-size 500000 --rank {} --world-size 3 --overwrite", rank))));
-  json_of(fp8(with("ranks", args("--join --world-size 3 --shard-size 500000 --overwrite"))));
+  json_of(fp8(with("ranks", args("--join 3 --shard-size 500000 --overwrite"))));
   EXPECT_TRUE(contents(folder / "ranks") == contents(folder / "cut"));
   EXPECT_EQ(io::read_json(folder / "ranks/fp8.json")["rounding"], io::read_json(folder / "whole/fp8.json")["rounding"]);
-  auto killed = processes.start(with("shares", args("--shares 2 --join --wait 60")));
+  auto killed = processes.start(with("shares", args("--shares 2 --join wait:60")));
   ::usleep(700000);
   processes.kill(killed);
-  const auto one = processes.start(with("shares", args("--shares 2 --join --wait 60"))),
-             two = processes.start(with("shares", args("--shares 2 --join --wait 60 --batch 2")));
+  const auto one = processes.start(with("shares", args("--shares 2 --join wait:60"))),
+             two = processes.start(with("shares", args("--shares 2 --join wait:60 --batch 2")));
   for (const auto i : {one, two}) EXPECT_EQ(processes.wait(i).code, 0);
   EXPECT_TRUE(contents(folder / "shares") == whole);
   const auto again = json_of(fp8(with("shares", {"--resume"})));

@@ -100,34 +100,34 @@ TEST_F(Shares, WhatObserversKnowIsJoined) {
     const auto whole = contents(at(std::string("whole-") + name)), after = contents(at(out));
     for (const auto& [file, bytes] : whole) EXPECT_TRUE(after.contains(file) && after.at(file) == bytes) << file;
   }
-  expect_refused(fp8(measuring("save", args("{} --join --world-size 2", observer("save")))),
+  expect_refused(fp8(measuring("save", args("{} --join 2", observer("save")))),
                  {"observer 'save'", "can't be joined", "allowed: maxabs"});
 }
 
 TEST_F(Shares, PartsOfSomethingElseAreNotJoined) {
   expect_refused(fp8(measuring("out", {"--join"})), {"no shares to join"});
-  expect_success(fp8(measuring("out", args("--rank 0 --world-size 2"))));
+  expect_success(fp8(measuring("out", args("--rank 0/2"))));
   expect_refused(fp8(measuring("out", {"--join"})), {"can't join the measurements of 2 ranks, missing: 1"});
-  expect_success(fp8(measuring("out", args("--rank 1 --world-size 2 --skip 1"))));
+  expect_success(fp8(measuring("out", args("--rank 1/2 --skip 1"))));
   expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
-  expect_success(fp8(measuring("out", args("--rank 1 --world-size 2"))));
+  expect_success(fp8(measuring("out", args("--rank 1/2"))));
   expect_refused(fp8(measuring("out", args("--join --exclude q_proj"))), {"_0_2.json: is of other files, samples"});
   expect_success(fp8(measuring("out", {"--join"})));
   // Other forwards are other shares of the samples.
-  auto other = measuring("out", args("--rank 1 --world-size 2"));
+  auto other = measuring("out", args("--rank 1/2"));
   *(std::find(other.begin(), other.end(), "--batch") + 1) = "1";
   expect_success(fp8(other));
   expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
-  expect_refused(fp8(measuring("out", {"--wait"})), {"--wait goes with --join"}, 2);
+  expect_refused(fp8(measuring("out", {"--wait"})), {"--wait is --join wait"}, 2);
   expect_refused(fp8(measuring("out", {"--shares", "0"})), {"--shares: found '0', allowed: an integer from 1"}, 2);
-  expect_refused(fp8(measuring("out", args("--join --wait x"))), {"--wait: found 'x', allowed: a number"}, 2);
+  expect_refused(fp8(measuring("out", args("--join x"))), {"--join: found 'x', allowed: nothing, a number"}, 2);
   expect_refused(fp8(measuring("out", args("--join --shares 3"))), {"no shares to join"});
 }
 
 TEST_F(Shares, MeasuringSurvivesKills) {
   expect_success(fp8(measuring("whole")));
   const auto whole = contents(at("whole"));
-  const auto arguments = measuring("out", args("--shares 4 --join --wait"));
+  const auto arguments = measuring("out", args("--shares 4 --join wait"));
   const int met = run_with_kills(arguments, 6, 3, 300, folder_ / "out/inc_output_hooks_maxabs.json");
   EXPECT_GE(met, 1);
   EXPECT_TRUE(contents(at("out")) == whole);
@@ -148,14 +148,14 @@ TEST_F(Shares, QuantizingSurvivesKills) {
   for (const Arguments& shards : {Arguments{}, Arguments{"--shard-size", "700000"}}) {
     const std::string end = std::to_string(shards.size());
     expect_success(fp8(quantizing("whole" + end, shards)));
-    const auto arguments = quantizing("out" + end, args("{} --shares 7 --join --wait 100", shards));
+    const auto arguments = quantizing("out" + end, args("{} --shares 7 --join wait:100", shards));
     met += run_with_kills(arguments, 12, 5, 8, folder_ / ("out" + end));
     EXPECT_TRUE(contents(at("out" + end)) == contents(at("whole" + end)));
     EXPECT_EQ(json_of(fp8("{} --json", arguments)).value("finished_before", false), true);
   }
   EXPECT_GE(met, 1);
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("out0", "out2", "whole0", "whole2"));
-  const Arguments convert = args("convert --quiet --model {} --to bf16 --out", at("whole0"));
+  const Arguments convert = args("convert --quiet --model {} --format bf16 --out", at("whole0"));
   expect_success(fp8("{} {}", convert, at("bf16")));
   const auto arguments = args("{} {} --shares 3", convert, at("joined"));
   expect_success(fp8(arguments));
@@ -174,7 +174,7 @@ TEST_F(Shares, AFolderThatIsNotOurs) {
   fs::remove_all(folder / "1.part-0");
   fs::rename(folder / "1.done", folder_ / "mark");
   write_file(folder / "1.lease-0", std::string("\0\1\2\3", 4));
-  auto run = fp8("quantize --dynamic --model $DEMO --out {} --shares 3 --lease-seconds 0.3 --join --wait", at("out"));
+  auto run = fp8("quantize --dynamic --model $DEMO --out {} --shares 3:0.3 --join wait", at("out"));
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, AllOf(HasSubstr("1.lease-0: can't be read"), HasSubstr("expires")));
   expect_success(fp8(quantizing("whole")));

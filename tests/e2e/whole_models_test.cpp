@@ -314,7 +314,7 @@ class Silero : public ::testing::Test {
   }
   std::vector<float> run(const Arguments& more, io::Json* json = nullptr) {
     Arguments arguments =
-        args("run {} --inputs {} --out {} --json {}", model(), sound(), folder / "out.safetensors", more);
+        args("run {} --data {} --out {} --json {}", model(), sound(), folder / "out.safetensors", more);
     const auto result = json_of(fp8(arguments));
     if (json != nullptr) *json = result;
     return values(folder / "out.safetensors", "output");
@@ -385,7 +385,7 @@ TEST_F(Silero, AnEarlierRunIsTheReferenceOfALaterOne) {
   io::Json json;
   run(args("--samples 40 --reference {}", folder / "first.safetensors"), &json);
   EXPECT_EQ(json.at("outputs").at("output").at("max_difference"), 0.0);
-  expect_refused(fp8("run {} --inputs {} --samples 41 --reference {} --out {} --json", model(), sound(),
+  expect_refused(fp8("run {} --data {} --samples 41 --reference {} --out {} --json", model(), sound(),
                      folder / "first.safetensors", folder / "x"),
                  {"expected a tensor 'output' of shape [41,1], found [40,1]"});
 }

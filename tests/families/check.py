@@ -19,7 +19,7 @@ HEAD = re.compile(r"(lm_head|score|classifier(\.out_proj)?|qa_outputs)\.weight$"
 
 FORMS = {
     "dynamic": ["--dynamic"],
-    "block": ["--dynamic", "--scheme", "block", "--block", "32"],
+    "block": ["--dynamic", "--scheme", "block:32"],
     "weights-only": ["--weights-only"],
     "mx": ["--dynamic", "--scheme", "mx"],
 }

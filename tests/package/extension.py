@@ -57,7 +57,7 @@ with profile(activities=[ProfilerActivity.CPU]) as p: op(x, x)
 assert any(event.key == "my::gelu_mul" for event in p.key_averages())
 def fp8(*arguments, **environment):
     return subprocess.run([program, *arguments], env={**os.environ, **environment}, capture_output=True, text=True)
-run = ["run", f"{folder}/square.jit", "--inputs", f"{folder}/x.safetensors"]
+run = ["run", f"{folder}/square.jit", "--data", f"{folder}/x.safetensors"]
 without = fp8(*run, "--out", f"{folder}/y0.safetensors")
 assert without.returncode == 1 and "my::gelu_mul" in without.stderr, without
 for done in (fp8(*run, "--out", f"{folder}/y1.safetensors", "--load", f"{extensions}/gelu_mul.so", FP8_TRACE="1"),

@@ -132,7 +132,7 @@ def command_case(rounds, name, command):
     def shared():
         out = rounds.new()
         if name == "measure":
-            seconds = run([command + [out, "--shares", 2, "--join", "--wait"]] * 2, 2)
+            seconds = run([command + [out, "--shares", 2, "--join", "wait"]] * 2, 2)
         else:  # joined shares are one file, so a copy of all of it; those of ranks become its parts
             seconds = run([command + [out]] * 2, 2) + run([command + [out, "--join"]], 1)
         shutil.rmtree(out)

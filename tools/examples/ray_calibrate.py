@@ -11,7 +11,7 @@ import sys
 
 import ray
 
-TAKE = "fp8 measure {model} -d {text} --samples 1024 --batch 4 -o {out} --threads 4 --shares 64 --rank {rank} --world-size {tasks}"
+TAKE = "fp8 measure {model} -d {text} --samples 1024 --batch 4 -o {out} --threads 4 --shares 64 --rank {rank}/{tasks}"
 JOIN = "fp8 measure {model} -d {text} --samples 1024 --batch 4 -o {out} --shares 64 --join"
 
 

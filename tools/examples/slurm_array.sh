@@ -9,9 +9,9 @@
 #SBATCH --requeue
 set -euo pipefail
 model=$1 text=$2 out=$3
-place=(--rank "$SLURM_ARRAY_TASK_ID" --world-size "$SLURM_ARRAY_TASK_COUNT" --threads "${SLURM_CPUS_PER_TASK:-1}")
+place=(--rank "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" --threads "${SLURM_CPUS_PER_TASK:-1}")
 
 fp8 measure "$model" -d "$text" --samples 1024 --batch 4 -o "$out/stats" \
-  --shares 64 --lease-seconds 120 --join --wait "${place[@]}"
+  --shares 64:120 --join wait "${place[@]}"
 fp8 quantize "$model" --measurements "$out/stats" -o "$out/fp8" \
-  --shares 64 --lease-seconds 120 --join --wait "${place[@]}"
+  --shares 64:120 --join wait "${place[@]}"

@@ -174,11 +174,11 @@ TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
   const std::string model = (dir / "model").string(), out = (dir / "out").string();
   const std::vector<std::vector<std::string>> commands = {args("measure --model {} --data t.txt --out {}", model, out),
                                                           args("quantize --model {} --dynamic --out {}", model, out),
-                                                          args("convert --model {} --to bf16 --out {}", model, out),
+                                                          args("convert --model {} --format bf16 --out {}", model, out),
                                                           args("evaluate --model {} --data t.txt", model),
                                                           args("generate --model {} --prompt x", model),
                                                           args("train --init {} --data t.txt --out {}", model, out),
-                                                          args("run m.jit --inputs x.wav --out {}", out),
+                                                          args("run m.jit --data x.wav --out {}", out),
                                                           {"inspect", model}};
   for (const auto& [name, value] : kWrong) {
     for (const auto& command : commands) {

@@ -19,24 +19,29 @@ namespace fp8::commands {
 const std::vector<Command>& commands() {
   static const std::vector<Command> table = {
       {"measure", "Run a model on calibration data and write the amax of its tensors",
-       "fp8 measure --model model --data calibration.txt --out stats --samples 128", add_measure},
-      {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8",
+       "fp8 measure model -d calibration.txt -o stats -n 128", add_measure},
+      {"quantize", "Write an fp8 checkpoint",
+       "fp8 quantize model -o model-fp8 --preset FP8_DYNAMIC\n"
+       "fp8 quantize model -o model-fp8 --preset FP8_BLOCK\n"
+       "fp8 quantize model -o model-fp8 --preset FP8_WEIGHT_ONLY\n"
+       "fp8 quantize model -o model-fp8 --preset FP8_STATIC --measurements stats\n"
+       "fp8 quantize model -o model-fp8 --preset FP8_KV --measurements stats",
        add_quantize},
       {"convert", "Write an fp8 checkpoint in another form, or back in high precision",
-       "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
+       "fp8 convert model-fp8 --format bf16 -o model-bf16 --verify", add_convert},
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
-       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate,
-       Ranks::share_unless_measures},
-      {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100",
-       add_generate, Ranks::first_unless_measures},
+       "fp8 evaluate model-fp8 -d text.txt --reference model", add_evaluate, Ranks::share_unless_measures},
+      {"generate", "Continue a prompt", "fp8 generate model --prompt \"In the beginning\" --tokens 100", add_generate,
+       Ranks::first_unless_measures},
       {"embed", "One vector of each text, as sentence encoders give it",
-       "fp8 embed --model model --data texts.jsonl --out vectors.safetensors", add_embed, Ranks::first_unless_measures},
+       "fp8 embed model -d texts.jsonl -o vectors.safetensors", add_embed, Ranks::first_unless_measures},
       {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
-       "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt",
+       "fp8 train --init config.json -d text.txt -o run --precision fp8\n"
+       "fp8 train model -d text.txt -o run --eval heldout.txt",
        add_train},
       {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
-       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run, Ranks::first},
-      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect,
+       "fp8 run model.jit -d sound.wav -o result.safetensors --measurements stats", add_run, Ranks::first},
+      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect model-fp8", add_inspect,
        Ranks::first},
       {"config", "What a config means, or what is wrong with it: QUANT_CONFIG, recipe, DeepSpeed, Optimum",
        "fp8 config explain quant.json --model model", add_config},
@@ -67,16 +72,18 @@ CommandPage page_of(const Command& command, const std::string& group) {
     return page;
   }
   Context context;
-  page.options = Parser(command, page.name, context).options().rows();
+  const Parser parser(command, page.name, context);
+  page.options = parser.options().rows();
+  page.alternatives = parser.options().alternatives();
   return page;
 }
 
 CommandPage page_of_program() {
   CommandPage page{"", "Measure, quantize and run models in 8-bit floating point.",
-                   "fp8 quantize --model DIR --dynamic --out DIR-fp8"};
+                   "fp8 quantize DIR -o DIR-fp8 --preset FP8_DYNAMIC"};
   OptionRow which{.names = {"COMMAND"},
                   .type = "TEXT",
-                  .help = "A command, or a group and one of it",
+                  .help = "A command, a group and one of it, or a topic",
                   .value = Value::word,
                   .repeated = true,
                   .positional = true};
@@ -84,9 +91,13 @@ CommandPage page_of_program() {
     page.children.push_back(page_of(command, ""));
     which.words.emplace_back(command.name);
   }
+  for (const Topic& topic : topics()) {
+    page.topics.emplace_back(topic.name, topic.summary);
+    which.words.emplace_back(topic.name);
+  }
   page.children.push_back({"help",
-                           "What a command does: its common options and an example",
-                           "fp8 help quantize --help-all",
+                           "What a command does: its usual options and an example; or a topic",
+                           "fp8 help quantize --help-all\nfp8 help presets",
                            {which, {.names = {"--help-all"}, .help = "Every option"}}});
   return page;
 }

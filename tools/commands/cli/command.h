@@ -16,7 +16,7 @@ using Action = std::function<void(Context&)>;
 struct Command {
   const char* name;
   const char* summary;                  ///< one line of `fp8 --help`
-  const char* example;                  ///< below `fp8 NAME --help`
+  const char* example;                  ///< below `fp8 NAME --help`; a line each
   std::function<Action(Options&)> add;  ///< called when the command line names it; null: a group of commands
   Ranks ranks = Ranks::any;             ///< which processes of a launcher run it; of a group: of all its children
   std::vector<Command> children = {};   ///< of a group: `fp8 GROUP NAME ...`
@@ -53,6 +53,7 @@ class Parser {
 
   CLI::App& app() { return app_; }
   Options& options() { return options_; }
+  const Options& options() const { return options_; }
   const Action& action() const { return action_; }
 
  private:
@@ -61,13 +62,27 @@ class Parser {
   Action action_;
 };
 
+/// What `fp8 help NAME` explains that is no command.
+struct Topic {
+  const char* name;
+  const char* summary;
+  std::string (*text)(std::size_t width);
+};
+/// The table, in the order of the help (topics.cpp).
+const std::vector<Topic>& topics();
+/// quantize/preset.cpp.
+std::string preset_text(std::size_t width);
+
 /// A command as help, completions and man pages show it; group: "measurements" or "".
 CommandPage page_of(const Command& command, const std::string& group);
 /// With all commands, and all of their options.
 CommandPage page_of_program();
 
-/// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage, 130 after
-/// Ctrl-C, 143 after SIGTERM. Failures are one line on stderr, "fp8: error: ...".
-int run(int argc, char** argv);
+/// The commit that was built, "" where it is not known. In the program alone (tools/cmake/fp8_commit.cmake).
+extern const char kCommit[];
+
+/// Parses the command line and runs the command. commit: what --version adds, "" where it is not known. Returns the
+/// exit code, of exit_codes(). Failures are one line on stderr, "fp8: error: ...".
+int run(int argc, char** argv, const char* commit = "");
 
 }  // namespace fp8::commands

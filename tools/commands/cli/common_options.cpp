@@ -43,7 +43,8 @@ struct CommonOption {
 };
 constexpr CommonOption kCommon[] = {{"--json", kNothing},     {"--device", kReadsModel}, {"--dialect", kReadsDialect},
                                     {"--dtype", kReadsDtype}, {"--threads", kNothing},   {"--seed", kNothing},
-                                    {"--load", kReadsModel},  {"--quiet", kNothing},     {"--color", kNothing}};
+                                    {"--load", kReadsModel},  {"--quiet", kNothing},     {"--verbose", kNothing},
+                                    {"--color", kNothing}};
 
 const CommonReader* reader_of(const CommonOption& option, const std::string& command) {
   for (const CommonReader& reader : kReaders)
@@ -112,6 +113,7 @@ void Options::common(Context& context) {
       ->default_str("0");
   list("--load", context.load, "A library of operators to load (fp8_add_extension), several times if wanted");
   flag("--quiet", context.quiet, "No warnings, no progress bar");
+  flag("--verbose", context.verbose, "Nothing is folded: all modules, all problems");
   choice(
       "--color", {"auto", "always", "never"}, [](std::size_t i) { set_color_mode(static_cast<ColorMode>(i)); },
       "Colours of warnings, errors and bars (default auto: on a terminal; NO_COLOR is heeded)");

@@ -35,6 +35,7 @@ struct Context {
   std::uint64_t seed = 0;
   std::vector<std::string> load;  ///< libraries of operators, before those of FP8_EXTENSIONS; see torch_scope.h
   bool json = false, quiet = false;
+  bool verbose = false;  ///< nothing is folded or left out of what is printed
 
   /// The result of the command, once: `object` as one line with --json, else `text` (ends with a newline).
   void result(const io::Json& object, std::string_view text) const;

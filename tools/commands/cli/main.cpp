@@ -79,20 +79,31 @@ CommandPage page_found(const Found& found) {
   return page_of_program();
 }
 
-/// The words after "help": a command, and --help-all.
+/// The words after "help": a command or a topic, and --help-all.
 void run_help(Words words) {
   const bool all = std::erase(words, "--help-all") > 0;
   const bool asked = std::erase(words, "--help") + std::erase(words, "-h") > 0;
   if (words == Words{"help"} || (asked && words.empty())) return print_help(page_of_program().children.back(), all);
+  if (words.size() == 1) {
+    Words names;
+    for (const Topic& topic : topics()) {
+      if (words[0] == topic.name) return write_stdout(topic.text(help_width()));
+      names.emplace_back(topic.name);
+    }
+    if (const std::string near = did_you_mean(words[0], names);
+        !near.empty() && meant(words[0], names_of(commands())).empty())
+      io::fail<UsageError>("help: unknown command or topic '{}'{}", words[0], near);
+  }
   const Found found = find_command(words);
   if (found.words < words.size())
     io::fail<UsageError>("help: unexpected argument '{}', allowed: a command, --help-all", words[found.words]);
   print_help(page_found(found), all);
 }
 
-/// `fp8 --help`, `fp8 measurements --version`: options that need no command. Throws UsageError for any other
-/// option and for none.
-void run_without_command(const Found& found, const Words& words) {
+/// `fp8`, `fp8 --help`, `fp8 measurements --version`: options that need no command. Throws UsageError for any other
+/// option, and for a group alone.
+void run_without_command(const Found& found, const Words& words, const std::string& version) {
+  if (words.empty()) return print_help(page_of_program(), false);
   const std::string group = found.command != nullptr ? found.command->name : "";
   const std::string where = group.empty() ? "" : group + ": ";
   const Words names = names_of(group.empty() ? commands() : found.command->children);
@@ -102,7 +113,7 @@ void run_without_command(const Found& found, const Words& words) {
   const std::string& option = words[found.words];
   if (option == "--help" || option == "-h" || option == "--help-all")
     return print_help(page_found(found), option == "--help-all");
-  if (option == "--version" || option == "-V") return write_stdout("fp8 " FP8_VERSION "\n");
+  if (option == "--version" || option == "-V") return write_stdout(version + "\n");
   const std::string near = did_you_mean(option, {"--help", "--help-all", "--version"});
   io::fail<UsageError>("{}unknown option '{}'{}{}{}", where, option, near,
                        near.empty() ? ", allowed: --help, --version or a command: " + io::joined(names) : "",
@@ -123,43 +134,29 @@ void refuse_environment() {
     io::fail<io::Error>("environment: {}{}", problems[0], problems.size() > 1 ? " (fp8 doctor lists more)" : "");
 }
 
-/// "--trainer.max_steps 5" as "--trainer.max_steps=5": keys of files, which have dots or underscores as no option has,
-/// have no row that says they take a value. In reverse, as CLI11 takes a vector.
-Words with_joined_keys(const Words& words) {
-  Words arguments;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const std::string& word = words[i];
-    const bool key =
-        word.starts_with("--") && word.find_first_of("._") != std::string::npos && word.find('=') == std::string::npos;
-    const bool value = key && i + 1 < words.size() && !words[i + 1].starts_with("--");
-    arguments.push_back(word + (value ? "=" + words[i + 1] : ""));
-    i += value ? 1 : 0;
-  }
-  std::ranges::reverse(arguments);
-  return arguments;
-}
-
-void run_command(const Words& words) {
+void run_command(const Words& words, const std::string& commit) {
+  const std::string version = "fp8 " FP8_VERSION + (commit.empty() ? "" : " (" + commit + ")");
   if (!words.empty() && words[0] == "help") return run_help(Words(words.begin() + 1, words.end()));
   const Found found = find_command(words);
-  if (found.command == nullptr || found.command->add == nullptr) return run_without_command(found, words);
+  if (found.command == nullptr || found.command->add == nullptr) return run_without_command(found, words, version);
   const Command& command = *found.command;
   const bool in_group = !found.group.empty();
   Context context;
   Parser parser(command, (in_group ? found.group + " " : "") + command.name, context);
   try {
-    parser.app().parse(with_joined_keys(Words(words.begin() + static_cast<std::ptrdiff_t>(found.words), words.end())));
+    parser.options().parse(Words(words.begin() + static_cast<std::ptrdiff_t>(found.words), words.end()));
   } catch (const CLI::CallForHelp&) {
     return print_help(page_found(found), false);
   } catch (const CLI::CallForAllHelp&) {
     return print_help(page_found(found), true);
-  } catch (const CLI::CallForVersion& version) {
-    return write_stdout(std::string(version.what()) + "\n");
+  } catch (const CLI::CallForVersion&) {
+    return write_stdout(version + "\n");
   }
   parser.options().check();
   if (std::string_view(command.name) != "doctor") refuse_environment();
   const Ranks ranks = in_group ? command_called(found.group, commands(), "").ranks : command.ranks;
   if (!takes_part(ranks, command.name, context)) return;
+  for (const auto& hint : parser.options().hints()) context.warn(hint);
   apply(context);
   parser.action()(context);
 }
@@ -189,7 +186,7 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
       {"convert_dialect", "fp8 convert --dialect {}"},
       {"dialect", "--dialect {}"},
       {"experts", "--experts keep"},
-      {"form", "--to {},"},
+      {"form", "--format {},"},
       {"format", "--format {}"},
       {"kv_cache", "--kv-cache off"},
       {"measure", "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"},
@@ -200,11 +197,11 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
       {"quantize", "fp8 quantize"},
       {"range", "448/240"},
       {"rescale", "--rescale {}"},
-      {"scale_format", "--scale-format f32"},
+      {"scale_format", "--scheme block:f32"},
       {"weight_scales", "--weight-scales mse"},
       {"stacked_experts", " (--experts keep leaves stacked experts as they are)"},
       {"tensor_or_dynamic", "--scheme tensor or --dynamic"},
-      {"unify", "fp8 convert --to inc --ranks 1"},
+      {"unify", "fp8 convert --format inc --ranks 1"},
       {"weights", "--scheme"},
   };
   if (std::ranges::find(kPlain, id) != std::end(kPlain)) return "--" + std::string(id);
@@ -217,12 +214,12 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
 
 std::string what_of(const std::exception& error) { return io::spelled(io::raw_message(error), flag_of_option); }
 
-int run(int argc, char** argv) {
+int run(int argc, char** argv, const char* commit) {
   install_signal_handlers();
   const Words words(argv + (argc > 0 ? 1 : 0), argv + argc);
   look_for_color(words);
   try {
-    run_command(words);
+    run_command(words, commit);
     return 0;
   } catch (const CLI::ParseError& error) {
     return report(message_of(error), kUsage);

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 
@@ -24,7 +25,40 @@ std::string long_name(const CLI::Option& option) {
   return names.empty() ? option.get_name(/*positional=*/true) : "--" + names[0];
 }
 
+/// "MODEL" of what is an argument and an option.
+std::string shown_name(const CLI::Option& option) {
+  return option.get_positional() ? option.get_name(/*positional=*/true) : long_name(option);
+}
+
+constexpr SharedName kSharedNames[] = {
+    {"--model", 'm', "MODEL"},
+    {"--data", 'd', "FILE"},
+    {"--out", 'o', "OUT"},
+    {"--samples", 'n', ""},
+    {"--quiet", 'q', ""},
+    {"--verbose", 'v', ""},
+    {"--json", 'j', ""},
+    {"--threads", 't', ""},
+    {"--format", 'f', ""},
+    {"--config", 'c', "FILE"},
+    {"--preset", 'p', "NAME"},
+    {"--reference", 'r', ""},
+    {"--measurements", '\0', "DIR"},
+};
+
+/// "-o,--out", as CLI11 takes names.
+std::string with_flag(const std::string& name) {
+  const SharedName* shared = shared_name(name);
+  return shared == nullptr || shared->flag == '\0' ? name : std::string{'-', shared->flag, ','} + name;
+}
+
 }  // namespace
+
+const SharedName* shared_name(std::string_view option) {
+  const auto* found =
+      std::ranges::find(kSharedNames, option, [](const auto& row) { return std::string_view(row.name); });
+  return found == std::end(kSharedNames) ? nullptr : found;
+}
 
 void bad_value(const std::string& name, const std::string& found, const std::string& allowed) {
   io::fail<UsageError>("{}: found '{}', allowed: {}", name, found, allowed);
@@ -46,7 +80,7 @@ std::optional<double> parse_number(std::string_view text) {
 
 CLI::Option* Options::add(const std::string& name, const std::string& type, std::function<void(const std::string&)> set,
                           const std::string& help) {
-  return app_.add_option_function<std::string>(name, std::move(set), help)->type_name(type);
+  return app_.add_option_function<std::string>(with_flag(name), std::move(set), help)->type_name(type);
 }
 
 void Options::text(const std::string& name, std::string& target, const std::string& help, Need need) {
@@ -65,6 +99,19 @@ void Options::path(const std::string& name, std::filesystem::path& target, const
   };
   auto* option = add(name, "PATH", set, help);
   if (need == Need::required) required_.push_back(option);
+}
+
+void Options::model(std::filesystem::path& target, const std::string& help, Need need) {
+  add_files(
+      "--model", "MODEL,-m,--model", [&target](const auto& values) { target = values.at(0); }, help, need)
+      ->expected(1)
+      ->allow_extra_args(false);
+}
+
+void Options::models(std::vector<std::filesystem::path>& target, const std::string& help) {
+  const auto set = [&target](const std::vector<std::string>& values) { target.assign(values.begin(), values.end()); };
+  add_files("--model", "MODEL,-m,--model", set, help, Need::required);
+  several_.insert("--model");
 }
 
 void Options::integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
@@ -96,7 +143,13 @@ void Options::number_or_none(const std::string& name, std::optional<double>& tar
       bad_value(name, text, "a number from " + plain(low) + " to " + plain(high) + ", or nothing");
     target = *value;
   };
-  add(name, "[X]", set, help)->expected(0, 1);
+  custom(name, "[X]", set, help);
+}
+
+void Options::custom(const std::string& name, const std::string& type, std::function<void(const std::string&)> set,
+                     const std::string& help, const std::string& default_text) {
+  auto* option = add(name, type, std::move(set), help)->default_str(default_text);
+  if (type.starts_with('[')) option->expected(0, 1);
 }
 
 void Options::choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,
@@ -112,19 +165,39 @@ void Options::choice(const std::string& name, std::vector<std::string> allowed, 
   add(name, type, apply, help);
 }
 
+void Options::detailed_choice(const std::string& name, std::vector<std::string> allowed,
+                              std::function<bool(std::size_t, const std::vector<std::string>&)> set,
+                              const std::string& allowed_details, const std::string& help) {
+  const std::string type = io::joined(allowed, "|");
+  words_[name] = allowed;
+  const auto apply = [=, set = std::move(set)](const std::string& text) {
+    const auto colon = text.find(':');
+    const auto word = std::ranges::find(allowed, text.substr(0, colon));
+    std::vector<std::string> details;
+    for (auto at = colon; at != std::string::npos;) {
+      const auto comma = text.find(',', at + 1);
+      details.push_back(text.substr(at + 1, comma == std::string::npos ? comma : comma - at - 1));
+      at = comma;
+    }
+    if (word == allowed.end() || !set(static_cast<std::size_t>(word - allowed.begin()), details))
+      bad_value(name, text, io::joined(allowed) + "; " + allowed_details);
+  };
+  add(name, type, apply, help);
+}
+
 void Options::rest(std::function<bool(std::string_view)> accepts, std::vector<std::string>& target) {
   accepts_ = std::move(accepts);
   rest_ = &target;
 }
 
 void Options::flag(const std::string& name, bool& target, const std::string& help) {
-  app_.add_flag(name, target, help)->disable_flag_override();  // "--json=3" is an error
+  app_.add_flag(with_flag(name), target, help)->disable_flag_override();  // "--json=3" is an error
   flags_[name] = &target;
 }
 
 void Options::paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help) {
   const auto set = [&target](const std::vector<std::string>& values) { target.assign(values.begin(), values.end()); };
-  files(name, set, help, Need::required, /*several=*/true);
+  add_files(name, name, set, help, Need::required);
 }
 
 void Options::list(const std::string& name, std::vector<std::string>& target, const std::string& help) {
@@ -132,17 +205,35 @@ void Options::list(const std::string& name, std::vector<std::string>& target, co
   lists_.insert(name);
 }
 
-void Options::files(const std::string& name, std::function<void(const std::vector<std::string>&)> set,
-                    const std::string& help, Need need, bool several) {
+void Options::patterns(const std::string& name, std::vector<std::string>& target, const std::string& help) {
+  list(name, target, help);
+  app_.get_option(name)->each([name](const std::string& pattern) {
+    try {
+      const configs::PythonRegex compiled(pattern, name);
+    } catch (const io::Error& error) {
+      throw UsageError(error.what());
+    }
+  });
+}
+
+CLI::Option* Options::add_files(const std::string& name, const std::string& shown,
+                                std::function<void(const std::vector<std::string>&)> set, const std::string& help,
+                                Need need) {
   const std::function<void(const std::vector<std::string>&)> checked =
       [name, set = std::move(set)](const std::vector<std::string>& values) {
         for (const auto& value : values)
           if (value.empty()) bad_value(name, value, "a path");
         set(values);
       };
-  auto* option = app_.add_option_function<std::vector<std::string>>(name, checked, help);
-  option->type_name("PATH")->allow_extra_args(several);
+  auto* option = app_.add_option_function<std::vector<std::string>>(shown, checked, help)->type_name("PATH");
   if (need == Need::required) required_.push_back(option);
+  return option;
+}
+
+void Options::files(const std::string& name, std::function<void(const std::vector<std::string>&)> set,
+                    const std::string& help, Need need) {
+  add_files(name, with_flag(name), std::move(set), help, need)->allow_extra_args(false);
+  several_.insert(name);
 }
 
 bool Options::take(const std::string& name, const std::string& value, const std::string& source) {
@@ -150,6 +241,7 @@ bool Options::take(const std::string& name, const std::string& value, const std:
 }
 
 bool Options::take(const std::string& name, const std::vector<std::string>& values, const std::string& source) {
+  if (const auto now = renamed_.find(name); now != renamed_.end()) return take(now->second, values, source);
   CLI::Option* option = app_.get_option(name);
   if (option->count() > 0 && !taken_.contains(name)) return false;
   const auto flag = flags_.find(name);
@@ -214,12 +306,13 @@ std::vector<OptionRow> Options::rows() const {
   for (const CLI::Option* option : app_.get_options()) {
     if (option->get_group().empty()) continue;
     OptionRow row;
-    for (const auto& name : option->get_snames()) row.names.push_back("-" + name);
-    row.names.push_back(long_name(*option));
+    row.positional = option->get_positional();
+    if (!row.positional)
+      for (const auto& name : option->get_snames()) row.names.push_back("-" + name);
+    row.names.push_back(shown_name(*option));
     const std::string& name = row.long_name();
     const auto words = words_.find(name);
     if (words != words_.end()) row.words = words->second;
-    row.positional = option->get_positional();
     const bool is_flag = !row.positional && option->get_expected_max() == 0;
     row.type = is_flag ? "" : option->get_type_name();
     row.value = is_flag              ? Value::none
@@ -227,8 +320,12 @@ std::vector<OptionRow> Options::rows() const {
                 : row.type == "PATH" ? Value::file
                 : row.type == "TEXT" ? Value::text
                                      : Value::word;
+    const SharedName* shared = shared_name(name);
+    const bool any = row.value == Value::file || row.value == Value::text;
+    if (shared != nullptr && *shared->argument != '\0' && any) row.type = shared->argument;
     row.fallback = option->get_default_str();
     row.help = option->get_description();
+    if (row.positional && !option->get_lnames().empty()) row.help += " (also -m, --model)";
     row.repeated = option->get_expected_max() > 1;
     row.required = std::ranges::find(required_, option) != required_.end();
     row.shelf = row.required || row.positional ? Shelf::common : shelf_of(command_, name);
@@ -244,6 +341,7 @@ void Options::fail_unknown(const std::string& argument) const {
   std::vector<std::string> names, common;
   bool takes_quant_config = false;
   for (const auto& row : rows()) {
+    if (row.long_name() == "MODEL") names.insert(names.end(), {"-m", "--model"});
     if (row.positional) continue;
     takes_quant_config = takes_quant_config || (row.long_name() == "--config" && row.help.starts_with("QUANT_CONFIG"));
     names.insert(names.end(), row.names.begin(), row.names.end());
@@ -258,30 +356,39 @@ void Options::fail_unknown(const std::string& argument) const {
 }
 
 void Options::check() {
+  std::optional<std::string> surplus;
   for (const auto& argument : app_.remaining()) {
     if (argument == "--") continue;
-    if (accepts_ && accepts_(argument)) {
+    if (accepts_ && accepts_(argument))
       rest_->push_back(argument);
-      continue;
-    }
-    if (argument.size() < 2 || argument[0] != '-')
-      io::fail<UsageError>("{}: unexpected argument '{}'", app_.get_name(), argument);
-    fail_unknown(argument);
+    else if (argument.size() > 1 && argument[0] == '-')
+      fail_unknown(argument);
+    else if (!surplus.has_value())
+      surplus = argument;
   }
+  if (surplus.has_value()) io::fail<UsageError>("{}: unexpected argument '{}'", app_.get_name(), *surplus);
   std::vector<std::string> missing;
   for (const auto* option : required_)
-    if (option->count() == 0) missing.push_back(long_name(*option));
+    if (option->count() == 0) missing.push_back(shown_name(*option));
   for (const auto& names : one_of_)
     if (std::ranges::none_of(names, [&](const auto& name) { return app_.count(name) > 0; }))
       missing.push_back("one of " + io::joined(names));
-  if (!missing.empty()) fail_missing(app_.get_name(), missing);
+  if (!missing.empty())
+    fail_missing(app_.get_name(), missing, std::ranges::count(missing, "MODEL") > 0 ? taken_words_ : "");
   refuse_unread(app_);
 }
 
-void fail_missing(const std::string& command, const std::vector<std::string>& names) {
+void fail_missing(const std::string& command, const std::vector<std::string>& names, const std::string& note) {
   const std::vector<std::string> first(names.begin(), names.end() - 1);
   const std::string list = first.empty() ? names.back() : io::joined(first) + " and " + names.back();
-  io::fail<UsageError>("{}: {}{}", command, list, first.empty() ? " is required" : " are required");
+  io::fail<UsageError>("{}: {}{}{}", command, list, first.empty() ? " is required" : " are required", note);
+}
+
+void Options::renamed(const std::string& from, const std::string& to) { renamed_[from] = to; }
+
+void Options::replaced(const std::string& name, const std::string& by) {
+  app_.get_option(name)->group("");
+  replaced_[name] = by;
 }
 
 namespace {
@@ -294,16 +401,16 @@ struct CommonOnes {
 constexpr CommonOnes kCommonOnes[] = {
     {"measure", "--data --samples --seq-len --batch --exclude --config --resume --device"},
     {"quantize",
-     "--measurements --dynamic --weights-only --scheme --format --include --exclude --kv-cache --config --overwrite "
-     "--resume --check --dry-run"},
+     "--preset --measurements --dynamic --weights-only --scheme --format --include --exclude --kv-cache --config "
+     "--overwrite --check --dry-run"},
     {"convert", "--scheme --verify --overwrite --dry-run"},
     {"evaluate", "--data --reference --samples --seq-len --batch --kv-cache --device --dtype"},
-    {"generate", "--prompt --prompt-file --prompts --tokens --temperature --kv-cache --device --dtype --seed"},
+    {"generate", "--prompt --prompt-file --data --tokens --temperature --kv-cache --device --dtype --seed"},
     {"embed", "--data --pooling --normalize --seq-len --batch --device --dtype"},
     {"train",
      "STAGE --init --model --data --out --steps --batch --seq-len --lr --warmup --precision --recipe --measurements "
      "--eval --eval-every --save-every --resume --overwrite --config --device --seed"},
-    {"run", "--inputs --measurements --samples --batch --reference --device --dtype"},
+    {"run", "--measurements --samples --batch --reference --device --dtype"},
     {"inspect", "--html --plot --all --data --measurements --reference --plan --tensors-only"},
     {"config", "--kind --model --set --out"},
     {"doctor", "--all --device"},
@@ -316,7 +423,7 @@ constexpr CommonOnes kCommonOnes[] = {
     {"completion", ""},
     {"man", "--out"},
 };
-constexpr std::string_view kEverywhere = "--json --quiet --help --help-all";
+constexpr std::string_view kEverywhere = "--json --quiet --verbose --help --help-all";
 constexpr std::string_view kProcesses =
     "--rank --world-size --shares --lease-seconds --join --wait --pipeline --rank-timeout --strategy --bucket-cap-mb "
     "--find-unused-parameters --static-graph --gradient-as-bucket-view --comm-hook --fusion-buffer-dtype --reduce-amax";

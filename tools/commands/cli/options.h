@@ -31,8 +31,10 @@ std::optional<double> parse_number(std::string_view text);
 /// Throws UsageError: "--steps: found 'x', allowed: an integer from 1 on".
 [[noreturn]] void bad_value(const std::string& name, const std::string& found, const std::string& allowed);
 
-/// Throws UsageError: "train: --init or --model, --data and --out are required". command: "train"; names: not empty.
-[[noreturn]] void fail_missing(const std::string& command, const std::vector<std::string>& names);
+/// Throws UsageError: "train: MODEL or --init, --data and --out are required". command: "train"; names: not empty.
+/// note: what follows, "" or " (...)".
+[[noreturn]] void fail_missing(const std::string& command, const std::vector<std::string>& names,
+                               const std::string& note = "");
 
 class Options {
  public:
@@ -42,12 +44,17 @@ class Options {
   explicit Options(CLI::App& app, std::string command = "")
       : app_(app), command_(command.empty() ? app.get_name() : std::move(command)) {}
 
-  /// Targets must outlive the parse. name: "--model", or "PATH" for a positional argument.
+  /// Targets must outlive the parse. name: "--out", or "PATH" for a positional argument. An option that the table of
+  /// shared names (shared_name()) knows has its short flag, too.
   void text(const std::string& name, std::string& target, const std::string& help, Need need = Need::optional);
   /// Empty where it is not given; "" is a text.
   void text(const std::string& name, std::optional<std::string>& target, const std::string& help);
   void path(const std::string& name, std::filesystem::path& target, const std::string& help,
             Need need = Need::optional);
+  /// The positional argument MODEL, which -m and --model give as well.
+  void model(std::filesystem::path& target, const std::string& help, Need need = Need::required);
+  /// One or more of them.
+  void models(std::vector<std::filesystem::path>& target, const std::string& help);
   /// An integer in [low, high]; the target's value is shown as the default unless `default_text` says otherwise.
   void integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
                const std::string& help, const std::string& default_text = "");
@@ -67,25 +74,47 @@ class Options {
     for (const auto& row : among) names.emplace_back(row.name);
     choice(name, std::move(names), [&target, among](std::size_t i) { target = among[i].value; }, help);
   }
+  /// The same, of words that may have details behind a colon, commas between them: "block:64,e8m0". set is called with
+  /// the index and the details, and returns false for those that mean nothing; allowed_details: what the message says.
+  void detailed_choice(const std::string& name, std::vector<std::string> allowed,
+                       std::function<bool(std::size_t, const std::vector<std::string>&)> set,
+                       const std::string& allowed_details, const std::string& help);
   void flag(const std::string& name, bool& target, const std::string& help);
   /// One or more positional arguments.
   void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
   /// May be given several times, one value each.
   void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
+  /// A list of regular expressions, each checked here.
+  void patterns(const std::string& name, std::vector<std::string>& target, const std::string& help);
   /// For a choice or number that was declared already.
   void require(const std::string& name) { required_.push_back(app_.get_option(name)); }
   /// At least one of these is required, as check() says together with what else is missing.
   void one_of(std::vector<std::string> names) { one_of_.push_back(std::move(names)); }
   /// Sets the words that shells offer for a text option with its own rules.
   void offer(const std::string& name, std::vector<std::string> words) { words_[name] = std::move(words); }
-  /// One or more files, words behind one another where `several`, else one each time it is given. set gets them all.
+  /// One or more files, words behind one another. set gets them all.
   void files(const std::string& name, std::function<void(const std::vector<std::string>&)> set, const std::string& help,
-             Need need, bool several);
+             Need need);
+  /// A value of its own rules. type: "R/N"; of one that may be left out "[X]": set gets "" then.
+  void custom(const std::string& name, const std::string& type, std::function<void(const std::string&)> set,
+              const std::string& help, const std::string& default_text = "");
   /// Arguments that are no options but mean something: target gets those that `accepts` takes, in their order.
   void rest(std::function<bool(std::string_view)> accepts, std::vector<std::string>& target);
-  /// --json --device --dialect --dtype --threads --seed --load --quiet --color; the help leaves out what the command
-  /// never reads. After its own options.
+  /// --json --device --dialect --dtype --threads --seed --load --quiet --verbose --color; the help leaves out what the
+  /// command never reads. After its own options.
   void common(Context& context);
+
+  /// A former name of an option, which stands for it: the help leaves it out, hints() say what it is called now.
+  void renamed(const std::string& from, const std::string& to);
+  /// Leaves a declared option out of the help: hints() name what takes its place, "--scheme block:N".
+  void replaced(const std::string& name, const std::string& by);
+
+  /// Parses the words behind the command (arguments.cpp). Throws what CLI11 throws, and UsageError.
+  void parse(const std::vector<std::string>& words);
+  /// After the parse: "--to is called --format now" for each former name on the command line.
+  const std::vector<std::string>& hints() const { return hints_; }
+  /// " (--data took a, b)" for a message that MODEL is missing, or "".
+  const std::string& taken_words() const { return taken_words_; }
 
   /// A value that a file or the environment has for an option, in the words of the command line ("true" for a flag,
   /// which "false" leaves alone). After the parse: what the command line gives stays, and false is returned; of several
@@ -107,6 +136,8 @@ class Options {
 
   /// As the help shows them: arguments first, and what every command has last.
   std::vector<OptionRow> rows() const;
+  /// Groups of options of which one is required.
+  const std::vector<std::vector<std::string>>& alternatives() const { return one_of_; }
 
   /// After the parse: throws UsageError for what was not understood, then for all required options that are missing,
   /// then for a common option that the command does not read.
@@ -116,6 +147,8 @@ class Options {
  private:
   CLI::Option* add(const std::string& name, const std::string& type, std::function<void(const std::string&)> set,
                    const std::string& help);
+  CLI::Option* add_files(const std::string& name, const std::string& shown,
+                         std::function<void(const std::vector<std::string>&)> set, const std::string& help, Need need);
   [[noreturn]] void fail_unknown(const std::string& argument) const;
 
   CLI::App& app_;
@@ -127,8 +160,24 @@ class Options {
   std::vector<std::string>* rest_ = nullptr;
   std::map<std::string, bool*> flags_;
   std::set<std::string> lists_;
-  std::map<std::string, std::string> taken_;  ///< option, source
+  std::set<std::string> several_;                ///< take words behind one another
+  std::map<std::string, std::string> taken_;     ///< option, source
+  std::map<std::string, std::string> renamed_;   ///< former name, name
+  std::map<std::string, std::string> replaced_;  ///< former option, what takes its place
+  std::vector<std::string> hints_;
+  std::string taken_words_;  ///< " (--data took a, b)", for a MODEL that is missing
+
+  friend class Arguments;
 };
+
+/// A name that means the same in every command.
+struct SharedName {
+  const char* name;      ///< "--out"
+  char flag;             ///< 'o'; '\0': none
+  const char* argument;  ///< what the help calls its value: "OUT"; "": by its type
+};
+/// Null for a name of one command.
+const SharedName* shared_name(std::string_view option);
 
 // Which options a newcomer sees: those of `fp8 CMD --help`. The others stand in --help-all.
 

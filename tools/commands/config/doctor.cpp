@@ -286,7 +286,9 @@ Action add_doctor(Options& options) {
   const auto all = std::make_shared<bool>(false);
   options.flag("--all", *all, "Every flag, not only those that are set");
   // --device is every command's, and added after this.
-  return [all, &app = options.app()](Context& context) { doctor(context, *all, app.count("--device") > 0); };
+  return [all, &app = options.app()](Context& context) {
+    doctor(context, *all || context.verbose, app.count("--device") > 0);
+  };
 }
 
 }  // namespace fp8::commands

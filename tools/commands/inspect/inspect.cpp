@@ -245,22 +245,25 @@ Action add_inspect(Options& options) {
   options.path("--plot", values->plot,
                "Draw a heat map there, layers by modules (.svg); with --module that module's histogram");
   options.text("--module", values->module, "Whose histogram --plot draws");
-  add_data_options(options, *values, Options::Need::optional, /*several=*/false);
+  add_data_options(options, *values, Options::Need::optional);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
   options.path("--reference", values->reference,
                "Of a checkpoint: one to compare with, as what it was made of; of a training run: another run");
   options.choice("--scheme", values->scheme, "Weight scales (default: tensor with --measurements, else channel)",
                  choice_of({quant::WeightGranularity::tensor, quant::WeightGranularity::channel}));
   options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
-  options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
-  options.list("--exclude", values->exclude, "Regular expression: leave these modules out");
+  options.patterns("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
+  options.patterns("--exclude", values->exclude, "Regular expression: leave these modules out");
   options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
   options.flag("--plan", values->plan,
                "What quantize would put into fp8, what not and why, folded by name; weights are not read");
   options.flag("--all", values->all, "Every tensor and every module, not a summary and the worst five");
   options.flag("--tensors-only", values->tensors_only,
                "No damage report, no search for NaN: headers and scales are read, weights are not");
-  return [values](Context& context) { run_inspect(*values, context); };
+  return [values](Context& context) {
+    values->all = values->all || context.verbose;
+    run_inspect(*values, context);
+  };
 }
 
 }  // namespace fp8::commands

@@ -231,8 +231,10 @@ namespace {
 
 class Lines {
  public:
+  explicit Lines(bool folded) : folded_(folded) {}
   void add(const std::string& module, const std::string& scheme, const std::string& reason, std::uint64_t bytes = 0) {
-    const auto [at, fresh] = index_.try_emplace({quant::folded_name(module), scheme, reason}, lines_.size());
+    const auto [at, fresh] =
+        index_.try_emplace({folded_ ? quant::folded_name(module) : module, scheme, reason}, lines_.size());
     if (fresh) lines_.push_back({module, {}, scheme, reason});
     PlanLine& line = lines_[at->second];
     if (!line.modules.empty()) line.name = quant::folded_name(module);
@@ -242,14 +244,15 @@ class Lines {
   std::vector<PlanLine> take() { return std::move(lines_); }
 
  private:
+  bool folded_;
   std::map<std::tuple<std::string, std::string, std::string>, std::size_t> index_;
   std::vector<PlanLine> lines_;
 };
 
 }  // namespace
 
-std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report) {
-  Lines lines;
+std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report, bool folded) {
+  Lines lines(folded);
   for (const auto& [module, scheme] : report.quantized) lines.add(module, scheme, "");
   for (const auto& s : report.skipped) lines.add(s.name, "", s.reason, s.bytes);
   return lines.take();
@@ -269,7 +272,7 @@ void print_plan(const std::filesystem::path& model, const DamageOptions& o, cons
                  {"source_bytes", plan.source_bytes},
                  {"weights_bytes", plan.weights_bytes},
                  {"lines", io::Json::array()}};
-  for (const auto& line : plan_lines(plan)) {
+  for (const auto& line : plan_lines(plan, !context.verbose)) {
     const bool kept = line.scheme.empty();
     report.add_entry(
         "lines",

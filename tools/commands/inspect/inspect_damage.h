@@ -75,7 +75,8 @@ struct PlanLine {
   std::uint64_t bytes = 0;           ///< of what stays, in the source
 };
 /// First what becomes fp8, then what does not.
-std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report);
+/// folded: one line for the modules of all layers.
+std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report, bool folded = true);
 
 /// `fp8 inspect DIR --plan`: prints what `fp8 quantize` would make of a checkpoint. Reads headers alone. Throws what
 /// quantize_checkpoint() throws.

@@ -147,7 +147,7 @@ void measure_script(MeasureRun& run) {
   if (state && (run.shares != nullptr || run.share.world_size > 1))
     io::fail<io::Error>(
         "{}: the model keeps state from one call to the next, so that its samples can't be shared out; measure it with "
-        "one process (--world-size 1)",
+        "one process (--rank 0/1)",
         o.model.string());
   const auto together = [&](std::int64_t first) { return std::min(inputs.batch(), inputs.samples() - first); };
   for_samples(run, Forwards(inputs.samples(), together), [&](MeasureRun& part, SampleRange range) {

@@ -13,20 +13,19 @@
 namespace fp8::commands {
 
 void add_data_option(Options& options, const std::string& name, text::DataFiles& target, const std::string& help,
-                     Options::Need need, bool several) {
+                     Options::Need need) {
   const auto set = [&target, name](const std::vector<std::string>& names) { target = data_files(name, names); };
-  const std::string more = several ? "several, or a pattern in quotes" : "given again for more, or a pattern in quotes";
-  options.files(name, set, help + "; - is standard input; " + more, need, several);
+  options.files(name, set, help + "; - is standard input; several, or a pattern in quotes", need);
 }
 
-void add_data_options(Options& options, DataOptions& target, Options::Need need, bool several) {
+void add_data_options(Options& options, DataOptions& target, Options::Need need) {
   constexpr std::int64_t kMany = std::int64_t{1} << 40;
   add_data_option(
       options, "--data", target.data,
       ".txt, .md, .jsonl, .json (text, messages, prompt and completion, instruction and output) or .safetensors "
       "(input_ids); for models that answer a source text (T5, BART) rows with input and target, or input_ids and "
       "labels",
-      need, several);
+      need);
   options.integer("--samples", target.samples, 1, kMany, "Chunks to use",
                   target.samples < 0    ? "all"
                   : target.samples == 0 ? "512, of large models fewer"
@@ -145,14 +144,21 @@ void add_nonfinite_option(Options& options, bool& target) {
 }
 
 void add_kv_cache_options(Options& options, KvCacheOptions& target) {
-  options.choice<KvCacheOptions::Mode>(
-      "--kv-cache", target.mode,
-      "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do)");
+  const auto set = [&target](std::size_t i, const std::vector<std::string>& details) {
+    target.mode = enum_names<KvCacheOptions::Mode>[i].value;
+    if (details.empty()) return true;
+    const auto scales = parse_enum<quant::KvGranularity>(details[0]);
+    target.scales = scales;
+    return target.mode == KvCacheOptions::Mode::fp8 && details.size() == 1 && scales.has_value();
+  };
+  options.detailed_choice(
+      "--kv-cache", {"auto", "fp8", "off"}, set, "fp8:head, fp8:tensor",
+      "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do); fp8:head "
+      "with --measurements: a scale for each head, not one for keys and one for values of a layer");
   options.text("--measurements", target.measurements,
                "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
-  options.choice<quant::KvGranularity>(
-      "--kv-cache-scales", target.scales,
-      "--measurements: one scale for keys and one for values of a layer (default), or for each of its heads");
+  options.choice<quant::KvGranularity>("--kv-cache-scales", target.scales, "");
+  options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
 }
 
 void check_kv_cache_options(const KvCacheOptions& o, const Context& context) {
@@ -163,7 +169,8 @@ void check_kv_cache_options(const KvCacheOptions& o, const Context& context) {
     io::fail<UsageError>("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache {}",
                          name_of(o.mode));
   if (o.scales.has_value() && o.measurements.empty())
-    throw UsageError("--kv-cache-scales: says what is made of --measurements, which is not given");
+    io::fail<UsageError>("--kv-cache fp8:{}: the scales are made of --measurements, which is not given",
+                         name_of(*o.scales));
 }
 
 void add_profile_options(Options& options, ProfileOptions& target, const std::string& step) {

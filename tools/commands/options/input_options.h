@@ -30,14 +30,12 @@ struct DataOptions {
   }
 };
 
-/// --data or an option like it. several: words behind one another, which a command with positional arguments can't
-/// take.
+/// --data or an option like it: words behind one another.
 void add_data_option(Options& options, const std::string& name, text::DataFiles& target, const std::string& help,
-                     Options::Need need, bool several = true);
+                     Options::Need need);
 
 /// --data --samples --seq-len --skip --batch; the values in `target` are the defaults.
-void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required,
-                      bool several = true);
+void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required);
 
 /// For a command that was given no --data; says so.
 void take_built_in_text(DataOptions& target, const Context& context);
@@ -82,7 +80,7 @@ constexpr auto names_of(KvCacheOptions::Mode) {
   return std::to_array<EnumName<KvCacheOptions::Mode>>({{automatic, "auto"}, {fp8, "fp8"}, {off, "off"}});
 }
 
-/// --kv-cache auto|fp8|off, --measurements, --kv-cache-scales tensor|head
+/// --kv-cache auto|fp8|off, fp8:head, --measurements
 void add_kv_cache_options(Options& options, KvCacheOptions& target);
 
 /// Throws UsageError for options that do not go together.

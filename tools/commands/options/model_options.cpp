@@ -16,7 +16,7 @@ decltype(evaluate_model) evaluate_model;
 
 Action add_evaluate(Options& options) {
   auto values = std::make_shared<EvaluateOptions>();
-  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
+  options.model(values->model, "Checkpoint folder");
   options.path("--reference", values->reference, "Checkpoint folder to compare with");
   add_data_options(options, *values);
   add_attention_option(options, values->attention);
@@ -39,7 +39,7 @@ decltype(embed_texts) embed_texts;
 
 Action add_embed(Options& options) {
   auto values = std::make_shared<EmbedOptions>();
-  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
+  options.model(values->model, "Checkpoint folder");
   add_data_option(
       options, "--data", values->data,
       ".txt, .md (documents), .jsonl, .json (text, messages, prompt and completion) or .safetensors (input_ids)",
@@ -62,7 +62,7 @@ namespace {
 
 void check_prompts(const GenerateOptions& o) {
   const int given = o.prompt.has_value() + !o.prompt_file.empty() + !o.prompts.empty();
-  if (given > 1) throw UsageError("--prompt, --prompt-file and --prompts: found several, allowed: one of them");
+  if (given > 1) throw UsageError("--prompt, --prompt-file and --data: found several, allowed: one of them");
 }
 
 }  // namespace
@@ -71,17 +71,18 @@ decltype(generate_text) generate_text;
 
 Action add_generate(Options& options) {
   auto values = std::make_shared<GenerateOptions>();
-  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
+  options.model(values->model, "Checkpoint folder");
   options.text(
       "--prompt", values->prompt,
       "Text to continue: stdout shows it, then what the model adds; or the source that a model (T5, BART) answers");
   options.path("--prompt-file", values->prompt_file, "File with the text to continue");
-  add_data_option(options, "--prompts", values->prompts,
+  add_data_option(options, "--data", values->prompts,
                   "Files of texts to continue: .txt, .md (between them <|endoftext|>), .jsonl, .json (text, prompt, "
                   "instruction, or messages to answer)",
                   Options::Need::optional);
-  options.one_of({"--prompt", "--prompt-file", "--prompts"});
-  options.integer("--batch", values->batch, 1, 1024, "--prompts: texts continued together");
+  options.renamed("--prompts", "--data");
+  options.one_of({"--prompt", "--prompt-file", "--data"});
+  options.integer("--batch", values->batch, 1, 1024, "--data: texts continued together");
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
   options.number("--temperature", values->temperature, 0, 1000,
                  "0: the most likely token; else sampling, steered by --seed");
@@ -100,16 +101,18 @@ decltype(run_script) run_script;
 Action add_run(Options& options) {
   auto values = std::make_shared<RunOptions>();
   constexpr std::int64_t kMany = std::int64_t{1} << 40;
-  options.path("MODEL", values->model, "TorchScript file (.pt, .jit)", Options::Need::required);
-  options.path("--inputs", values->inputs, ".wav, or .safetensors with tensors named as forward's arguments",
-               Options::Need::required);
+  options.model(values->model, "TorchScript file (.pt, .jit)");
+  options.files(
+      "--data", [values](const auto& names) { values->inputs = one_file(data_files("--data", names)); },
+      "One file: .wav, or .safetensors with tensors named as forward's arguments", Options::Need::required);
+  options.renamed("--inputs", "--data");
   options.path("--out", values->out, "Safetensors file for what forward returns", Options::Need::required);
   options.text("--measurements", values->measurements,
                "Measured modules run in fp8: folder, prefix or file of fp8 measure");
   options.path("--config", values->config, "QUANT_CONFIG JSON instead of our own rules");
-  options.list("--include", values->include, "Quantize modules whose name matches this regular expression too");
-  options.list("--exclude", values->exclude,
-               "Keep modules whose name matches this regular expression in high precision");
+  options.patterns("--include", values->include, "Quantize modules whose name matches this regular expression too");
+  options.patterns("--exclude", values->exclude,
+                   "Keep modules whose name matches this regular expression in high precision");
   options.path("--reference", values->reference, "Output of an earlier run to compare with");
   options.integer("--samples", values->samples, 1, kMany, "Samples (chunks of sound) to run", "all");
   options.integer("--skip", values->skip, 0, kMany, "Samples to pass over first");
@@ -129,8 +132,8 @@ void check_pipeline(const MeasureOptions& o) {
   const ShareOptions& s = o.share;
   for (const auto& [option, given] :
        {std::pair{"--block-wise", o.block_wise}, std::pair{"--whole", o.whole}, std::pair{"--resume", o.resume},
-        std::pair{"--rank", s.rank >= 0}, std::pair{"--world-size", s.world_size > 0},
-        std::pair{"--shares", s.shares > 0}, std::pair{"--join", s.join}, std::pair{"--wait", s.wait.has_value()}}) {
+        std::pair{"--rank", s.rank >= 0 || s.world_size > 0}, std::pair{"--shares", s.shares > 0},
+        std::pair{"--join", s.join}, std::pair{"--wait", s.wait.has_value()}}) {
     if (given) io::fail<UsageError>("--pipeline: excludes {}", option);
   }
   if (is_script(o.model))
@@ -181,10 +184,9 @@ std::int64_t limit_of(const MeasureOptions& o) {
 
 Action add_measure(Options& options) {
   auto values = std::make_shared<MeasureOptions>();
-  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)",
-               Options::Need::required);
+  options.model(values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)");
   options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
-  options.list("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
+  options.patterns("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
   options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");

@@ -11,12 +11,13 @@
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/quantize/scheme_option.h"
 #include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 namespace {
 
-constexpr std::int64_t kMaxBlock = 1 << 20, kMaxIncRanks = 65536;
+constexpr std::int64_t kMaxIncRanks = 65536;
 
 struct ConvertCommand {
   std::filesystem::path model, out;
@@ -58,13 +59,13 @@ void check_usage(ConvertCommand& c, const Context& context) {
                         : o.rescale.has_value()      ? "--rescale"
                         : o.dialect.has_value()      ? "--dialect"
                                                      : nullptr;
-    if (given != nullptr) io::fail<UsageError>("convert: {} is for fp8 forms, found --to {}", given, c.to);
+    if (given != nullptr) io::fail<UsageError>("convert: {} is for fp8 forms, found --format {}", given, c.to);
   } else if (o.cast_all) {
-    io::fail<UsageError>("convert: --cast-all is for --to bf16, f16, f32, found --to {}", c.to);
+    io::fail<UsageError>("convert: --cast-all is for --format bf16, f16, f32, found --format {}", c.to);
   }
   const bool block = c.scheme.value_or(quant::WeightWord::block) == quant::WeightWord::block;
   if (!block && (o.block.has_value() || o.power_of_two.has_value()))
-    throw UsageError("convert: --block and --scale-format need --scheme block");
+    throw UsageError("convert: --block and --scale-format are --scheme block:N and block:e8m0");
   if (c.scheme.has_value()) quant::set_weights(o, *c.scheme);
   if (c.verify_only && (o.dry_run || c.share.join))
     throw UsageError("convert: --verify-only writes nothing, --dry-run and --join don't go with it");
@@ -155,9 +156,9 @@ void check_ranks_usage(const ConvertCommand& c, const Context& context) {
                       : o.dry_run                       ? "--dry-run"
                       : s.resume                        ? "--resume"
                       : s.join || s.shares > 0          ? "--shares and --join"
-                      : s.rank >= 0 || s.world_size > 0 ? "--rank and --world-size"
+                      : s.rank >= 0 || s.world_size > 0 ? "--rank"
                                                         : nullptr;
-  if (c.to != "inc") io::fail<UsageError>("convert: --ranks is for --to inc, found --to {}", c.to);
+  if (c.to != "inc") io::fail<UsageError>("convert: --ranks is for --format inc, found --format {}", c.to);
   if (given != nullptr) io::fail<UsageError>("convert: {} doesn't go with --ranks", given);
 }
 
@@ -235,26 +236,22 @@ void convert(ConvertCommand& c, Context& context) {
 
 Action add_convert(Options& options) {
   auto c = std::make_shared<ConvertCommand>();
-  options.path(
-      "--model", c->model,
-      "fp8 checkpoint folder of any form (for --to bf16, f16, f32 also a high precision one: its tensors are cast)",
-      Options::Need::required);
+  options.model(c->model,
+                "fp8 checkpoint folder of any form (for --format bf16, f16, f32 also a high precision one: its tensors "
+                "are cast)");
   const auto names = targets();
   options.choice(
-      "--to", names, [c, names](std::size_t i) { set_target(*c, names, i); },
+      "--format", names, [c, names](std::size_t i) { set_target(*c, names, i); },
       "Type or form to write. A type: code * scale, rounded once; config.json's dtype or torch_dtype is changed only "
       "if it says another type");
-  options.require("--to");
+  options.require("--format");
+  options.renamed("--to", "--format");
   options.path("--out", c->out, "Folder to write", Options::Need::required);
-  options.choice<quant::WeightWord>(
-      "--scheme", c->scheme,
+  add_scheme_option(
+      options, {c->scheme, c->block, c->options.power_of_two},
       "Weight scales (default: the source's, or finer ones that keep every code). Coarser scales requantize, which is "
-      "not exact");
-  options.integer("--block", c->block, 1, kMaxBlock, "Rows and columns of a block of --scheme block",
-                  "the source's, else 128");
-  options.choice(
-      "--scale-format", {"f32", "e8m0"}, [c](std::size_t i) { c->options.power_of_two = i == 1; },
-      "Block scales: any number, or powers of two in one byte (default the source's)");
+      "not exact. block:N: squares of N (default the source's, else 128), block:e8m0, block:f32: powers of two, any "
+      "number");
   options.choice<quant::Rescale>(
       "--rescale", c->options.rescale,
       "With a --dialect of another range: scales times this, codes divided by it and rounded (default 448/240 to "
@@ -263,7 +260,7 @@ Action add_convert(Options& options) {
   const auto assumed = quant::form_names(&quant::CheckpointForm::can_be_assumed);
   options.choice(
       "--assume", assumed, [c, assumed](std::size_t i) { c->options.assume = assumed[i]; },
-      "Form of a --model whose config.json has no quantization_config, or whose codes are stored as U8 or I8 (E4M3 "
+      "Form of a MODEL whose config.json has no quantization_config, or whose codes are stored as U8 or I8 (E4M3 "
       "then); refused without");
   options.flag("--allow-nonfinite", c->options.allow_nonfinite,
                "Copy tensors with NaN or Inf, noted in fp8.json, instead of refusing them");
@@ -272,11 +269,10 @@ Action add_convert(Options& options) {
   options.flag(
       "--verify", c->verify,
       "Then compare both folders' weights, print the worst modules; exit 1 if one that is called exact is not");
-  options.flag("--verify-only", c->verify_only,
-               "Only compare --out, written before with the same options, with --model");
+  options.flag("--verify-only", c->verify_only, "Only compare --out, written before with the same options, with MODEL");
   options.integer("--worst", c->worst, 0, 1'000'000, "Modules that --verify prints (--json has all)");
   options.integer("--ranks", c->ranks, 1, kMaxIncRanks,
-                  "With --to inc, of a --model in that form: share its fp8 weights out to this many ranks of tensor "
+                  "With --format inc, of a MODEL in that form: share its fp8 weights out to this many ranks of tensor "
                   "parallelism, or put those of several ranks together for fewer; 1: an ordinary checkpoint",
                   "as the source");
   options.flag("--overwrite", c->options.stream.overwrite, "Replace a non-empty output folder");

@@ -17,7 +17,9 @@
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/quantize/budget.h"
+#include "fp8/tools/commands/quantize/preset.h"
 #include "fp8/tools/commands/quantize/rounding.h"
+#include "fp8/tools/commands/quantize/scheme_option.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/commands/work/snapshots.h"
 
@@ -32,6 +34,7 @@ struct QuantizeOptions {
   std::vector<std::string> include, exclude, ignore;
   quant::ExpertForm experts = quant::ExpertForm::each;
   quant::ModuleChoice modules;
+  std::optional<Preset> preset;
   std::optional<quant::WeightWord> scheme;
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
@@ -45,6 +48,31 @@ struct QuantizeOptions {
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false,
        allow_nonfinite = false, check = false;
 };
+
+/// Sets what the preset is short for. Throws UsageError for an option that says otherwise.
+void apply_preset(QuantizeOptions& o) {
+  using enum Preset;
+  if (!o.preset.has_value()) return;
+  const auto& row = *std::ranges::find(enum_names<Preset>, *o.preset, &PresetRow::value);
+  const bool dynamic = row.value == FP8_DYNAMIC || row.value == FP8_BLOCK,
+             measured = row.value == FP8_STATIC || row.value == FP8_KV;
+  const char* other =
+      !o.config.empty()                                                       ? "--config"
+      : o.dynamic && !dynamic && row.value != FP8_KV                          ? "--dynamic"
+      : o.weights_only && row.value != FP8_WEIGHT_ONLY && row.value != FP8_KV ? "--weights-only"
+      : o.kv_cache == false && row.value == FP8_KV                            ? "--kv-cache off"
+      : row.value == FP8_BLOCK && o.scheme.value_or(quant::WeightWord::block) != quant::WeightWord::block
+          ? "another --scheme"
+          : nullptr;
+  if (other != nullptr)
+    io::fail<UsageError>("quantize: --preset {} is {}, {} doesn't go with it", row.name, row.options, other);
+  if (measured && o.measurements.empty())
+    io::fail<UsageError>("quantize: --preset {} needs --measurements DIR, which fp8 measure writes", row.name);
+  o.dynamic = o.dynamic || dynamic;
+  o.weights_only = o.weights_only || row.value == FP8_WEIGHT_ONLY;
+  if (row.value == FP8_BLOCK) o.scheme = quant::WeightWord::block;
+  if (row.value == FP8_KV) o.kv_cache = true;
+}
 
 quant::ActivationScaling activations_of(const QuantizeOptions& o) {
   const bool kv_cache = o.kv_cache.value_or(false);
@@ -66,15 +94,14 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   plan.spelling = flag_of_option;
   plan.activations = activations_of(o);
   if (o.kv_scales.has_value() && !o.kv_cache.value_or(!o.config.empty()))
-    throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
+    throw UsageError("quantize: --kv-cache auto:head goes with --config, allowed: fp8:head");
   if (o.query_scale && (o.kv_cache != true || !o.config.empty() || o.kv_scales == quant::KvGranularity::head))
-    throw UsageError(
-        "quantize: --query-scale goes with --kv-cache fp8 and one scale each of keys and values, without --config");
+    throw UsageError("quantize: --kv-cache fp8:query goes with one scale each of keys and values, without --config");
   plan.kv_cache = o.kv_cache;
   plan.query_scale = o.query_scale;
   plan.kv_scales = o.kv_scales.value_or(quant::KvGranularity::tensor);
   if (o.scheme != quant::WeightWord::block && (o.block > 0 || o.power_of_two.has_value()))
-    throw UsageError("quantize: --block and --scale-format go with --scheme block");
+    throw UsageError("quantize: --block and --scale-format are --scheme block:N and block:e8m0");
   if (o.block > 0) plan.block = {o.block, o.block};
   plan.power_of_two = o.power_of_two.value_or(false);
   if (o.scheme.has_value()) quant::set_weights(plan, *o.scheme);
@@ -105,20 +132,42 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   return plan;
 }
 
+/// A scheme that no checkpoint of the form can hold is a command line that can't be right, whatever the model.
+void check_scheme(const QuantizeOptions& o, const quant::PlanOptions& plan) {
+  using enum quant::ActivationScaling;
+  if (plan.config.has_value()) return;
+  const bool is_static = plan.activations == static_tensor;
+  quant::Scheme scheme;
+  scheme.weights = plan.weights.value_or(is_static ? quant::WeightGranularity::tensor : scheme.weights);
+  const bool blocks = scheme.weights == quant::WeightGranularity::block;
+  if (is_static && blocks)
+    io::fail<UsageError>("quantize: --scheme {}: found --measurements, allowed: --dynamic, --weights-only",
+                         name_of(*o.scheme));
+  scheme.activations = blocks && plan.activations != none ? dynamic_group : plan.activations;
+  scheme.dialect = plan.dialect_or_ocp();
+  if (blocks) scheme.block = plan.block, scheme.power_of_two = plan.power_of_two;
+  if (const std::string problem = quant::form_named(o.form).scheme_problem(scheme); !problem.empty())
+    throw UsageError("quantize: " + io::spelled(problem, flag_of_option));
+}
+
 /// Adds the verdicts of the programs that read the form.
-void add_check(const std::filesystem::path& out, Report& report) {
+void add_check(const std::filesystem::path& out, Report& report, const Context& context) {
   report.json["readers"] = io::Json::array();
   for (const auto& verdict : quant::check_readers(out, flag_of_option)) {
     const bool loads = verdict.problems.empty();
-    const auto more =
-        verdict.problems.size() > 1 ? fmt::format(" ({} more with --json)", verdict.problems.size() - 1) : "";
-    report.add_entry("readers",
-                     {{"reader", verdict.reader},
-                      {"loads", loads && !verdict.known ? io::Json() : io::Json(loads)},
-                      {"problems", verdict.problems}},
-                     {verdict.reader, !loads ? "would be refused or misread: " + verdict.problems.front() + more
-                                      : verdict.known ? "loads it"
-                                                      : "not known: no row of the table is of this family"});
+    const auto more = verdict.problems.size() <= 1 || context.verbose
+                          ? std::string()
+                          : fmt::format(" ({} more with --verbose)", verdict.problems.size() - 1);
+    report.add_entry(
+        "readers",
+        {{"reader", verdict.reader},
+         {"loads", loads && !verdict.known ? io::Json() : io::Json(loads)},
+         {"problems", verdict.problems}},
+        {verdict.reader,
+         !loads ? "would be refused or misread: " +
+                      (context.verbose ? io::joined(verdict.problems, "; ") : verdict.problems.front()) + more
+         : verdict.known ? "loads it"
+                         : "not known: no row of the table is of this family"});
   }
 }
 
@@ -126,6 +175,7 @@ void add_check(const std::filesystem::path& out, Report& report) {
 quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Share& share, Context& context) {
   quant::CheckpointOptions options;
   options.plan = plan_of(o, context);
+  check_scheme(o, options.plan);
   options.form = o.form;
   options.overwrite = o.overwrite;
   options.allow_nonfinite = o.allow_nonfinite;
@@ -263,11 +313,11 @@ std::string share_text(std::uint64_t bytes, std::uint64_t of) {
   return percent < 5 ? "" : fmt::format(": {:.0f} % of the source", percent);
 }
 
-void add_modules(Report& report, const quant::CheckpointReport& done, bool dry_run) {
+void add_modules(Report& report, const quant::CheckpointReport& done, bool dry_run, bool verbose) {
   for (const auto& s : done.skipped)
     report.json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}, {"bytes", s.bytes}});
-  for (const auto& line : plan_lines(done)) {
-    if (!line.scheme.empty() && !dry_run) continue;
+  for (const auto& line : plan_lines(done, !verbose)) {
+    if (!line.scheme.empty() && !dry_run && !verbose) continue;
     const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
     report.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count,
                 line.scheme.empty() ? line.reason + share_text(line.bytes, done.source_bytes) : line.scheme});
@@ -282,7 +332,8 @@ void add_modules(Report& report, const quant::CheckpointReport& done, bool dry_r
 }
 
 Report report_of(const QuantizeOptions& o, const Share& share, const quant::PlanOptions& plan,
-                 const quant::CheckpointReport& done, const std::optional<BudgetResult>& budget, double seconds) {
+                 const quant::CheckpointReport& done, const std::optional<BudgetResult>& budget, double seconds,
+                 const Context& context) {
   io::ensure(!done.quantized.empty(), "a quantized module: quantize_checkpoint() refuses a model without one");
   Report report(o.dry_run ? "quantize (dry run)" : "quantize", o.model);
   auto& json = report.json;
@@ -317,7 +368,7 @@ Report report_of(const QuantizeOptions& o, const Share& share, const quant::Plan
     report.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget->kl, o.budget)});
     for (const auto& [name, reason] : budget->weights_only) report.row({"fp8 " + name, reason});
   }
-  add_modules(report, done, o.dry_run);
+  add_modules(report, done, o.dry_run, context.verbose);
   return report;
 }
 
@@ -361,16 +412,39 @@ void quantize(const QuantizeOptions& o, Context& context) {
   for (const auto& warning : notices) context.warn(warning);
   for (const auto& warning : done.warnings) context.warn(warning);
   if (o.kv_scales.has_value() && done.kv_caches == 0)
-    context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
-  Report report = report_of(o, share, options.plan, done, budget, seconds);
+    context.warn("--kv-cache: head and tensor have no effect, no scales of key-value caches are written");
+  Report report = report_of(o, share, options.plan, done, budget, seconds, context);
   if (rounded != nullptr)
     add_rounding(done.finished_before
                      ? io::read_json(o.out / quant::kSidecarName).value(quant::kRoundingKey, io::Json())
                      : rounded->json(),
                  report);
   const bool elsewhere = share.shares.has_value() && !done.shares.joined && !done.finished_before;
-  if (o.check && !elsewhere) add_check(o.out, report);
+  if (o.check && !elsewhere) add_check(o.out, report, context);
   report.print(context);
+}
+
+/// --kv-cache, and what were options beside it.
+void add_kv_cache_option(Options& options, QuantizeOptions& o) {
+  const auto set = [&o](std::size_t i, const std::vector<std::string>& details) {
+    if (i > 0) o.kv_cache = i == 2;
+    return std::ranges::all_of(details, [&](const std::string& detail) {
+      const auto scales = parse_enum<quant::KvGranularity>(detail);
+      if (scales.has_value()) o.kv_scales = scales;
+      o.query_scale = o.query_scale || detail == "query";
+      return i == 2 ? scales.has_value() || detail == "query" : i == 0 && scales.has_value();
+    });
+  };
+  options.detailed_choice(
+      "--kv-cache", {"auto", "off", "fp8"}, set, "fp8:head, fp8:query, auto:head",
+      "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
+      "nothing else), and engines keep the cache in fp8; fp8:head: for each head (compressed-tensors); fp8:query: one "
+      "for queries too, of measurements by a QUANT_CONFIG, for engines that run attention in fp8 (default auto: off; "
+      "with --config as its lists say)");
+  options.choice<quant::KvGranularity>("--kv-cache-scales", o.kv_scales, "");
+  options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
+  options.flag("--query-scale", o.query_scale, "");
+  options.replaced("--query-scale", "--kv-cache fp8:query");
 }
 
 }  // namespace
@@ -379,19 +453,18 @@ Action add_quantize(Options& options) {
   auto values = std::make_shared<QuantizeOptions>();
   values->data.seq_len = 0;
   values->data.seq_len_text = "512; 256 with --budget";
-  options.path("--model", values->model, "High precision checkpoint folder", Options::Need::required);
+  options.model(values->model, "High precision checkpoint folder");
+  options.choice<Preset>("--preset", values->preset,
+                         "Usual settings by the name that other programs have for them (fp8 help presets)");
   options.path("--out", values->out, "Folder to write", Options::Need::required);
   options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
   options.flag("--dynamic", values->dynamic, "Activation scales per token, computed at each call");
   options.flag("--weights-only", values->weights_only, "Activations stay in high precision");
-  options.choice<quant::WeightWord>(
-      "--scheme", values->scheme,
-      "Weight scales (default: tensor with --measurements, else channel); block: one per square, activations per "
-      "group; mx: MXFP8, a power of two per 32 neighbours in a row, of activations too");
-  options.integer("--block", values->block, 1, 65536, "Rows and columns of a block", "128");
-  options.choice(
-      "--scale-format", {"f32", "e8m0"}, [values](std::size_t i) { values->power_of_two = i == 1; },
-      "Scales of blocks: any number, or powers of two");
+  add_scheme_option(
+      options, {values->scheme, values->block, values->power_of_two, &values->no_fuse_scales},
+      "Weight scales (default: tensor with --measurements, else channel); tensor:unfused: own ones for q, k, v and for "
+      "gate, up; block: one per square of 128, block:N of N, block:e8m0 powers of two, activations per group; mx: "
+      "MXFP8, a power of two per 32 neighbours in a row, of activations too");
   options.choice<quant::ScaleSearch>("--weight-scales", values->search,
                                      "amax: a weight's largest value becomes the largest code; mse: the scale of the "
                                      "least squared error, searched for "
@@ -402,41 +475,30 @@ Action add_quantize(Options& options) {
       "nearest, or gptq: codes that keep the outputs of a module on --data, where they do it better than the nearest");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
-  options.one_of({"--measurements", "--dynamic", "--weights-only", "--config"});
+  options.one_of({"--preset", "--measurements", "--dynamic", "--weights-only", "--config"});
   const auto forms = quant::form_names();
   options.choice(
       "--format", forms, [values, forms](std::size_t i) { values->form = forms[i]; },
       "Form of the checkpoint: " +
           io::joined(quant::checkpoint_forms() | std::views::transform(&quant::CheckpointForm::help)));
-  options.choice(
-      "--kv-cache", {"off", "fp8"}, [values](std::size_t i) { values->kv_cache = i == 1; },
-      "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
-      "nothing else); engines keep the cache in fp8 then "
-      "(default: off; with --config as its lists say)");
-  options.choice<quant::KvGranularity>(
-      "--kv-cache-scales", values->kv_scales,
-      "One scale for keys and one for values of a layer (default), or for each head (compressed-tensors)");
-  options.flag(
-      "--query-scale", values->query_scale,
-      "With --kv-cache fp8: one scale for queries too, of --measurements that were made with a QUANT_CONFIG of "
-      "mode MEASURE; engines that run attention in fp8 take it, else that of keys or 1");
-  options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
-  options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
+  add_kv_cache_option(options, *values);
+  options.patterns("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
+  options.patterns("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.choice<quant::ExpertForm>(
       "--experts", values->experts,
       "Experts: each in fp8 with its own scales and name, also where one tensor stacks them (default), or all kept as "
       "they are");
-  options.list("--linear", values->modules.linear,
-               "Regular expression: these modules are Linear, whatever their names, sizes and places say");
-  options.list("--keep", values->modules.keep,
-               "Regular expression: these modules are no Linear; they stay in high precision and readers are told so");
+  options.patterns("--linear", values->modules.linear,
+                   "Regular expression: these modules are Linear, whatever their names, sizes and places say");
+  options.patterns(
+      "--keep", values->modules.keep,
+      "Regular expression: these modules are no Linear; they stay in high precision and readers are told so");
   options.choice(
       "--towers", {"keep", "fp8"}, [values](std::size_t i) { values->modules.towers = i == 1; },
       "Vision and audio towers and their projectors: in high precision (default), or like the rest");
   options.list(
       "--ignore", values->ignore,
       "One more entry for the file's list of modules in high precision, as its form spells them (\"re:.*\\.gate$\")");
-  options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
   options.text("--budget", values->budget,
                "kl=X: keep the most damaged modules in high precision until the KL measured on --data (default a "
                "built-in text) is "
@@ -450,7 +512,10 @@ Action add_quantize(Options& options) {
                "Read the output again and say of each program that reads its form whether it loads, or what it would "
                "refuse or misread");
   options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
-  return [values](Context& context) { quantize(*values, context); };
+  return [values](Context& context) {
+    apply_preset(*values);
+    quantize(*values, context);
+  };
 }
 
 double parse_budget(const std::string& text) {

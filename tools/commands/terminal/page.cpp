@@ -64,7 +64,7 @@ std::string command_line(std::string_view line, std::size_t width) {
   std::string text = "  ";
   std::size_t column = 2;
   for (bool first = true; !line.empty(); first = false) {
-    const auto end = std::min(line.find(" --", 1), line.size());
+    const auto end = std::min(line.find(" -", 1), line.size());
     const std::string_view part = line.substr(0, end);
     line.remove_prefix(end);
     const std::size_t rest = line.empty() ? 0 : 2;  // the backslash
@@ -83,6 +83,20 @@ std::string pointer_to_rest(const CommandPage& page) {
   const auto hidden = std::ranges::count_if(page.options, [](const auto& o) { return o.shelf != Shelf::common; });
   if (hidden == 0) return "";
   return io::message("{} --help-all shows {}{} more.", full_name(page), hidden, hidden == 1 ? " option" : " options");
+}
+
+/// " NAME"; "" of a flag.
+std::string value_of(const OptionRow& option) {
+  if (option.type.empty()) return "";
+  return " " + (option.words.empty() ? option.type : "NAME");
+}
+
+std::string examples_of(const CommandPage& page, std::size_t width) {
+  std::string text;
+  for (const auto line : std::views::split(std::string_view(page.example), '\n'))
+    text += command_line(std::string_view(line.begin(), line.end()), width);
+  const bool several = page.example.find('\n') != std::string::npos;
+  return text.empty() ? "" : (several ? "\nExamples:\n" : "\nExample:\n") + text;
 }
 
 }  // namespace
@@ -124,7 +138,14 @@ std::string usage_line(const CommandPage& page) {
       text += " " + (option.required ? option.long_name() : "[" + option.long_name() + "]") +
               (option.repeated ? "..." : "");
     else if (option.required)
-      text += " " + option.long_name() + (option.type.empty() ? "" : " " + option.type);
+      text += " " + option.names.front() + value_of(option);
+  }
+  for (const auto& names : page.alternatives) {
+    std::string choice;
+    for (const OptionRow& option : page.options)
+      if (std::ranges::find(names, option.long_name()) != names.end())
+        choice += (choice.empty() ? "" : " | ") + option.long_name() + value_of(option);
+    text += " (" + choice + ")";
   }
   return text + " [OPTION]...";
 }
@@ -140,10 +161,12 @@ std::string help_text(const CommandPage& page, std::size_t width, bool all) {
                     kCommandColumn);
   }
   if (!commands.empty()) text += "\nCommands:\n" + commands;
+  if (!page.topics.empty()) text += "\nTopics (fp8 help TOPIC):\n";
+  for (const auto& [name, summary] : page.topics) text += row(name, summary, width, kCommandColumn);
   text += section("Arguments", page, Shelf::common, true, width);
   for (const Shelf shelf : {Shelf::common, Shelf::advanced, Shelf::processes})
     if (all || shelf == Shelf::common) text += section(heading_of(shelf), page, shelf, false, width);
-  if (!page.example.empty()) text += "\nExample:\n" + command_line(page.example, width);
+  text += examples_of(page, width);
   const std::string rest =
       !page.children.empty()
           ? full_name(page) + " COMMAND --help shows a command with an example, --help-all every option."
@@ -220,14 +243,34 @@ std::string see_also(const CommandPage& page) {
   return text;
 }
 
-constexpr const char* kExitStatus =
-    ".SH EXIT STATUS\n"
-    ".TP\n0\nAll was done.\n"
-    ".TP\n1\nA failure: one line on standard error says which.\n"
-    ".TP\n2\nThe command line cannot mean anything.\n"
-    ".TP\n130, 143\nInterrupted (Ctrl\\-C), or ended by SIGTERM; nothing half\\-written is left behind.\n";
+std::string exit_status() {
+  std::string text = ".SH EXIT STATUS\n";
+  for (const ExitCode& row : exit_codes()) text += ".TP\n" + roff(row.code) + "\n" + roff(row.meaning) + "\n";
+  return text;
+}
+
+std::string example_lines(const CommandPage& page) {
+  std::string text;
+  for (const auto line : std::views::split(std::string_view(page.example), '\n'))
+    text += roff(std::string_view(line.begin(), line.end())) + "\n";
+  return text;
+}
 
 }  // namespace
+
+std::string definition(const std::string& word, const std::string& meaning, std::size_t width) {
+  return row(word, meaning, width, kColumn);
+}
+
+const std::vector<ExitCode>& exit_codes() {
+  static const std::vector<ExitCode> codes = {
+      {"0", "All was done."},
+      {"1", "A failure: one line on standard error says which."},
+      {"2", "The command line cannot mean anything."},
+      {"130, 143", "Interrupted (Ctrl-C), or ended by SIGTERM; nothing half-written is left behind."},
+  };
+  return codes;
+}
 
 std::string man_name(const CommandPage& page) {
   std::string name = full_name(page);
@@ -244,8 +287,8 @@ std::string man_page(const CommandPage& page, const std::string& version) {
   text += man_section(page, "ARGUMENTS", Shelf::common, true);
   for (const Shelf shelf : {Shelf::common, Shelf::advanced, Shelf::processes})
     text += man_section(page, "\"" + io::upper(heading_of(shelf)) + "\"", shelf, false);
-  text += kExitStatus;
-  if (!page.example.empty()) text += ".SH EXAMPLE\n.EX\n" + roff(page.example) + "\n.EE\n";
+  text += exit_status();
+  if (!page.example.empty()) text += ".SH EXAMPLE\n.EX\n" + example_lines(page) + ".EE\n";
   return text + see_also(page);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
@@ -33,9 +34,11 @@ struct OptionRow {
 struct CommandPage {
   std::string name;     ///< "quantize", "measurements merge"; "" for the program as a whole
   std::string summary;  ///< one line
-  std::string example;  ///< a command line
+  std::string example;  ///< a command line, or several: a line each
   std::vector<OptionRow> options = {};
-  std::vector<CommandPage> children = {};  ///< of the program and of a group of commands
+  std::vector<CommandPage> children = {};                        ///< of the program and of a group of commands
+  std::vector<std::vector<std::string>> alternatives = {};       ///< groups of options of which one is required
+  std::vector<std::pair<std::string, std::string>> topics = {};  ///< of the program: what else `fp8 help` explains
 };
 
 // --help: a command on one screen, its lines no longer than the terminal's.
@@ -48,8 +51,18 @@ std::string wrapped(std::string_view text, std::size_t width, std::size_t indent
 /// several processes; else a line says how many there are.
 std::string help_text(const CommandPage& page, std::size_t width, bool all);
 
-/// "fp8 quantize --model PATH --out PATH [OPTION]...", with what is required.
+/// "fp8 quantize MODEL -o OUT (--preset NAME | --dynamic) [OPTION]...", with what is required and what is to choose.
 std::string usage_line(const CommandPage& page);
+
+/// A word and what it means, "  word   meaning", which goes on below itself; a newline at the end.
+std::string definition(const std::string& word, const std::string& meaning, std::size_t width);
+
+/// What the program's exit codes mean, in the order of the codes.
+struct ExitCode {
+  const char* code;  ///< "130, 143"
+  const char* meaning;
+};
+const std::vector<ExitCode>& exit_codes();
 
 /// "fp8 measurements merge".
 std::string full_name(const CommandPage& page);

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 /// Options that say where and how the command speaks, not what the run is.
 constexpr std::string_view kNotOfTheRun[] = {"--config",        "--print-config", "--json",     "--quiet",   "--resume",
                                              "--overwrite",     "--help",         "--help-all", "--version", "--color",
-                                             "--training-args", "--plan",         "STAGE"};
+                                             "--training-args", "--dry-run",      "--verbose",  "STAGE"};
 
 /// "--grad-accum": trainer.accumulate_grad_batches; of an option that no key of trainer: is: fp8.NAME.
 std::string key_of(const std::string& flag) {

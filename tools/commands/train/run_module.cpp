@@ -130,9 +130,9 @@ Subject language_subject(const TrainOptions& o, const Context& context) {
                          : o.run.stage == Stage::test   ? o.run.test_data
                                                         : o.run.predict_data;
   if (text.empty())
-    throw io::Error(o.run.stage == Stage::validate ? "--eval (data.init_args.val) is required"
-                    : o.run.stage == Stage::test   ? "data.init_args.test is required"
-                                                   : "data.init_args.predict is required");
+    throw UsageError(o.run.stage == Stage::validate ? "--eval (data.init_args.val) is required"
+                     : o.run.stage == Stage::test   ? "data.init_args.test is required"
+                                                    : "data.init_args.predict is required");
   Subject subject;
   subject.data = std::make_shared<StageText>(
       batches_of(text, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false));
@@ -258,7 +258,7 @@ void check_same(const TrainOptions& o, const TrainRanks& ranks, const TrainPreci
 
 void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
          PreparedModule& module, trainer::DataModule& data, c10::Device device) {
-  if (o.out.empty()) throw io::Error("trainer.default_root_dir (--out) is required: where the run is written");
+  if (o.out.empty()) throw UsageError("trainer.default_root_dir (--out) is required: where the run is written");
   auto train = needed(source_of(data, &trainer::DataModule::train_dataloader, device), o, "train_dataloader");
   auto val = source_of(data, &trainer::DataModule::val_dataloader, device);
   check_same(o, ranks, precision, module, {{"training data", train.get()}, {"validation data", val.get()}});
@@ -300,7 +300,7 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
   options.checkpoint_root.clear();
   options.profiler = profiler_of(o, context);
   if (o.run.stage == Stage::predict) {
-    if (o.out.empty()) throw io::Error("trainer.default_root_dir (--out) is required: where predictions are written");
+    if (o.out.empty()) throw UsageError("trainer.default_root_dir (--out) is required: where predictions are written");
     auto source = needed(source_of(data, &trainer::DataModule::predict_dataloader, device), o, "predict_dataloader");
     check_same(o, ranks, precision, module, {{"prediction data", source.get()}});
     auto callbacks = callbacks_of(o, context);

@@ -200,13 +200,13 @@ void check_strategy(const TrainOptions& o) {
     io::fail<UsageError>("--reduce-amax: found '{}', allowed: all, off, or a number from 1 on", s.reduce_amax);
 }
 
-void check_train_options(const TrainOptions& o) {
+void check_train_options(const TrainOptions& o, const std::string& note) {
   std::vector<std::string> missing;
-  if (o.init.empty() && o.model.empty()) missing.emplace_back("--init or --model");
+  if (o.init.empty() && o.model.empty()) missing.emplace_back("MODEL or --init");
   if (!o.plan && o.data.empty()) missing.emplace_back("--data");
   if (!o.plan && o.out.empty()) missing.emplace_back("--out");
-  if (!missing.empty()) fail_missing("train", missing);
-  if (!o.init.empty() && !o.model.empty()) throw UsageError("--init and --model: found both, allowed: one of them");
+  if (!missing.empty()) fail_missing("train", missing, missing[0].starts_with("MODEL") ? note : "");
+  if (!o.init.empty() && !o.model.empty()) throw UsageError("--init and MODEL: found both, allowed: one of them");
   // A run whose --precision was forgotten is a bf16 run: options of fp8 are refused with it.
   for (const char* needs : {"eval", "precision=", "save_best"}) check_needs(o, needs);
   check_loggers(o.callbacks.loggers);
@@ -254,8 +254,8 @@ void check_own_model(const Options& options, const TrainOptions& o) {
 }
 
 /// A stage that trains nothing needs a model alone; run_module.cpp says what data it needs.
-void check_stage(const TrainOptions& o) {
-  if (o.init.empty() && o.model.empty()) fail_missing("train", {"--init or --model"});
+void check_stage(const TrainOptions& o, const std::string& note) {
+  if (o.init.empty() && o.model.empty()) fail_missing("train", {"MODEL or --init"}, note);
   check_profile_options(o.profile);
   check_strategy(o);
 }
@@ -277,9 +277,9 @@ void check_named(const Options& options, const TrainOptions& o) {
     if (o.run.model)
       check_own_model(options, o);
     else if (o.run.stage != Stage::fit)
-      check_stage(o);
+      check_stage(o, options.taken_words());
     else
-      check_train_options(o);
+      check_train_options(o, options.taken_words());
     check_processes(o);
   } catch (const UsageError& error) {
     const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
@@ -312,6 +312,7 @@ Action add_train(Options& options) {
   auto values = std::make_shared<TrainOptions>();
   for (const TrainRow& row : train_rows(*values))
     if (row.field.declare) row.field.declare(options, row.flag(), row.help);
+  options.renamed("--plan", "--dry-run");
   return [values, &options](Context& context) {
     check_alternatives(options);
     const auto tree = take_files(options, *values);

@@ -42,6 +42,10 @@ TrainField text(std::string& v) {
   return {[&v](Options& o, const auto& name, const auto& help) { o.text(name, v, help); }, [&v] { return v; },
           /*is_text=*/true};
 }
+TrainField model(fs::path& v) {
+  return {[&v](Options& o, const auto&, const auto& help) { o.model(v, help, Options::Need::optional); },
+          [&v] { return full_path(v); }};
+}
 TrainField list(std::vector<std::string>& v) {
   return {[&v](Options& o, const auto& name, const auto& help) { o.list(name, v, help); }, [&v] { return v; },
           /*is_text=*/true};
@@ -116,12 +120,12 @@ constexpr TrainColumns lm = also.of_language_models();
 
 Rows model_rows(TrainOptions& o) {
   const auto data = [&o](Options& options, const std::string& flag, const std::string& help) {
-    add_data_option(options, flag, o.data, help, Options::Need::optional, /*several=*/false);
+    add_data_option(options, flag, o.data, help, Options::Need::optional);
   };
   return {
       {"init", path(o.init), "config.json (or its folder): train from drawn weights, steered by --seed",
        lm.with_key("model.init").recorded("init")},
-      {"model", path(o.model), "Checkpoint folder: go on from these weights",
+      {"model", model(o.model), "Checkpoint folder: go on from these weights",
        lm.with_key("model.model").recorded("model")},
       {"tokenizer", path(o.tokenizer), "Folder with a tokenizer (default: beside the config or checkpoint)",
        lm.with_key("model.tokenizer")},
@@ -172,7 +176,7 @@ Rows optimizer_rows(TrainOptions& o) {
       {"measurements", text(o.measurements),
        "With fp8: the first step's scales from this measurement (folder, prefix or file)",
        also.needing("precision=fp8")},
-      {"plan", flag(o.plan),
+      {"dry_run", flag(o.plan),
        "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written",
        also.needing("precision=fp8")},
       {"optimizer", choice(s.kind), "Default adamw; muon: for the matrices of the layers, adamw for the rest",

@@ -31,7 +31,7 @@ class TrainPrecision {
   TrainPrecision(const TrainPrecision&) = delete;
   TrainPrecision& operator=(const TrainPrecision&) = delete;
 
-  /// --plan: what would be converted, as {"modules": [{"name", "type", "scheme", "bytes", "operand_bytes",
+  /// --dry-run: what would be converted, as {"modules": [{"name", "type", "scheme", "bytes", "operand_bytes",
   /// "flops_per_row", "expected_error"}], "kept": [{"name", "reason"}], "warnings"} and as a table. The model stays as
   /// it is. Throws as the constructor.
   struct Plan {

@@ -155,7 +155,7 @@ class RoundingRun {
     check_interrupted();
     if (leases_->removed()) io::fail(options_.folder, "was removed while this process waited for layers in it");
     if (options_.wait > 0 && std::chrono::duration<double>(Clock::now() - since_).count() > options_.wait)
-      io::fail(options_.folder, "no news for {} s (--wait) of {} layers that others round, the first is {} ({})",
+      io::fail(options_.folder, "no news for {} s (--join wait) of {} layers that others round, the first is {} ({})",
                options_.wait, missing_.size(), name_of(missing_.front()),
                leases_->holder_of(std::to_string(missing_.front())));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -242,7 +242,8 @@ class RoundingRun {
     for (const auto& m : plan.modules) {
       if (m.info.type == quant::kExpertType && !options.fuse_scales &&
           m.scheme.weights == quant::WeightGranularity::tensor)
-        throw UsageError("--rounding: --no-fuse-scales does not go with experts, whose gate and up are one weight");
+        throw UsageError(
+            "--rounding: --scheme tensor:unfused does not go with experts, whose gate and up are one weight");
       if (m.info.type != "Linear" && m.info.type != quant::kExpertType)
         io::fail<io::Error>("{}: --rounding takes Linear and experts, found {} (--exclude leaves it)", m.info.name,
                             m.info.type);

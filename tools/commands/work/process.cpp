@@ -26,21 +26,20 @@ Share from_environment(const io::GetVariable& get) {
   try {
     const auto process = io::launched(get);
     if (!process || process->size == 1) return {};
-    return {
-        process->rank, process->size,
-        process->text() + ": it writes its share, then --join puts all together (--world-size 1 does all of the work)"};
+    return {process->rank, process->size,
+            process->text() + ": it writes its share, then --join puts all together (--rank 0/1 does all of the work)"};
   } catch (const io::Error& error) {
-    io::fail<io::Error>("{} (--rank and --world-size win over it, --world-size 1 does all of the work)", error.what());
+    io::fail<io::Error>("{} (--rank wins over it, --rank 0/1 does all of the work)", error.what());
   }
 }
 
 Share from_options(const ShareOptions& o) {
-  if (o.world_size == 0) throw UsageError("--rank needs --world-size");
+  if (o.world_size == 0)
+    io::fail<UsageError>("--rank: found {}, allowed: with the number of ranks, {}/{}", o.rank, o.rank, o.rank + 1);
   if (o.rank < 0 && o.world_size > 1) throw UsageError("--world-size needs --rank (or --join)");
   const std::int64_t rank = std::max<std::int64_t>(o.rank, 0);
   if (rank >= o.world_size)
-    io::fail<UsageError>("--rank: found {}, allowed: 0 to {} (--world-size is {})", rank, o.world_size - 1,
-                         o.world_size);
+    io::fail<UsageError>("--rank: found {} of {}, allowed: 0 to {}", rank, o.world_size, o.world_size - 1);
   return {rank, o.world_size};
 }
 
@@ -61,10 +60,10 @@ Share share_to_join(const ShareOptions& o, const SharePlaces& places) {
   if (count.has_value() && places.world_sizes.empty()) return {0, 1, "", shares_of(o, *count)};
   const std::string folder = io::printable(places.shares.parent_path().string(), 4096);
   if (places.world_sizes.empty())
-    io::fail<io::Error>("{}: no shares to join stand there ({}); each rank writes one with --rank R --world-size N",
-                        folder, places.of_rank);
+    io::fail<io::Error>("{}: no shares to join stand there ({}); each rank writes one with --rank R/N", folder,
+                        places.of_rank);
   if (count.has_value() || places.world_sizes.size() > 1)
-    io::fail<UsageError>("--join: shares of different world sizes stand in {}: say which with --world-size or --shares",
+    io::fail<UsageError>("--join: shares of different world sizes stand in {}: say which with --join N or --shares K",
                          folder);
   return {0, places.world_sizes[0]};
 }
@@ -77,23 +76,69 @@ SharePlaces places_of_checkpoint(const std::filesystem::path& out) {
 
 }  // namespace
 
+namespace {
+
+constexpr double kLeastLease = 0.1, kMostLease = 86400, kMostWait = 1e7;
+
+void take_rank(ShareOptions& values, const std::string& text) {
+  const auto slash = text.find('/');
+  const auto rank = io::parse_integer(text.substr(0, slash), 0, kMaxRanks - 1);
+  const bool alone = slash == std::string::npos;
+  const auto size = alone ? std::nullopt : io::parse_integer(text.substr(slash + 1), 1, kMaxRanks);
+  if (!rank || (!alone && !size)) bad_value("--rank", text, "R/N, a rank from 0 on and how many there are");
+  values.rank = *rank;
+  if (size) values.world_size = *size;
+}
+
+void take_shares(ShareOptions& values, const std::string& text) {
+  const auto colon = text.find(':');
+  const auto count = io::parse_integer(text.substr(0, colon), 1, static_cast<int>(io::kMaxShares));
+  const bool alone = colon == std::string::npos;
+  const auto seconds = alone ? std::nullopt : parse_number(text.substr(colon + 1));
+  if (!count || (!alone && (!seconds || *seconds < kLeastLease || *seconds > kMostLease)))
+    bad_value(
+        "--shares", text,
+        fmt::format("K or K:SECONDS, K from 1 to {}, SECONDS from {} to {}", io::kMaxShares, kLeastLease, kMostLease));
+  values.shares = *count;
+  if (seconds) values.lease_seconds = *seconds;
+}
+
+void take_join(ShareOptions& values, const std::string& text) {
+  values.join = true;
+  if (text.empty()) return;
+  const auto size = io::parse_integer(text, 1, kMaxRanks);
+  const auto seconds = text == "wait"              ? std::optional<double>(0)
+                       : text.starts_with("wait:") ? parse_number(text.substr(5))
+                                                   : std::nullopt;
+  if (!size && (!seconds || *seconds < 0 || *seconds > kMostWait))
+    bad_value("--join", text, "nothing, a number of ranks, wait, wait:SECONDS");
+  if (size) values.world_size = *size;
+  if (seconds) values.wait = *seconds;
+}
+
+}  // namespace
+
 void add_rank_options(Options& options, ShareOptions& values) {
-  options.integer("--rank", values.rank, 0, kMaxRanks - 1, "This process of --world-size: does its share of the work",
-                  "the launcher's");
-  options.integer("--world-size", values.world_size, 1, kMaxRanks, "Processes that share the work",
-                  "the launcher's, else 1");
-  options.integer("--shares", values.shares, 1, io::kMaxShares,
-                  "Shares of the work, more than there are processes: each takes the next that is free, and what a "
-                  "process that died had taken",
-                  "one for each process, its own");
-  options.number("--lease-seconds", values.lease_seconds, 0.1, 86400,
-                 "A process that shows no sign of life for so long has lost the share that it took of --shares; one of "
-                 "this machine that is gone has at once");
-  options.flag("--join", values.join,
-               "Make --out of the shares that all processes have written; the other options as theirs");
-  options.number_or_none("--wait", values.wait, 0, 1e7,
-                         "With --join: take shares too, wait for what others took, and let the last one join; an error "
-                         "after so many seconds without news of them (0 or nothing: as long as it takes)");
+  options.custom(
+      "--rank", "R/N", [&values](const std::string& text) { take_rank(values, text); },
+      "This is process R of N, from 0 on: it does its share of the work", "the launcher's, else 0/1");
+  options.custom(
+      "--shares", "K[:SECONDS]", [&values](const std::string& text) { take_shares(values, text); },
+      "Shares of the work, more than there are processes: each takes the next that is free, and what a process had "
+      "taken that died or showed no sign of life for so long (default 60; of one on this machine that is seen at once)",
+      "one for each process, its own");
+  options.custom(
+      "--join", "[wait]", [&values](const std::string& text) { take_join(values, text); },
+      "Make --out of the shares that all processes have written (--join N: of those of N ranks); the other options as "
+      "theirs. --join wait: take shares too, wait for what others took, and let the last one join; wait:SECONDS: an "
+      "error after so long without news of them");
+  options.offer("--join", {"wait"});
+  options.integer("--world-size", values.world_size, 1, kMaxRanks, "Processes that share the work", "1");
+  options.replaced("--world-size", "--rank R/N");
+  options.number("--lease-seconds", values.lease_seconds, kLeastLease, kMostLease, "Of --shares");
+  options.replaced("--lease-seconds", "--shares K:SECONDS");
+  options.number_or_none("--wait", values.wait, 0, kMostWait, "With --join");
+  options.replaced("--wait", "--join wait");
 }
 
 void add_rank_timeout_option(Options& options, std::int64_t& target, const std::string& when) {
@@ -111,7 +156,7 @@ void add_share_options(Options& options, ShareOptions& values) {
 }
 
 Share find_share(const ShareOptions& o, const std::function<SharePlaces()>& places, const io::GetVariable& get) {
-  if (o.wait.has_value() && !o.join) throw UsageError("--wait goes with --join");
+  if (o.wait.has_value() && !o.join) throw UsageError("--wait is --join wait");
   if (o.join && !o.wait.has_value())
     return share_to_join(o, o.shares > 0 || o.world_size > 0 ? SharePlaces() : places());
   Share share = o.world_size == 0 && o.rank < 0 ? from_environment(get) : from_options(o);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which part of the work this process does: --rank and --world-size, or what a launcher put into the environment, or
+// Which part of the work this process does: --rank R/N, or what a launcher put into the environment, or
 // the shares that it can get of --shares.
 #pragma once
 #include <algorithm>
@@ -31,7 +31,7 @@ struct ShareOptions {
   std::int64_t shard_bytes = 5'000'000'000;
 };
 
-/// --rank --world-size --shares --lease-seconds --join --wait.
+/// --rank R/N, --shares K, --join.
 void add_rank_options(Options& options, ShareOptions& values);
 /// Of a checkpoint: these, --resume and --shard-size.
 void add_share_options(Options& options, ShareOptions& values);

@@ -68,7 +68,7 @@ std::vector<Case> cases(const std::function<std::string(const std::string&)>& at
        true},
       {args("quantize --model $DEMO --dynamic --budget kl=1 --dry-run --out OUT {}", kData), true, true},
       {args("quantize --model $DEMO --dynamic --out OUT"), false, true},
-      {args("convert --model {} --to fp8 --scheme tensor --out OUT", at("fp8")), false, true},
+      {args("convert --model {} --format fp8 --scheme tensor --out OUT", at("fp8")), false, true},
       {args("inspect {} {}", test::demo_model(), kData), true, true},
       {{"inspect", test::demo_model()}, false, true},
       {{"inspect", at("stats")}, false, false},

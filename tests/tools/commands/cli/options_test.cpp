@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -209,6 +210,57 @@ TEST(OptionShelves, EveryCommandsFirstScreen) {
     for (const CommandPage& child : page.children) look_at(child);
   }
   EXPECT_EQ(shelves.size(), 3u);
+}
+
+/// Options of a command's own, beside those that several share and the data's; usual: those that --help shows. One more
+/// is a decision: can a value of an option that is there say it? Then this row, and tools/pages/options.md.
+TEST(OptionShelves, NoCommandGrowsUnseen) {
+  struct Count {
+    std::ptrdiff_t own, usual;
+    auto operator<=>(const Count&) const = default;
+  };
+  const std::map<std::string, Count> allowed = {
+      {"measure", {17, 4}},
+      {"quantize", {28, 14}},  // at most 30 and 14
+      {"convert", {18, 6}},
+      {"evaluate", {9, 2}},
+      {"generate", {8, 5}},
+      {"embed", {4, 3}},
+      {"train", {64, 14}},
+      {"run", {7, 3}},
+      {"inspect", {13, 7}},
+      {"config", {6, 4}},
+      {"measurements merge", {1, 1}},
+      {"measurements unify", {5, 5}},
+      {"measurements expand", {2, 2}},
+      {"measurements postprocess", {2, 1}},
+      {"measurements diff", {3, 2}},
+      {"measurements show", {0, 0}},
+      {"doctor", {1, 1}},
+      {"completion", {0, 0}},
+      {"man", {1, 1}},
+      {"help", {0, 0}},
+  };
+  const std::set<std::string> shared = {"--json", "--device", "--dialect", "--dtype",    "--threads", "--seed",
+                                        "--load", "--quiet",  "--color",   "--verbose",  "--help",    "--version",
+                                        "--data", "--skip",   "--batch",   "--help-all", "--samples", "--seq-len"};
+  std::map<std::string, Count> found;
+  const auto count = [&](const CommandPage& page) {
+    auto own = page.options;
+    std::erase_if(own, [&](const OptionRow& row) { return row.positional || shared.contains(row.long_name()); });
+    found[page.name] = {std::ssize(own), std::ranges::count(own, Shelf::common, &OptionRow::shelf)};
+  };
+  for (const CommandPage& page : page_of_program().children) {
+    if (page.children.empty()) count(page);
+    for (const CommandPage& child : page.children) count(child);
+  }
+  EXPECT_EQ(found.size(), allowed.size());
+  for (const auto& [command, counts] : found) {
+    const Count row = allowed.contains(command) ? allowed.at(command) : Count{-1, -1};
+    EXPECT_TRUE(counts == row) << command << ": own " << counts.own << ", usual " << counts.usual;
+  }
+  EXPECT_LE(found["quantize"].own, 30);
+  EXPECT_LE(found["quantize"].usual, 14);
 }
 
 TEST(EnvironmentProblems, AreThoseOfTheDeviceALineEach) {

@@ -82,7 +82,7 @@ def cases(folder):
     yield Case("generating", (0.4,), ("generate", "--model", MODEL, "--prompt", "In", "--tokens", "500"))
     yield Case("planning", (0.1, 0.4, 1.2), ("quantize", "--model", many, "--dynamic", *out))
     yield Case("quantizing", (0.02, 0.05, 0.2), ("quantize", "--model", large, "--dynamic", *out, "--resume"))
-    yield Case("converting", (0.05, 0.2), ("convert", "--model", large, "--to", "bf16", *out))
+    yield Case("converting", (0.05, 0.2), ("convert", "--model", large, "--format", "bf16", *out))
     yield Case("a large config", (0.3, 1), ("config", "check", folder / "quant.json"))
     yield Case("measurements", (0.3, 1), ("measurements", "show", folder / "stats"))
     yield Case("the machine", (0.02, 0.2), ("doctor",))

@@ -185,8 +185,8 @@ TEST_F(Generate, APromptComesFromAFileToo) {
     EXPECT_EQ(run.code, code);
     EXPECT_THAT(run.err, HasSubstr(message));
   };
-  wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt, --prompt-file and --prompts: found several");
-  wrong({"--prompt", "", "--prompts", file}, 2, "--prompt, --prompt-file and --prompts: found several");
+  wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt, --prompt-file and --data: found several");
+  wrong({"--prompt", "", "--data", file}, 2, "--prompt, --prompt-file and --data: found several");
   wrong({"--prompt-file", file + "x"}, 1, "prompt.txtx");
   std::ofstream(file) << std::string(513, 'a');
   wrong({"--prompt-file", file}, 1, file + ": found 513 tokens, allowed: up to max_position_embeddings 512");
@@ -200,7 +200,7 @@ TEST_F(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
     std::ofstream(text, std::ios::app) << prompt << "\n<|endoftext|>\n";
   }
   const auto of = [](const std::string& path, std::vector<std::string> more) {
-    more = args("{} --prompts {} --tokens 30 --json --dtype f32", more, path);  // bf16 has many ties
+    more = args("{} --data {} --tokens 30 --json --dtype f32", more, path);  // bf16 has many ties
     return json_of(generate(kjv(), std::move(more)));
   };
   const auto all = of(file, {}), pairs = of(file, {"--batch", "2"}), plain = of(text, {});
@@ -224,7 +224,7 @@ TEST_F(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
 TEST_F(Generate, PromptsOfAFileShowOneAfterTheOther) {
   const std::string file = (folder / "prompts.txt").string();
   std::ofstream(file) << "And the LORD<|endoftext|>A";
-  const auto run = generate(kjv(), {"--prompts", file, "--tokens", "5"});
+  const auto run = generate(kjv(), {"--data", file, "--tokens", "5"});
   EXPECT_EQ(run.code, 0) << run.err;
   const auto alone = [](const std::string& prompt) {
     return generate(kjv(), {"--prompt", prompt, "--tokens", "5"}).out;
@@ -232,7 +232,7 @@ TEST_F(Generate, PromptsOfAFileShowOneAfterTheOther) {
   EXPECT_EQ(run.out, alone("And the LORD") + "\n" + alone("A"));
   // One prompt of a file is a list too.
   std::ofstream(file) << "A";
-  EXPECT_EQ(json_of(generate(kjv(), {"--prompts", file, "--tokens", "5", "--json"}))["results"].size(), 1u);
+  EXPECT_EQ(json_of(generate(kjv(), {"--data", file, "--tokens", "5", "--json"}))["results"].size(), 1u);
 }
 
 TEST_F(Generate, SamplesOfPromptsFollowTheirNumbers) {
@@ -240,7 +240,7 @@ TEST_F(Generate, SamplesOfPromptsFollowTheirNumbers) {
   for (int i = 0; i < 3; ++i) std::ofstream(file, std::ios::app) << "{\"text\": \"And\"}\n";
   const auto of = [&](const std::string& batch) {
     return json_of(generate(
-        kjv(), args("--prompts {} --tokens 20 --temperature 1.5 --seed 5 --batch {} --json", file, batch)))["results"];
+        kjv(), args("--data {} --tokens 20 --temperature 1.5 --seed 5 --batch {} --json", file, batch)))["results"];
   };
   const auto all = of("8"), single = of("1");
   EXPECT_NE(all[0]["ids"], all[1]["ids"]);
@@ -253,7 +253,7 @@ TEST_F(Generate, PromptsThatAreNone) {
   const auto wrong = [&](const std::string& name, const std::string& content, int code, const std::string& message) {
     const std::string file = (folder / name).string();
     std::ofstream(file) << content;
-    const auto run = generate(kjv(), {"--prompts", file});
+    const auto run = generate(kjv(), {"--data", file});
     EXPECT_EQ(run.code, code);
     EXPECT_THAT(run.err, HasSubstr(message));
   };

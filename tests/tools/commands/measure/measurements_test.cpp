@@ -322,7 +322,7 @@ TEST_F(KvCache, WithoutScalesItIsRefused) {
   expect_failed(evaluate({"--kv-cache", "fp8"}), {"kjv-byte-1.7M", "--measurements", "fp8 quantize --kv-cache fp8"});
   expect_failed(run("generate", args("--prompt x --kv-cache fp8")), {"--measurements"});
   expect_failed(evaluate({"--measurements", stats()}), {"--kv-cache fp8", "found --kv-cache auto"}, 2);
-  expect_failed(evaluate(args("--kv-cache fp8 --kv-cache-scales head")), {"--kv-cache-scales", "--measurements"}, 2);
+  expect_failed(evaluate(args("--kv-cache fp8:head")), {"--kv-cache fp8:head", "--measurements"}, 2);
   expect_failed(evaluate(args("--kv-cache fp8 --measurements {} --device cpu", stats())), {"--device cpu", "hpu"}, 2);
 
   const test::TempDir folder;  // a layer without data

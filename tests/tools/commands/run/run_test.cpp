@@ -75,7 +75,7 @@ def forward(self, x, twice: bool=False):
 };
 
 TEST_F(RunCommand, WritesWhatForwardReturns) {
-  const auto result = run({model(), "--inputs", inputs(5), "--batch", "1"});
+  const auto result = run({model(), "--data", inputs(5), "--batch", "1"});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(output("output.0").sizes(), at::IntArrayRef({5, 6}));
   EXPECT_EQ(output("output.1").sizes(), at::IntArrayRef({5}));
@@ -95,9 +95,9 @@ TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
   const auto file = model(), data = inputs(64);
   const auto stats = (folder / "stats").string();
   ASSERT_EQ(fp8("measure --model {} --data {} --out {}", file, data, stats).code, 0);
-  ASSERT_EQ(run({file, "--inputs", data, "--batch", "1"}).code, 0);
+  ASSERT_EQ(run({file, "--data", data, "--batch", "1"}).code, 0);
   std::filesystem::rename(folder / "out.safetensors", folder / "f32.safetensors");
-  const auto json = json_of(run({file, "--inputs", data, "--batch", "1", "--measurements", stats, "--reference",
+  const auto json = json_of(run({file, "--data", data, "--batch", "1", "--measurements", stats, "--reference",
                                  (folder / "f32.safetensors").string()}));
   ASSERT_EQ(json.at("modules_quantized").size(), 1u);
   EXPECT_EQ(json.at("modules_quantized")[0].at("name"), "used");
@@ -117,7 +117,7 @@ TEST_F(RunCommand, CodesAreTheEmulatedDevices) {
   const auto stats = (folder / "stats").string();
   ASSERT_EQ(fp8("measure --model {} --data {} --out {}", file, data, stats).code, 0);
   const auto scheme = [&](const std::string& device, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = args("run --json {} --inputs {} --batch 1 --measurements {} --out {} {}", file,
+    std::vector<std::string> arguments = args("run --json {} --data {} --batch 1 --measurements {} --out {} {}", file,
                                               data, stats, folder / "out.safetensors", more);
     test::RunOptions options;
     options.environment = {{"FP8_HPU_DEVICE", device}, {"QUANT_CONFIG", ""}};
@@ -145,7 +145,7 @@ TEST_F(RunCommand, AQuantConfigMeasuresAndQuantizesNodesWithoutAWeightToo) {
   EXPECT_EQ(nodes.at("matmul").at("inputs").size(), 2u);
   EXPECT_FALSE(nodes.contains("never"));
   std::vector<std::string> quantized;
-  const auto json = json_of(run({file, "--inputs", data, "--batch", "1", "--config", config("QUANTIZE")}));
+  const auto json = json_of(run({file, "--data", data, "--batch", "1", "--config", config("QUANTIZE")}));
   for (const auto& m : json.at("modules_quantized"))
     quantized.push_back(m.at("name").get<std::string>() + ":" + m.at("type").get<std::string>());
   EXPECT_THAT(quantized, UnorderedElementsAre("used:Linear", "matmul:Matmul"));
@@ -158,14 +158,14 @@ TEST_F(RunCommand, WhatIsRefused) {
     EXPECT_THAT(r.err, HasSubstr(words));
     EXPECT_FALSE(std::filesystem::exists(folder / "out.safetensors"));
   };
-  refused(run({file, "--inputs", data}),
+  refused(run({file, "--data", data}),
           "output.1 has 1 rows for 4 samples, allowed: as many for each sample (try --batch 1)");
-  refused(run({file, "--inputs", (folder / "none.wav").string()}), "none.wav");
-  refused(run({(folder / "none.pt").string(), "--inputs", data}), "none.pt");
-  refused(run({file, "--inputs", data, "--exclude", "x"}), "--include and --exclude go with --measurements", 2);
-  refused(run({file, "--inputs", data, "--measurements", (folder / "none").string()}), "none");
+  refused(run({file, "--data", (folder / "none.wav").string()}), "none.wav");
+  refused(run({(folder / "none.pt").string(), "--data", data}), "none.pt");
+  refused(run({file, "--data", data, "--exclude", "x"}), "--include and --exclude go with --measurements", 2);
+  refused(run({file, "--data", data, "--measurements", (folder / "none").string()}), "none");
   std::ofstream(folder / "c.json") << R"({"mode": "MEASURE", "dump_stats_path": "a/b"})";
-  refused(run({file, "--inputs", data, "--config", (folder / "c.json").string()}), "expected QUANTIZE");
+  refused(run({file, "--data", data, "--config", (folder / "c.json").string()}), "expected QUANTIZE");
 }
 
 }  // namespace

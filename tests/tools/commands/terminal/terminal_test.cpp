@@ -62,6 +62,8 @@ TEST(Completion, BashOffersCommandsOptionsChoicesAndFiles) {
   EXPECT_THAT(bash_offers({""}), IsSupersetOf(args("measure quantize measurements help completion --help")));
   EXPECT_THAT(bash_offers({"qu"}), ElementsAre("quantize"));
   EXPECT_THAT(bash_offers({"help", "tr"}), ElementsAre("train"));
+  EXPECT_THAT(bash_offers({"help", "form"}), ElementsAre("formats"));
+  EXPECT_THAT(bash_offers(args("quantize -p {}", "FP8_B")), ElementsAre("FP8_BLOCK"));
   EXPECT_THAT(bash_offers({"quantize", "--sch"}), ElementsAre("--scheme"));
   EXPECT_THAT(bash_offers(args("quantize --scheme {}", "")), ElementsAre("block", "channel", "mx", "tensor"));
   EXPECT_THAT(bash_offers(args("quantize --scheme = b")), ElementsAre("block"));
@@ -72,7 +74,7 @@ TEST(Completion, BashOffersCommandsOptionsChoicesAndFiles) {
   EXPECT_THAT(bash_offers(args("measurements diff kjv-byte")), ElementsAre("kjv-byte-1.7M"));
   EXPECT_THAT(bash_offers({"config", ""}), IsSupersetOf({"check", "deepspeed", "explain"}));
   EXPECT_THAT(bash_offers({"completion", ""}), ElementsAre("bash", "fish", "zsh"));
-  EXPECT_THAT(bash_offers(args("quantize --block {}", "")), IsEmpty());  // a number
+  EXPECT_THAT(bash_offers(args("quantize --samples {}", "")), IsEmpty());  // a number
   EXPECT_THAT(bash_offers({"evaluate", "--d"}), AllOf(Contains("--data"), Not(Contains("--dynamic"))));
   EXPECT_THAT(bash_offers({"nonsense", ""}), IsEmpty());
 }
@@ -164,6 +166,16 @@ TEST(HelpText, CommonOptionsFirstAndTheRestOnRequest) {
   EXPECT_THAT(all, Not(HasSubstr("options more")));
 }
 
+TEST(HelpText, UsageShowsWhatIsToBeChosen) {
+  CommandPage choosing = page();
+  choosing.alternatives = {{"--way", "--join"}};
+  EXPECT_EQ(usage_line(choosing), "fp8 measurements cut PATH... --out PATH (--way NAME | --join) [OPTION]...");
+  choosing.options[1].names = {"-o", "--out"};
+  choosing.example = "fp8 measurements cut a\nfp8 measurements cut b";
+  EXPECT_THAT(help_text(choosing, 80, false),
+              AllOf(HasSubstr("PATH... -o PATH ("), HasSubstr("\nExamples:\n  fp8 measurements cut a\n  fp8 meas")));
+}
+
 TEST(HelpText, LongTextsGoOnBelowThemselves) {
   EXPECT_EQ(wrapped("one two three", 8, 2), "one two\n  three");
   EXPECT_EQ(wrapped("one two three", 100, 2), "one two three");
@@ -187,6 +199,16 @@ TEST(HelpText, FitsTheTerminal) {
       for (std::string line; std::getline(lines, line);)
         EXPECT_LE(line.size(), std::max<std::size_t>(std::min<std::size_t>(width, 120), 78)) << width << ": " << line;
     }
+  }
+}
+
+/// The examples of all commands fit into a line of 80 columns, to be copied.
+TEST(HelpText, ExamplesAreNotBroken) {
+  const CommandPage program = page_of_program();
+  for (const CommandPage& page : program.children) {
+    EXPECT_THAT(help_text(page, 80, false), Not(HasSubstr(" \\\n"))) << page.name;
+    for (const CommandPage& child : page.children)
+      EXPECT_THAT(help_text(child, 80, false), Not(HasSubstr(" \\\n"))) << child.name;
   }
 }
 

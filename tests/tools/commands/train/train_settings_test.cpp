@@ -189,7 +189,7 @@ TEST_F(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
 
 TEST_F(TrainSettings, PlanTellsAndChangesNothing) {
   auto run = run_fp8(
-      "train --plan --init {} --precision fp8 --recipe nvidia --keep lm_head --keep layers\\.0\\. --json", init);
+      "train --dry-run --init {} --precision fp8 --recipe nvidia --keep lm_head --keep layers\\.0\\. --json", init);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["modules"].size(), 7u);
@@ -201,12 +201,12 @@ TEST_F(TrainSettings, PlanTellsAndChangesNothing) {
     EXPECT_LT(m["expected_error"].get<double>(), 0.1);
   }
   EXPECT_GE(json["kept"].size(), 8u);
-  run = run_fp8("train --plan --init {} --precision fp8", init);
+  run = run_fp8("train --dry-run --init {} --precision fp8", init);
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("converted  model.layers.0.self_attn.q_proj (Linear)"));
-  run = run_fp8("train --plan --init {}", init);
-  expect_failed(run, {"--plan: found with --precision bf16-mixed, allowed: --precision fp8"}, 2);
-  EXPECT_EQ(run_train(folder, "run", "--plan --precision fp8").code, 0);
+  run = run_fp8("train --dry-run --init {}", init);
+  expect_failed(run, {"--dry-run: found with --precision bf16-mixed, allowed: --precision fp8"}, 2);
+  EXPECT_EQ(run_train(folder, "run", "--dry-run --precision fp8").code, 0);
   EXPECT_FALSE(fs::exists(folder / "run"));
   run = run_fp8("train --init {} --out {}", init, folder / "run");
   expect_failed(run, {"train: --data is required"}, 2);

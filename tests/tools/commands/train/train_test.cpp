@@ -248,7 +248,7 @@ TEST_F(Train, RefusesByName) {
   };
   EXPECT_GOLDEN(refused(args(text)));
   EXPECT_THAT(refused({"--model", demo("kjv-byte-1.7M")}),
-              AllOf(StartsWith("2: "), HasSubstr("--init and --model: found both")));
+              AllOf(StartsWith("2: "), HasSubstr("--init and MODEL: found both")));
   for (const auto& [option, file, message] :
        {std::tuple("--data", "short.txt", "short.txt"), std::tuple("--data", "empty.txt", "empty.txt"),
         std::tuple("--tokenizer", "nowhere", "nowhere: has no tokenizer")})

@@ -65,15 +65,16 @@ TEST(Share, OptionsWin) {
   const Variables launcher = {{"RANK", "1"}, {"WORLD_SIZE", "4"}};
   expect(share(given(2, 3), launcher), 2, 3, false);
   expect(share(given(-1, 1), launcher), 0, 1, false);
-  EXPECT_THAT(error_of<UsageError>([&] { share(given(1, 0), launcher); }), HasSubstr("--rank needs --world-size"));
+  EXPECT_THAT(error_of<UsageError>([&] { share(given(1, 0), launcher); }),
+              HasSubstr("--rank: found 1, allowed: with the number of ranks, 1/2"));
   EXPECT_THAT(error_of<UsageError>([&] { share(given(-1, 2), launcher); }), HasSubstr("--world-size needs --rank"));
-  EXPECT_THAT(error_of<UsageError>([&] { share(given(3, 3)); }), HasSubstr("--rank: found 3, allowed: 0 to 2"));
+  EXPECT_THAT(error_of<UsageError>([&] { share(given(3, 3)); }), HasSubstr("--rank: found 3 of 3, allowed: 0 to 2"));
 }
 
 TEST(Share, BadVariablesAreNamed) {
   EXPECT_THAT(
       error_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }),
-      AllOf(HasSubstr("'WORLD_SIZE': found 'two', allowed: an integer from 1"), HasSubstr("--world-size win over it")));
+      AllOf(HasSubstr("'WORLD_SIZE': found 'two', allowed: an integer from 1"), HasSubstr("--rank wins over it")));
   EXPECT_THAT(error_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }),
               HasSubstr("'RANK': found nothing, but WORLD_SIZE is 2"));
   EXPECT_THAT(error_of<io::Error>([] { share({}, {{"RANK", "7"}}); }),
@@ -91,7 +92,7 @@ TEST(Share, JoinLooksForTheSharesOnDisk) {
     std::filesystem::create_directory(dir / name);
   expect(share(join, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}, out), 0, 3, false);
   std::filesystem::create_directory(dir / "out.rank-0-of-4");
-  EXPECT_THAT(error_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --world-size"));
+  EXPECT_THAT(error_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --join N"));
   join.world_size = 4;
   expect(share(join, {}, out), 0, 4, false);
   join.rank = 1;
@@ -125,7 +126,7 @@ TEST(Share, SharesThatAreTaken) {
   ASSERT_TRUE(each.shares.has_value());
   EXPECT_EQ(each.shares->count, 4);
   EXPECT_EQ(each.shares->first, 1);
-  EXPECT_THAT(error_of<UsageError>([] { share(in_shares(3, false, 0)); }), HasSubstr("--wait goes with --join"));
+  EXPECT_THAT(error_of<UsageError>([] { share(in_shares(3, false, 0)); }), HasSubstr("--wait is --join wait"));
 }
 
 TEST(Share, JoinFindsTheSharesThatWereTaken) {
@@ -140,7 +141,7 @@ TEST(Share, JoinFindsTheSharesThatWereTaken) {
   EXPECT_EQ(share(in_shares(0, true), {}, out / "").shares.value().count, 3);
   std::filesystem::create_directory(dir / "out.rank-0-of-4");
   EXPECT_THAT(error_of<UsageError>([&] { share(in_shares(0, true), {}, out); }),
-              HasSubstr("say which with --world-size or --shares"));
+              HasSubstr("say which with --join N or --shares K"));
 }
 
 TEST(Share, InWords) {

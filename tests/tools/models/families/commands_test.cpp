@@ -219,7 +219,7 @@ TEST_P(TokenizersOfModels, AreReadByAllCommandsAndCarriedAlong) {
     run(args("measure --model {} --data {} --seq-len 32 --out {}", model, data, path("stats" + end)));
     run(args("quantize --model {} --measurements {} --out {}", model, path("stats" + end), fp8));
     run(args("quantize --model {} --dynamic --out {}", model, dynamic));
-    run(args("convert --model {} --to bf16 --out {}", dynamic, bf16));
+    run(args("convert --model {} --format bf16 --out {}", dynamic, bf16));
     for (const auto& out : {fp8, dynamic, bf16}) {
       for (const auto& file : files)
         EXPECT_EQ(bytes_of(std::filesystem::path(out) / file), bytes_of(std::filesystem::path(model) / file))

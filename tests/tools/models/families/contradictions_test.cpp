@@ -95,7 +95,7 @@ TEST_P(Contradictions, AreRefusedByEveryCommand) {
     expect_refused(run("inspect", {}));
     expect_refused(run("inspect", {"--plan"}));
     expect_refused(run("quantize", args("--dynamic --out {}", out)));
-    expect_refused(run("convert", args("--to bf16 --out {}", out)));
+    expect_refused(run("convert", args("--format bf16 --out {}", out)));
   }
 }
 
@@ -153,7 +153,7 @@ TEST_F(UnknownFamily, StillIsQuantizedConvertedAndInspected) {
   const std::string model = path("model");
   const std::vector<std::vector<std::string>> all = {
       args("quantize --model {} --out {} --dynamic", model, path("fp8")),
-      args("convert --model {} --to bf16 --out {}", path("fp8"), path("bf16")),
+      args("convert --model {} --format bf16 --out {}", path("fp8"), path("bf16")),
       {"inspect", model},
       {"inspect", path("fp8")}};
   for (const auto& arguments : all) {

@@ -143,7 +143,7 @@ TEST_P(AnswersToText, GenerateAnswersGreedily) {
                                            R"({"text": "b"})"
                                            "\n");
   const auto json =
-      json_of(args("generate --model {} --prompts {} --tokens 12 --device cpu --dtype f32", path("model"), file));
+      json_of(args("generate --model {} --data {} --tokens 12 --device cpu --dtype f32", path("model"), file));
   ASSERT_TRUE(json.is_object());
   const char* sources[] = {"a source", "a longer source than that", "b"};
   for (std::size_t i = 0; i < 3; ++i) {
