@@ -211,6 +211,9 @@ TEST(ParseConfig, NamesOfOneSizeAgree) {
     EXPECT_TRUE(refused(mixtral, other, 3)) << other;
     EXPECT_FALSE(refused(mixtral, other, 4)) << other;
   }
+  io::Json qwen = mixtral;  // as transformers 5 writes it; published files have num_experts
+  qwen.update({{"model_type", "qwen3_moe"}, {"architectures", {"Qwen3MoeForCausalLM"}}, {"num_experts_per_tok", 5}});
+  EXPECT_TRUE(throws_with({"num_experts_per_tok", "4"}, [&] { parse_config(qwen, "config.json"); }));
   const io::Json whole = {{"model_type", "llava"},
                           {"architectures", {"LlavaForConditionalGeneration"}},
                           {"text_config", llama},

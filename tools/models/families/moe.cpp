@@ -86,7 +86,9 @@ void read_qwen2_moe(const ConfigReader& reader, DecoderConfig& config) {
 
 void read_qwen3_moe(const ConfigReader& reader, DecoderConfig& config) {
   read_qwen3(reader, config);
-  read_experts(reader, config, {"num_experts", "num_experts_per_tok", "moe_intermediate_size", 128, 8});
+  // Published files have num_experts, those that transformers 5 writes num_local_experts.
+  const char* experts = reader.find("num_experts") != nullptr ? "num_experts" : "num_local_experts";
+  read_experts(reader, config, {experts, "num_experts_per_tok", "moe_intermediate_size", 128, 8});
   config.moe.renormalize = reader.boolean("norm_topk_prob", false);
   read_sparse_steps(reader, config);
 }
