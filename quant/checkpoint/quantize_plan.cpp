@@ -45,6 +45,7 @@ CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const Checkpo
   leave_unwritable();
   refuse_tied_heads();
   note_experts();
+  note_vllm();
   list_transposed();
   leave_halved_groups();
   refuse_unscaled_parts();
@@ -257,6 +258,22 @@ void CheckpointPlan::note_experts() {
   const bool single =
       std::ranges::any_of(plan_.modules, [](const auto& m) { return !mixture_of(m.info.name).empty(); });
   if (single) plan_.warnings.push_back("experts are in fp8 one by one: " + family->note());
+}
+
+/// What vLLM, which most checkpoints are for, would refuse of a form that it reads: the words of reader_check.h.
+void CheckpointPlan::note_vllm() {
+  constexpr auto kReader = CheckpointReader::vllm;
+  if (!form_.is_read_by(kReader)) return;
+  for (const auto& m : plan_.modules) {
+    StoredWeight weight;
+    weight.spec = spec_of(m);
+    const auto& name = weight.spec.module;
+    const std::string problem =
+        form_.problem_of_reader(kReader, weight, place_on_load(kReader, name, expert_family(config_)));
+    if (problem.empty()) continue;
+    plan_.warnings.push_back(io::message("not for {}: {}: {}", release_of(kReader), io::printable(name), problem));
+    return;
+  }
 }
 
 void CheckpointPlan::refuse_empty() const {

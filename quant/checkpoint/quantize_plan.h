@@ -69,6 +69,7 @@ class CheckpointPlan {
   void leave_unwritable();
   [[noreturn]] void refuse_empty() const;
   void note_experts();
+  void note_vllm();
   void refuse_tied_heads();
   void list_transposed();
   void leave_halved_groups();

@@ -35,8 +35,11 @@ class Check {
     if (config_.is_null())
       io::fail<io::Error>("{}: expected an fp8 checkpoint, found one in high precision", folder.string());
     form_ = &form_of_config(config_, folder.string());
-    for (auto& w : read_stored(checkpoint_).weights) schemes_.emplace(w.spec.module, std::move(w.spec.scheme));
-    for (const auto& [module, scheme] : schemes_) quantized_.insert(module);
+    auto stored = read_stored(checkpoint_);
+    for (auto& w : stored.weights) {
+      quantized_.insert(w.spec.module);
+      weights_.emplace(w.spec.module, std::move(w));
+    }
     modules_ = CheckpointModules(checkpoint_, model_config_);
     entries_ = IgnoreList(*form_, entries_of(*form_, config_));
     targets_ = IgnoreList(*form_, form_->targets(config_));
@@ -45,6 +48,8 @@ class Check {
     look_at_experts();
     look_outside();
     look_at_mx();
+    if (!stored.kv.empty() && is_compressed_tensors() && has_cached_towers(modules_.names()))
+      of_transformers_.push_back("kv_cache_scheme: transformers asks for scales of the tower's attention, too");
     auto incomplete = incomplete_parts(checkpoint_, model_config_, modules_);
     misread_.insert(misread_.end(), incomplete.begin(), incomplete.end());
   }
@@ -53,13 +58,15 @@ class Check {
     std::vector<ReaderVerdict> verdicts;
     const auto add = [&](CheckpointReader reader, const std::vector<std::string>& its_own) {
       if (!form_->is_read_by(reader)) return;
-      verdicts.push_back({name_of(reader), misread_, modules_.names().known()});
+      verdicts.push_back({name_of(reader), rules_of(reader), release_of(reader), misread_,
+                          why_not_known(reader, modules_.names(), model_config_)});
       auto& problems = verdicts.back().problems;
       problems.insert(problems.end(), its_own.begin(), its_own.end());
-      for (const auto& [module, scheme] : schemes_) {
-        const std::string problem = form_->problem_of_reader(reader, scheme);
+      for (const auto& [module, weight] : weights_) {
+        const std::string problem =
+            form_->problem_of_reader(reader, weight, place_on_load(reader, module, expert_family(model_config_)));
         if (problem.empty()) continue;
-        problems.push_back(module + ": " + problem);
+        problems.push_back(module + ": " + io::spelled(problem, spelling_));
         break;
       }
     };
@@ -70,6 +77,7 @@ class Check {
   }
 
  private:
+  bool is_compressed_tensors() const { return std::string_view(form_->quant_method()) == "compressed-tensors"; }
   /// The entry that fits a module, under one of its names; null if none does.
   const std::string* kept_by(const std::string& module) const {
     for (const auto& name : modules_.names().names_on_load(module)) {
@@ -106,8 +114,9 @@ class Check {
     if (family != nullptr && !family->unread.empty()) of_transformers_.emplace_back(family->unread);
     if (family != nullptr && family->vllm_only && single != quantized_.end())
       of_transformers_.push_back(*single + ": " + io::spelled(family->note(), spelling_));
-    if (family != nullptr && !family->spellings.front().down.empty() && !family->listed && single != quantized_.end())
-      look_at_joined(*single, schemes_.at(*single));
+    if (family != nullptr && family->listed && !is_compressed_tensors() && single != quantized_.end())
+      of_transformers_.push_back(*single +
+                                 ": transformers has single experts of this family in compressed-tensors alone");
     for (const auto& layer : StackedExperts(checkpoint_, model_config_, ExpertForm::keep, {}).kept()) {
       if (kept_by(layer) == nullptr && kept_by(layer + ".0.down_proj") == nullptr)
         of_vllm_.push_back(layer +
@@ -115,21 +124,11 @@ class Check {
     }
   }
 
-  /// Experts that a file has one by one and transformers joins: with scales per tensor or row alone (5.23:
-  /// core_model_loading.py).
-  void look_at_joined(const std::string& module, const Scheme& scheme) {
-    if (std::string_view(form_->quant_method()) != "compressed-tensors") return;
-    if (scheme.has_blocks())
-      of_transformers_.push_back(module + ": transformers can't join experts with scales per block");
-    if (scheme.is_static())
-      of_transformers_.push_back(module + ": transformers has no place for the input scales of experts");
-  }
-
   /// transformers runs the model in the dtype that its config names, else in that of its first tensor, and decodes
   /// MXFP8 to bfloat16 whatever that is (compressed-tensors 0.20: compressors/mx_utils.py).
   void look_at_mx() {
-    const auto mx = std::ranges::find_if(schemes_, [](const auto& s) { return s.second.is_mx(); });
-    if (mx == schemes_.end() || std::string_view(form_->quant_method()) != "compressed-tensors") return;
+    const auto mx = std::ranges::find_if(weights_, [](const auto& w) { return w.second.spec.scheme.is_mx(); });
+    if (mx == weights_.end() || !is_compressed_tensors()) return;
     std::string dtype;
     for (const auto& config : {std::cref(model_config_), std::cref(language_config(model_config_))}) {
       for (const char* key : {"dtype", "torch_dtype"}) {
@@ -183,7 +182,7 @@ class Check {
   io::Checkpoint checkpoint_;
   io::Json model_config_, config_;
   const CheckpointForm* form_ = nullptr;
-  std::map<std::string, Scheme> schemes_;
+  std::map<std::string, StoredWeight> weights_;
   std::set<std::string> quantized_;
   CheckpointModules modules_;
   IgnoreList entries_, targets_;

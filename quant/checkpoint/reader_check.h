@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads an fp8 checkpoint with the eyes of the programs that load its form, by their rules on names: what does each
-// make of every module? No torch here.
+// Reads an fp8 checkpoint with the eyes of the programs that load its form, by their rules on names and schemes: what
+// does each make of every module? A verdict is by form, scheme and family. No torch here.
 //
 //   in fp8, and an entry of the list of kept modules fits      its codes would be read as values
 //   in high precision, and nothing in the list fits            the reader builds an fp8 module and looks for a scale
@@ -11,14 +11,17 @@
 //   a family whose experts transformers can't join             transformers refuses the file
 //   MXFP8 in a model that is not bfloat16                      transformers decodes it to bfloat16, and products fail
 //   a stack of experts, and no entry for their layer           vLLM builds fp8 experts and looks for their scales
-//   scales that the reader's form has not                      codes would be read as values, or refused
+//   a scheme that the reader has no product of                 codes would be read as values, or refused
+//   experts in a scheme that the reader can't join             the same (CheckpointForm::problem_of_reader)
 //   in fp8, outside of the language model's blocks             vLLM builds plain modules there
 //   a layer, projection, norm, head or embedding is missing    random values in its place
 //
-// For a family without a row it is not known what its classes need and build, nor if its file loads. Names are
-// those of the file and those after the changes that readers make on load (model_names.h).
+// For a family without a row it is not known what its classes need and build, nor if its file loads; the same goes for
+// a model that the reader's release has no class of (names/readers.h). Names are those of the file and those after the
+// changes that readers make on load (model_names.h).
 #pragma once
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,8 +31,15 @@ namespace fp8::quant {
 
 struct ReaderVerdict {
   std::string reader;                 ///< "transformers", "vLLM", "neural-compressor"
+  std::string rules;                  ///< whose rules these are: "transformers 5.23.0"; release: the same for sentences
+  std::string release;                ///< "transformers 5.23"
   std::vector<std::string> problems;  ///< why it would refuse or misread the file, module first; empty: it loads
-  bool known = true;                  ///< false: of a family without a row
+  std::string not_known;              ///< why there are no rules for this model; empty: there are
+
+  /// True if the rules accept the file, false if they do not; nothing where there are none that would.
+  std::optional<bool> loads() const {
+    return !problems.empty() ? std::optional(false) : not_known.empty() ? std::optional(true) : std::nullopt;
+  }
 };
 
 /// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or

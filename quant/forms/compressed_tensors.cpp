@@ -288,6 +288,45 @@ Json groups_of(const ConfigSpec& spec) {
   return groups;
 }
 
+// What readers make of schemes, by the sources of the releases that names/readers.h tells.
+
+/// vLLM: quantization/compressed_tensors/compressed_tensors.py; of static channel the products of kernels/linear.
+std::string problem_of_vllm(const Scheme& s) {
+  if (s.is_mx())
+    return s.activations == ActivationScaling::none
+               ? "vLLM casts the activations of MXFP8, which are in high precision here"
+               : "";
+  if (s.is_static() && s.weights == WeightGranularity::channel)
+    return "channel weights with static activations: vLLM has CUTLASS's products of them (CUDA) alone, its other "
+           "kernels "
+           "fail; " +
+           io::option("tensor_or_dynamic", "one weight scale per tensor or dynamic activations") + " fits all";
+  return form_parts::block_problem(s);
+}
+
+/// vLLM: compressed_tensors_moe.py, compressed_tensors_moe_w8a8_fp8.py.
+std::string experts_problem_of_vllm(const Scheme& s) {
+  if (s.activations == ActivationScaling::none && !s.is_mx())
+    return "vLLM has no experts in fp8 with activations in high precision";
+  const auto is = [&](WeightGranularity w, ActivationScaling a) { return s.weights == w && s.activations == a; };
+  if (s.has_blocks() || is(WeightGranularity::tensor, ActivationScaling::static_tensor) ||
+      is(WeightGranularity::channel, ActivationScaling::dynamic_token))
+    return problem_of_vllm(s);
+  return io::message(
+      "vLLM has experts with static tensor scales, with channel weights and dynamic token activations, or in blocks, "
+      "found {} weights with {} activations",
+      name_of(s.weights), name_of(s.activations));
+}
+
+/// transformers multiplies each expert's codes with its scales as they are, joins the products and has one tensor for
+/// all (integrations/compressed_tensors.py).
+std::string joining_problem(const WeightSpec& w) {
+  const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+  const bool fits = (grid.rows == 1 || grid.rows == w.rows) && (grid.cols == 1 || grid.cols == w.cols);
+  if (!fits || w.scheme.is_mx()) return "transformers can't join experts with scales per block";
+  return w.scheme.is_static() ? "transformers has no place for the input scales of experts" : "";
+}
+
 class CompressedTensors : public CheckpointForm {
  public:
   const char* name() const override { return "compressed-tensors"; }
@@ -365,10 +404,10 @@ class CompressedTensors : public CheckpointForm {
   bool holds_weights_only_beside(const ModelNames& names, const Scheme& scheme) const override {
     return names.known() && !scheme.is_mx();
   }
-  std::string problem_of_reader(CheckpointReader reader, const Scheme& scheme) const override {
-    const bool casts =
-        reader == CheckpointReader::vllm && scheme.is_mx() && scheme.activations == ActivationScaling::none;
-    return casts ? "vLLM casts the activations of MXFP8, which are in high precision here" : "";
+  std::string problem_of_reader(CheckpointReader reader, const StoredWeight& w, WeightPlace place) const override {
+    if (reader == CheckpointReader::vllm)
+      return place == WeightPlace::joined ? experts_problem_of_vllm(w.spec.scheme) : problem_of_vllm(w.spec.scheme);
+    return place == WeightPlace::joined ? joining_problem(w.spec) : "";
   }
 
   Json config(const ConfigSpec& spec) const override {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/quant/names/model_names.h"
+#include "fp8/quant/names/readers.h"
 #include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {
@@ -75,14 +75,6 @@ struct ConfigSpec {
   std::vector<KvScales> kv;                 ///< empty: the cache stays in high precision
 };
 
-/// A program whose rules on fp8 checkpoints are known here (checkpoint/reader_check.h).
-enum class CheckpointReader : std::uint8_t { transformers, vllm, neural_compressor };
-constexpr auto names_of(CheckpointReader) {
-  using enum CheckpointReader;
-  return std::to_array<EnumName<CheckpointReader>>(
-      {{transformers, "transformers"}, {vllm, "vLLM"}, {neural_compressor, "neural-compressor"}});
-}
-
 using NameTest = std::function<bool(const std::string& name)>;
 struct AssumedWeights;  // assumed_form.h
 
@@ -99,8 +91,9 @@ class CheckpointForm {
   /// quantization_config's "quant_method"; empty: the form has none.
   virtual const char* quant_method() const = 0;
   virtual bool is_read_by(CheckpointReader) const { return false; }
-  /// Why a program that reads the form can't have such scales; empty if it can.
-  virtual std::string problem_of_reader(CheckpointReader, const Scheme&) const { return ""; }
+  /// Why a program that reads the form refuses or misreads the weight in that place, by its rules on schemes; empty if
+  /// it does not.
+  virtual std::string problem_of_reader(CheckpointReader, const StoredWeight&, WeightPlace) const { return ""; }
   /// True if some modules may have activations in high precision beside others that have not.
   virtual bool holds_weights_only_beside(const ModelNames&, const Scheme&) const { return false; }
   /// True if weights may be in E5M2.

@@ -84,10 +84,16 @@ class Fp8 final : public CheckpointForm {
   }
   bool is_read_by(CheckpointReader reader) const override { return reader != CheckpointReader::neural_compressor; }
 
-  /// transformers asks for weight_scale_inv, which stands for blocks (5.23: integrations/finegrained_fp8.py).
-  std::string problem_of_reader(CheckpointReader reader, const Scheme& scheme) const override {
-    const bool blocks = reader != CheckpointReader::transformers || scheme.has_blocks();
-    return blocks ? "" : "transformers reads scales per block in this form, and takes codes without them for values";
+  /// transformers asks for weight_scale_inv (integrations/finegrained_fp8.py), vLLM where there are blocks
+  /// (quantization/fp8.py).
+  std::string problem_of_reader(CheckpointReader reader, const StoredWeight& w, WeightPlace) const override {
+    const bool blocks = w.spec.scheme.has_blocks();
+    const bool inverse = blocks || w.scale.ends_with("_inv");
+    if (reader == CheckpointReader::transformers)
+      return inverse ? weight_problem(w.spec)
+                     : "transformers reads weight_scale_inv in this form, and takes codes without it for values";
+    if (blocks) return form_parts::block_problem(w.spec.scheme);
+    return inverse ? "vLLM reads weight_scale beside one scale per tensor, found weight_scale_inv" : "";
   }
 
   std::vector<const char*> ignore_keys() const override { return {"/modules_to_not_convert", "/ignored_layers"}; }
@@ -201,7 +207,7 @@ class Fp8 final : public CheckpointForm {
     if (count == 0) return;
     out.warnings.push_back(io::message(
         "{} weights are no multiple of their blocks, the first is {} {} in blocks of {}: transformers would misread "
-        "them without an error, vLLM reads them",
+        "them without an error",
         count, io::printable(first->module), io::shape_text({first->rows, first->cols}), first->scheme.block.text()));
   }
 

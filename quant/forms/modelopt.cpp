@@ -82,6 +82,14 @@ class ModelOpt final : public CheckpointForm {
   const char* quant_method() const override { return "modelopt"; }
   bool is_read_by(CheckpointReader reader) const override { return reader == CheckpointReader::vllm; }
 
+  /// vLLM has methods for experts of two of the algorithms (quantization/modelopt.py: FusedMoEMethodCls).
+  std::string problem_of_reader(CheckpointReader, const StoredWeight& w, WeightPlace place) const override {
+    const std::string algorithm = algorithm_of(w.spec.scheme);
+    if (place == WeightPlace::linear || algorithm == kPerTensor || algorithm == kPerGroup) return "";
+    return io::message("vLLM has experts of quant_algo {} and {} alone in this form, found {}", kPerTensor, kPerGroup,
+                       algorithm);
+  }
+
   std::vector<const char*> ignore_keys() const override { return {"/ignore", "/exclude_modules"}; }
 
   /// Found anywhere in the name, fnmatch of wildcards, layers of experts.

@@ -410,6 +410,12 @@ std::string fused_rows_problem(const WeightSpec& w) {
                      w.scheme.block.rows);
 }
 
+std::string block_problem(const Scheme& scheme) {
+  constexpr Block kBuilt{128, 128};
+  if (!scheme.has_blocks() || scheme.is_mx() || scheme.block == kBuilt) return "";
+  return io::message("vLLM has products on CUDA for blocks of {} alone, found {}", kBuilt.text(), scheme.block.text());
+}
+
 std::string one_each(const KvScales& kv, const char* form) {
   if (kv.k.size() == 1 && kv.v.size() == 1) return "";
   return io::message("{} holds one scale each for keys and values, found {} and {}", form, kv.k.size(), kv.v.size());

@@ -120,6 +120,10 @@ bool promises_kv(const io::Json& config);
 /// one is not.
 std::string fused_rows_problem(const WeightSpec& weight);
 
+/// vLLM has kernels on CUDA for one size of blocks: for any other it takes Marlin's, which asserts another layout
+/// (model_executor/kernels/linear). Empty, or why the scheme's are not of that size.
+std::string block_problem(const Scheme& scheme);
+
 /// The problem of one scale each: empty, or why per head scales have no place in `form`.
 std::string one_each(const KvScales& kv, const char* form);
 

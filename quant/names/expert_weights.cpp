@@ -184,8 +184,8 @@ constexpr ExpertFamily kFamilies[] = {
     {.model_types = "step3p7", .spellings = {{kStep}}, .vllm_only = true},
     {.model_types = "ernie4_5_vl_moe ernie4_5_vl_moe_text",
      .keep = "readers take no stacks of experts for text and for images",
-     .unread = "transformers fails to join the experts for text and for images of any quantized file (5.23: "
-               "core_model_loading.py:688); vLLM reads them one by one"},
+     .unread = "transformers fails to join the experts for text and for images of any quantized file; vLLM reads them "
+               "one by one"},  // 5.23: core_model_loading.py:688
     {.model_types = "gpt_oss openai_privacy_filter",
      .keep = "experts with biases, gate and up by turns: readers take them stacked only"},
     {.model_types = "dbrx diffusion_gemma diffusion_gemma_text granitemoe_swa "
@@ -274,6 +274,13 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
     }
   }
   return out;
+}
+
+WeightPlace place_on_load(CheckpointReader reader, const std::string& module, const ExpertFamily* family) {
+  if (mixture_of(module).empty()) return WeightPlace::linear;
+  if (reader == CheckpointReader::vllm) return WeightPlace::joined;
+  const bool joins = family != nullptr && !family->spellings.front().down.empty() && !family->listed;
+  return reader == CheckpointReader::transformers && joins ? WeightPlace::joined : WeightPlace::linear;
 }
 
 std::span<const ExpertFamily> expert_families() { return kFamilies; }

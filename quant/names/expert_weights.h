@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/quant/names/readers.h"
 
 namespace fp8::quant {
 
@@ -79,12 +80,16 @@ struct ExpertFamily {
   std::array<ExpertSpelling, 2> spellings = {};  ///< the first that fits; one without `down` is none
   bool vllm_only = false;                        ///< transformers does not load the per-expert form
   std::string_view keep = {};  ///< why its experts stay as they are, whatever is asked for; empty: they need not
-  bool listed = false;  ///< transformers makes modules of single experts that are in fp8, instead of joining them
+  bool listed = false;  ///< transformers makes modules of single experts in compressed-tensors, instead of joining them
   std::string_view unread = {};  ///< why transformers loads no quantized file of this family; empty: it does
 
   /// A warning for readers of the per-expert form; empty: transformers and vLLM load it.
   std::string note() const;
 };
+
+/// How a reader has a checkpoint's module of this name: engines join the experts of a layer, transformers those of the
+/// families that it has stacked. family: that of the config; may be null.
+WeightPlace place_on_load(CheckpointReader reader, const std::string& module, const ExpertFamily* family);
 
 /// The family of a config.json, by its own model_type or that of one of its parts; null without a row.
 const ExpertFamily* expert_family(const io::Json& config);

@@ -99,9 +99,8 @@ const std::vector<Family>& rows() {
        .embeddings = "embed_tokens.*",
        .heads = "lm_heads.*"},
       {.model_types = "zamba",
-       .refused =
-           "its layers share one transformer block, and transformers ties the weights without their scales (5.23: "
-           "modeling_zamba.py:857)"},
+       .refused =  // 5.23: modeling_zamba.py:857
+       "its layers share one transformer block, and transformers ties the weights without their scales"},
       {.model_types = "blt", .outside = "local_encoder. local_decoder. global_transformer. patcher."},
       {.model_types = "xglm xlstm"},
       // Encoders
@@ -183,9 +182,8 @@ const std::vector<Family>& rows() {
        .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
       {.model_types = "diffusion_gemma",
-       .refused =
-           "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale "
-           "(5.23: modeling_diffusion_gemma.py:1467)"},
+       .refused =  // 5.23: modeling_diffusion_gemma.py:1467
+       "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale"},
       {.model_types = "molmo2",
        .split = "self_attn.att_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.ff_proj>mlp.up_proj+mlp.gate_proj",

@@ -184,10 +184,6 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
   if (o.search == ScaleSearch::mse && o.power_of_two)
     plan.warnings.push_back(io::option("weight_scales", "'search' mse") +
                             " has no effect: scales that are powers of two follow the amax");
-  if (is_static && weights == WeightGranularity::channel)
-    plan.warnings.push_back(
-        "channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +
-        io::option("tensor_or_dynamic", "one weight scale per tensor or dynamic activations") + " can");
   return plan;
 }
 

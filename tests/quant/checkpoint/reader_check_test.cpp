@@ -5,6 +5,7 @@
 
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/quantize.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "quant/forms/form_checkpoint.h"
@@ -136,24 +137,122 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
 TEST(ReaderCheck, ScalesThatAReaderHasNot) {
   const auto verdicts = Output("fp8", false, WeightGranularity::tensor).verdicts();
   EXPECT_EQ(problems(verdicts, "vLLM"), "");
-  EXPECT_THAT(problems(verdicts, "transformers"), HasSubstr("transformers reads scales per block in this form"));
+  EXPECT_THAT(problems(verdicts, "transformers"), HasSubstr("transformers reads weight_scale_inv in this form"));
   const std::string expert = "model.layers.0.mlp.experts.0.down_proj";
-  const Output like("compressed-tensors");  // by hand: of one block of 4 x 4
+  const Output like("compressed-tensors");  // by hand: blocks of 2 x 2
   auto config = io::read_json(like.dir / "out/config.json");
   config["model_type"] = "qwen3_moe";
   auto& weights = config["quantization_config"]["config_groups"]["group_0"]["weights"];
   weights["strategy"] = "block";
-  weights["block_structure"] = {4, 4};
+  weights["block_structure"] = {2, 2};
   auto& inputs = config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
   inputs["strategy"] = "group";
-  inputs["group_size"] = 4;
-  const HandCheckpoint blocks(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale", {1, 1}, {1})});
+  inputs["group_size"] = 2;
+  const HandCheckpoint blocks(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale", {2, 2}, {1, 1, 1, 1})});
   blocks.write("config.json", config);
   EXPECT_THAT(problems(check_readers(blocks.path()), "transformers"),
               HasSubstr("can't join experts with scales per block"));
   config["model_type"] = "llama4_text";  // which has a list of them instead
   blocks.write("config.json", config);
   EXPECT_EQ(problems(check_readers(blocks.path()), "transformers").find("join"), std::string::npos);
+  config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {2, 2}}};
+  const HandCheckpoint fine(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale_inv", {2, 2}, {1, 1, 1, 1})});
+  fine.write("config.json", config);
+  EXPECT_THAT(problems(check_readers(fine.path()), "transformers"),
+              HasSubstr("single experts of this family in compressed-tensors alone"));
+  config["model_type"] = "qwen3_moe";
+  fine.write("config.json", config);
+  EXPECT_EQ(problems(check_readers(fine.path()), "transformers").find("experts of"), std::string::npos);
+}
+
+/// compressed-tensors' config says of caches that there are some; Llama 4's vision attention takes one in transformers.
+TEST(ReaderCheck, ScalesOfCachesThatTowersLack) {
+  const std::string attention = "model.layers.0.self_attn.";
+  const Output like("compressed-tensors");
+  auto config = io::read_json(like.dir / "out/config.json");
+  config["quantization_config"]["kv_cache_scheme"] = {
+      {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
+  const HandCheckpoint hand(
+      nullptr, {codes(attention + "o_proj", 4, 4), f32(attention + "o_proj.weight_scale", {4, 1}, {1, 1, 1, 1}),
+                f32(attention + "k_scale", {1}, {1}), f32(attention + "v_scale", {1}, {1})});
+  for (const char* type : {"llama4", "llama4_text"}) {
+    config["model_type"] = type;
+    hand.write("config.json", config);
+    const bool said =
+        problems(check_readers(hand.path()), "transformers").find("kv_cache_scheme: ") != std::string::npos;
+    EXPECT_EQ(said, std::string(type) == "llama4") << type;
+  }
+}
+
+/// By the sources of vLLM 0.32 (compressed_tensors.py, compressed_tensors_moe_w8a8_fp8.py, fp8.py, modelopt.py,
+/// kernels/linear) and transformers 5.23 (integrations/compressed_tensors.py, finegrained_fp8.py).
+TEST(ReaderCheck, SchemesOfEachFormAndPlace) {
+  using enum WeightGranularity;
+  using enum ActivationScaling;
+  constexpr auto kLinear = WeightPlace::linear, kJoined = WeightPlace::joined;
+  constexpr Block kUsual{128, 128}, kOther{64, 64};
+  struct Case {
+    const char* form;
+    WeightPlace place;
+    Scheme scheme;
+    const char *vllm, *transformers;  // parts of what stands against it; empty: nothing
+  };
+  const char *cutlass = "CUTLASS", *size = "blocks of 128x128 alone, found 64x64", *experts = "vLLM has experts with",
+             *high = "activations in high precision", *join = "join experts", *inputs = "input scales of experts",
+             *inverse = "transformers reads weight_scale_inv", *algo = "quant_algo FP8 and MXFP8 alone";
+  const Case cases[] = {
+      {"compressed-tensors", kLinear, scheme_of(channel, dynamic_token), "", ""},
+      {"compressed-tensors", kLinear, scheme_of(tensor, dynamic_token), "", ""},
+      {"compressed-tensors", kLinear, scheme_of(tensor, static_tensor), "", ""},
+      {"compressed-tensors", kLinear, scheme_of(channel, static_tensor), cutlass, ""},
+      {"compressed-tensors", kLinear, scheme_of(channel, none), "", ""},
+      {"compressed-tensors", kLinear, scheme_of(block, dynamic_group, kUsual), "", ""},
+      {"compressed-tensors", kLinear, scheme_of(block, dynamic_group, kOther), size, ""},
+      {"compressed-tensors", kJoined, scheme_of(channel, dynamic_token), "", ""},
+      {"compressed-tensors", kJoined, scheme_of(tensor, dynamic_token), experts, ""},
+      {"compressed-tensors", kJoined, scheme_of(tensor, static_tensor), "", inputs},
+      {"compressed-tensors", kJoined, scheme_of(channel, static_tensor), experts, inputs},
+      {"compressed-tensors", kJoined, scheme_of(channel, none), high, ""},
+      {"compressed-tensors", kJoined, scheme_of(block, none, kUsual), high, join},
+      {"compressed-tensors", kJoined, scheme_of(block, dynamic_group, kUsual), "", join},
+      {"compressed-tensors", kJoined, scheme_of(block, dynamic_group, {256, 256}), "128x128 alone", ""},  // one block
+      {"fp8", kLinear, scheme_of(tensor, dynamic_token), "", inverse},
+      {"fp8", kLinear, scheme_of(tensor, static_tensor), "", inverse},
+      {"fp8", kLinear, scheme_of(block, dynamic_group, kUsual), "", ""},
+      {"fp8", kJoined, scheme_of(block, dynamic_group, kUsual), "", ""},
+      {"fp8", kLinear, scheme_of(block, dynamic_group, {96, 96}), "128x128 alone", "no multiple of the block"},
+      {"modelopt", kLinear, scheme_of(channel, dynamic_token), "", nullptr},
+      {"modelopt", kJoined, scheme_of(channel, dynamic_token), algo, nullptr},
+      {"modelopt", kJoined, scheme_of(tensor, static_tensor), "", nullptr},
+      {"modelopt", kJoined, scheme_of(block, dynamic_group, kUsual), algo, nullptr}};
+  for (const Case& c : cases) {
+    StoredWeight weight;
+    weight.spec = {"model.layers.0.mlp.experts.0.up_proj", 256, 256, c.scheme};
+    for (const auto& [reader, wanted] :
+         {std::pair(CheckpointReader::vllm, c.vllm), std::pair(CheckpointReader::transformers, c.transformers)}) {
+      const auto& form = form_named(c.form);
+      EXPECT_EQ(form.is_read_by(reader), wanted != nullptr) << c.form << name_of(reader);
+      if (wanted == nullptr) continue;
+      const std::string found = form.problem_of_reader(reader, weight, c.place);
+      EXPECT_EQ(found.empty(), std::string(wanted).empty()) << c.form << ": " << c.scheme.describe() << ": " << found;
+      EXPECT_THAT(found, HasSubstr(wanted)) << c.scheme.describe();
+    }
+  }
+}
+
+/// transformers joins the experts that it has stacked, and has those of Llama 4 as modules; vLLM joins all.
+TEST(ReaderCheck, ExpertsAreJoinedByFamily) {
+  const auto place = [](CheckpointReader reader, const char* type, const std::string& module) {
+    return place_on_load(reader, module, expert_family(Json{{"model_type", type}}));
+  };
+  const std::string expert = "model.layers.0.mlp.experts.3.up_proj",
+                    shared = "model.layers.0.mlp.shared_experts.up_proj";
+  EXPECT_EQ(place(CheckpointReader::transformers, "qwen3_moe", expert), WeightPlace::joined);
+  EXPECT_EQ(place(CheckpointReader::transformers, "llama4_text", expert), WeightPlace::linear);
+  EXPECT_EQ(place(CheckpointReader::transformers, "llama", expert), WeightPlace::linear);
+  EXPECT_EQ(place(CheckpointReader::vllm, "llama4_text", expert), WeightPlace::joined);
+  for (const auto reader : {CheckpointReader::transformers, CheckpointReader::vllm})
+    EXPECT_EQ(place(reader, "qwen3_moe", shared), WeightPlace::linear);
 }
 
 TEST(ReaderCheck, MxIsForModelsInBfloat16) {
@@ -200,12 +299,36 @@ TEST(ReaderCheck, WhatStandsOutsideOfTheBlocksIsPlainToVllm) {
 
 TEST(ReaderCheck, WhatIsMissingAndWhoIsNotKnown) {
   const Output out("compressed-tensors");
-  for (const auto& v : out.verdicts()) EXPECT_TRUE(v.known) << v.reader;
+  out.change([](io::Json& c) { c["architectures"] = {"LlamaForCausalLM"}; });
+  for (const auto& v : out.verdicts()) EXPECT_EQ(v.loads(), true) << v.reader << ": " << v.not_known;
   out.change([](io::Json& c) { c["num_hidden_layers"] = 9; });
-  for (const auto& v : out.verdicts())
+  for (const auto& v : out.verdicts()) {
     EXPECT_THAT(problems(out.verdicts(), v.reader), HasSubstr(": missing, of the blocks that config.json counts"));
+    EXPECT_EQ(v.loads(), false);
+  }
   out.change([](io::Json& c) { c["model_type"] = "nobody_knows"; });
-  for (const auto& v : out.verdicts()) EXPECT_FALSE(v.known) << v.reader;
+  for (const auto& v : out.verdicts()) EXPECT_THAT(v.not_known, HasSubstr("is of model_type 'nobody_knows'"));
+}
+
+TEST(ReaderCheck, AVerdictSaysWhoseRulesItUsedAndWhomTheyDoNotKnow) {
+  const Output out("compressed-tensors");
+  for (const auto& v : out.verdicts()) {
+    EXPECT_EQ(v.rules, v.reader + (v.reader == "vLLM" ? " 0.32.0" : " 5.23.0"));
+    EXPECT_EQ(v.release, v.rules.substr(0, v.rules.size() - 2));
+  }
+  EXPECT_EQ(release_of(CheckpointReader::neural_compressor), rules_of(CheckpointReader::neural_compressor));
+  const auto loads = [&](const char* type, const Json& classes) {
+    out.change([&](io::Json& c) { c.update({{"model_type", type}, {"architectures", classes}}); });
+    std::string text;
+    for (const auto& v : out.verdicts()) text += !v.loads().has_value() ? "?" : *v.loads() ? "+" : "-";
+    return text;
+  };
+  EXPECT_EQ(loads("llama", {"LlamaForCausalLM"}), "++");
+  EXPECT_EQ(loads("llama", {"LlamaForSequenceClassification"}), "++") << "vLLM puts a scoring head on the body";
+  EXPECT_EQ(loads("llama", {"ForCausalLM"}), "+?");
+  EXPECT_EQ(loads("olmo2", {"Olmo2ForCausalLM"}), "+?") << "vLLM runs it through transformers' class";
+  EXPECT_EQ(loads("internlm2", {"InternLM2ForCausalLM"}), "?+") << "transformers has it as remote code alone";
+  EXPECT_EQ(loads("llama", Json()), "+?");
 }
 
 TEST(ReaderCheck, HighPrecisionIsRefused) {

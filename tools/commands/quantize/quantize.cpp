@@ -154,20 +154,22 @@ void check_scheme(const QuantizeOptions& o, const quant::PlanOptions& plan) {
 void add_check(const std::filesystem::path& out, Report& report, const Context& context) {
   report.json["readers"] = io::Json::array();
   for (const auto& verdict : quant::check_readers(out, flag_of_option)) {
-    const bool loads = verdict.problems.empty();
+    const auto loads = verdict.loads();
     const auto more = verdict.problems.size() <= 1 || context.verbose
                           ? std::string()
                           : fmt::format(" ({} more with --verbose)", verdict.problems.size() - 1);
     report.add_entry(
         "readers",
         {{"reader", verdict.reader},
-         {"loads", loads && !verdict.known ? io::Json() : io::Json(loads)},
+         {"rules", verdict.rules},
+         {"loads", loads.has_value() ? io::Json(*loads) : io::Json()},
          {"problems", verdict.problems}},
         {verdict.reader,
-         !loads ? "would be refused or misread: " +
-                      (context.verbose ? io::joined(verdict.problems, "; ") : verdict.problems.front()) + more
-         : verdict.known ? "loads it"
-                         : "not known: no row of the table is of this family"});
+         !loads.has_value() ? "not known: " + verdict.not_known
+         : *loads           ? fmt::format("rules of {}: accepted", verdict.release)
+                            : fmt::format("rules of {}: refused or misread: {}{}", verdict.release,
+                                          context.verbose ? io::joined(verdict.problems, "; ") : verdict.problems.front(),
+                                          more)});
   }
 }
 
