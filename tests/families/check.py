@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One type in one form: quantized by the tool, loaded by transformers, compared with the high precision model."""
+"""One type in one form: quantized by the tool, loaded by transformers, compared with the high precision model and with
+what --check said of it."""
 
 import json
 import pathlib
@@ -7,7 +8,6 @@ import re
 import shutil
 import subprocess
 
-import hints
 import inputs
 import reference
 
@@ -17,25 +17,59 @@ LEAST_SHARE = 0.95     # of the linear weights' elements in fp8
 
 HEAD = re.compile(r"(lm_head|score|classifier(\.out_proj)?|qa_outputs)\.weight$")  # the last layer, not those before it
 
+STATIC = "--measurements"  # its value is the type's measurement
+BLOCK = ["--scheme", "block:32"]
 FORMS = {
     "dynamic": ["--dynamic"],
-    "block": ["--dynamic", "--scheme", "block:32"],
+    "block": ["--dynamic", *BLOCK],
     "weights-only": ["--weights-only"],
     "mx": ["--dynamic", "--scheme", "mx"],
 }
-BLOCKS = ("block", "mx")
+USUAL = tuple(FORMS)  # of every type; the others show that --check knows the schemes of a form
+FORMS |= {
+    "dynamic-tensor": ["--dynamic", "--scheme", "tensor"],
+    "weights-tensor": ["--weights-only", "--scheme", "tensor"],
+    "weights-block": ["--weights-only", *BLOCK],
+    "static-tensor": [STATIC],
+    "static-channel": [STATIC, "--scheme", "channel"],
+    "static-kv": [STATIC, "--kv-cache", "fp8"],
+    "fp8-tensor": ["--dynamic", "--scheme", "tensor", "--format", "fp8"],
+    "fp8-static": [STATIC, "--format", "fp8"],
+    "fp8-block": ["--dynamic", *BLOCK, "--format", "fp8"],
+}
+BLOCKS = ("block", "mx", "weights-block", "fp8-block")
 
 
-def quantize(binary, folder, out, form, more):
-    """Runs the tool: (its message when it refuses, else None; its report, with what --check says of readers)."""
+def run(binary, arguments, folder):
+    """Runs the tool: (its message when it refuses, else None; what it prints)."""
+    done = subprocess.run([*map(str, [binary, *arguments]), "--quiet", "--threads", "1"], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode == 0:
+        return None, done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    reason = next((line for line in lines if "error" in line.lower()), lines[-1])
+    return reason.removeprefix("fp8: error: ").removeprefix(f"{folder}: "), ""
+
+
+def measure(binary, folder, out):
+    """(why the tool can't measure the model, else None; the folder of its measurement)"""
+    import torch
+    from safetensors.torch import save_file
+    ids = pathlib.Path(out).with_suffix(".safetensors")
+    save_file({"input_ids": torch.randint(3, 250, (16, 32), generator=torch.Generator().manual_seed(1))}, ids)
+    reason, _ = run(binary, ["measure", "--model", folder, "--data", ids, "--seq-len", "32", "--out", out], folder)
+    return reason, out
+
+
+def options_of(form, stats):
+    """stats: the folder of the type's measurement."""
+    return [word for option in FORMS[form] for word in ([option, stats] if option == STATIC else [option])]
+
+
+def quantize(binary, folder, out, options, more):
+    """(its message when it refuses, else None; its report, with what --check says of readers)"""
     shutil.rmtree(out, ignore_errors=True)
-    command = [binary, "quantize", "--model", folder, "--out", out, "--format", "compressed-tensors", *FORMS[form], *more, "--check", "--json"]
-    done = subprocess.run([*map(str, command), "--quiet", "--threads", "1"], capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        reason = next((line for line in lines if "error" in line.lower()), lines[-1])
-        return reason.removeprefix("fp8: error: ").removeprefix(f"{folder}: "), {}
-    return None, json.loads(done.stdout)
+    reason, text = run(binary, ["quantize", "--model", folder, "--out", out, *options, *more, "--check", "--json"], folder)
+    return reason, json.loads(text) if text else {}
 
 
 def misfits(report):
@@ -96,46 +130,57 @@ def fold(names):
     return sorted({re.sub(r"(?<=\.)\d+(?=\.|$)", "N", name) for name in names})
 
 
-def check(model_type, class_name, folder, form, binary, work, more, torch):
-    """One row of the table: verdict (right, wrong, refused), cause, modules in fp8, kept, share, errors."""
+def loaded(class_name, out, saved, torch):
+    """What transformers does with a written folder: ({what the row tells of it}, why it is not the model; empty: it is)."""
+    try:
+        model, problems = reference.load(class_name, out, torch)
+    except Exception as error:  # noqa: BLE001: whatever the reader says is the cause
+        return {}, ["load: " + first_line(error)]
+    problems = {kind: [key for key in keys if key not in saved["problems"].get(kind, [])] for kind, keys in problems.items()}
+    problems = {kind: fold(keys) for kind, keys in problems.items() if keys}
+    causes = [keys_text(problems)] if problems else []
+    try:
+        errors = difference(saved["answers"], saved["runs"], model, torch)
+    except Exception as error:  # noqa: BLE001
+        return {"keys": problems}, ["run: " + first_line(error), *causes]
+    causes += [f"{name}: relative error {error:.3g}, KL {kl:.3g}" for name, (error, kl) in errors.items()
+               if not error <= LARGEST_ERROR or not kl <= LARGEST_KL]
+    return {"keys": problems, "errors": {name: [round(e, 5), float(f"{kl:.3g}")] for name, (e, kl) in errors.items()}}, causes
+
+
+def judged(said, causes):
+    """The verdict on what --check said of transformers, beside what transformers did: right, wrong, unread (it fails, as
+    --check says), not known (--check has no rules)."""
+    if said["loads"] is None:
+        return "not known", causes
+    if said["loads"]:
+        return ("wrong" if causes else "right"), causes
+    return ("unread", said["problems"][:1]) if causes else ("wrong", [f"--check says that transformers refuses it: {said['problems'][0]}"])
+
+
+def check(model_type, class_name, folder, form, stats, binary, work, more, torch):
+    """One row of the table: verdict (right, wrong, unread, not known, refused), cause, modules in fp8, kept, share, errors."""
     saved, roles = reference.read(folder, torch)
     row = {"type": model_type, "class": class_name, "form": form, "verdict": "wrong", "cause": ""}
     out = pathlib.Path(work) / f"{model_type}-{form}"
     try:
-        reason, report = quantize(binary, folder, out, form, more)
+        reason, report = quantize(binary, folder, out, options_of(form, stats), more)
         if reason:
             return row | {"verdict": "refused", "cause": reason}
         sizes = {name: tensor.numel() for name, tensor in reference.saved_tensors(folder).items()}
         share, modules, kept, heads = fp8_share(roles, sizes, out, ("linear",) if "--experts" in more else ("linear", "experts"),
                                          misfits(report) if form in BLOCKS else ())
-        readers = {verdict["reader"]: verdict["problems"] for verdict in report["readers"]}
         row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
-        try:
-            model, problems = reference.load(class_name, out, torch)
-        except Exception as error:  # noqa: BLE001: whatever the reader says is the cause
-            rule = hints.VLLM_ONLY.get(model_type.partition("@")[0])
-            if rule and readers["transformers"]:
-                return row | {"verdict": "vLLM only", "cause": rule}
-            return row | {"cause": "load: " + first_line(error)}
-        problems = {kind: [key for key in keys if key not in saved["problems"].get(kind, [])] for kind, keys in problems.items()}
-        problems = {kind: fold(keys) for kind, keys in problems.items() if keys}
-        row["keys"] = problems
-        try:
-            errors = difference(saved["answers"], saved["runs"], model, torch)
-        except Exception as error:  # noqa: BLE001
-            return row | {"cause": "run: " + first_line(error) + keys_text(problems)}
-        row["errors"] = {name: [round(e, 5), float(f"{kl:.3g}")] for name, (e, kl) in errors.items()}
-        causes = [f"--check says of transformers: {problem}" for problem in readers["transformers"][:1]]
-        if problems:
-            causes.append(keys_text(problems))
-        if heads:
-            causes.append(f"heads in fp8: {' '.join(fold(heads)[:4])}")
-        for name, (error, kl) in errors.items():
-            if not error <= LARGEST_ERROR or not kl <= LARGEST_KL:
-                causes.append(f"{name}: relative error {error:.3g}, KL {kl:.3g}")
+        readers = {verdict["reader"]: verdict for verdict in report["readers"]}
+        did, causes = loaded(class_name, out, saved, torch)
+        verdict, causes = judged(readers["transformers"], causes)
+        row |= did | {"rules": [verdict["rules"] for verdict in readers.values()], "vllm": readers["vLLM"]["loads"]}
+        bad = [f"heads in fp8: {' '.join(fold(heads)[:4])}"] if heads else []
         if share < LEAST_SHARE:
-            causes.append(f"{100 * share:.1f} % of the linear weights in fp8, kept: {' '.join(fold(kept)[:4])}")
-        return row | {"verdict": "wrong" if causes else "right", "cause": "; ".join(causes)}
+            bad.append(f"{100 * share:.1f} % of the linear weights in fp8, kept: {' '.join(fold(kept)[:4])}")
+        if verdict == "unread":  # by vLLM alone, which takes experts where transformers does not
+            bad = []
+        return row | {"verdict": "wrong" if bad else verdict, "cause": "; ".join(causes + bad)}
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
@@ -147,13 +192,6 @@ def keys_text(problems):
 def first_line(error):
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0]}"[:240]
-
-
-def forms_of(folder, forms):
-    """Forms that transformers' loader can read: experts that it merges have no blocks there."""
-    roles = json.loads((folder / "roles.json").read_text())
-    merged = any(role == "experts" or (role == "stacked" and "@" in folder.name) for role, _ in roles.values())
-    return [form for form in forms if not (merged and form in BLOCKS)]
 
 
 def has_linear(folder):

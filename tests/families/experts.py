@@ -143,7 +143,7 @@ def check_type(model_type, binary, work, torch):
     names, reads = TYPES[model_type]
     folder, out = work / model_type, work / (model_type + "-fp8")
     class_name, model, ids, want = save_stacked(model_type, folder, torch)
-    reason, _ = check.quantize(binary, folder, out, "weights-only", [])
+    reason, _ = check.quantize(binary, folder, out, check.FORMS["weights-only"], [])
     if reason:
         return [reason]
     problems = compare_values(model, out, names)

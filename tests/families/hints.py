@@ -187,10 +187,6 @@ VARIANTS = {
 # Stacked in the checkpoint, but read one by one as soon as they are quantized: transformers makes a ModuleList of them.
 EXPERTS_ONE_BY_ONE = {"llama4", "llama4_text"}
 
-# transformers fails to load any quantized file of these, by the rule named; `quantize --check` must say so, and
-# vllm_lookups.py sees that vLLM finds its way.
-VLLM_ONLY = {"ernie4_5_vl_moe": "transformers 5.23: core_model_loading.py:688 asks for scales that its own decoding has used up"}
-
 # How large the random weights of a model with experts are (1: outputs as large as inputs). A router without training has
 # no margin between its choices: the rounding of 8 bits then changes experts, which tells nothing about the checkpoint.
 # Smaller weights leave the residual stream, and so the choices, more as they are.

@@ -92,12 +92,19 @@ class CompressedTensors:
         return True
 
     def experts_quantized(self, layer, name, names):
-        """As CompressedTensorsMoEMethod.get_moe_method asks."""
-        self.config._add_fused_moe_to_target_scheme_map()
-        answers = {self.quantized(layer, f"{name}.0.{part}") for part in names}
-        if len(answers) != 1:
-            raise ValueError("All MoE projections need to have same quantization scheme but found multiple")
-        return answers.pop()
+        """Makes vLLM's method for the experts, which refuses schemes; no kernel of this machine is looked for."""
+        from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import compressed_tensors_moe as moe
+        from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import compressed_tensors_moe_w8a8_fp8 as fp8
+        from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import compressed_tensors_moe_w8a8_mxfp8 as mxfp8
+        plain = type("Plain", (), {"__init__": lambda self, config: None})
+        moe.UnquantizedFusedMoEMethod = plain
+        fp8.select_fp8_moe_backend = mxfp8.select_mxfp8_moe_backend = lambda **keys: (None, None)
+        layer.ckpt_gate_proj_name, layer.ckpt_down_proj_name, layer.ckpt_up_proj_name = names
+        layer.moe_config = None
+        try:
+            return not isinstance(moe.CompressedTensorsMoEMethod.get_moe_method(self.config, layer, name), plain)
+        except (AssertionError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{type(error).__name__}: {str(error)[:80]}") from error
 
 
 class ModelOpt:
@@ -188,7 +195,11 @@ def problems_of_experts(checkpoint, reader, job, layer):
             mapped = checkpoint.mapper.map_name(name)
             if not any(weight in mapped for _, weight, _, _ in mapping):
                 problems.append(f"{name}: no expert parameter of vLLM takes it")
-        quantized = reader.experts_quantized(layer, prefix, names)
+        try:
+            quantized = reader.experts_quantized(layer, prefix, names)
+        except ValueError as error:
+            problems.append(f"{prefix}: {error}")
+            continue
         if {quantized} != states:
             problems.append(f"{prefix}: vLLM builds {'fp8' if quantized else 'plain'} experts, the file has {'plain' if quantized else 'fp8'} ones")
     return problems
