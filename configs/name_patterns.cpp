@@ -195,12 +195,30 @@ bool PythonRegex::search(std::string_view text) const {
 
 std::string match_expression(std::string_view expression) { return "\\A(?:" + std::string(expression) + ")"; }
 
+std::string escaped_for_regex(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (std::string_view(".\\+*?()[]{}|^$").find(c) != std::string_view::npos) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
 bool matches_wildcard(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
 NamePatterns::NamePatterns(const std::vector<std::string>& patterns, std::string_view where) {
   for (const auto& pattern : patterns) add(pattern, where);
+}
+
+void NamePatterns::add_ignored(std::string_view entry, std::string_view where) {
+  constexpr std::string_view kExpression = "re:";
+  const bool expression = entry.starts_with(kExpression);
+  patterns_.emplace_back(
+      expression ? match_expression(entry.substr(kExpression.size())) : "\\A" + escaped_for_regex(entry) + "\\Z",
+      where);
+  written_.emplace_back(entry);
 }
 
 std::optional<std::size_t> NamePatterns::first_match(std::string_view name) const {
@@ -219,32 +237,38 @@ std::vector<std::size_t> NamePatterns::idle(const std::vector<std::string>& name
 
 namespace {
 
-/// The name whose last parts, as many as the pattern has, are nearest to it: "model.lm_head" to "lm_hed".
-std::string nearest_name(const std::string& pattern, const std::vector<std::string>& names) {
+/// The name of which some parts, as many as the pattern has, are nearest to it: "model.lm_head" to "lm_hed",
+/// "layers.3.up_proj" to "layers\.9\.".
+std::string nearest_name(std::string_view pattern, const std::vector<std::string>& names) {
+  if (pattern.starts_with("re:")) pattern.remove_prefix(3);
   std::string text;
   for (const char c : pattern) {
-    if (std::string_view("\\^$()").find(c) == std::string_view::npos) text += c;
+    if (std::string_view("\\^$()*?").find(c) == std::string_view::npos) text += c;
   }
-  const auto parts = std::count(text.begin(), text.end(), '.') + 1;
-  std::map<std::string, std::string> ends;  // of names
+  while (text.ends_with('.')) text.pop_back();
+  text.erase(0, std::min(text.find_first_not_of('.'), text.size()));
+  const auto more = std::count(text.begin(), text.end(), '.');
+  std::map<std::string, std::string> runs;  // of parts, and a name that has them
   for (const auto& name : names) {
-    std::size_t at = name.size() + 1;
-    for (auto left = parts; left > 0 && at != std::string::npos && at > 0; --left) at = name.rfind('.', at - 1);
-    const std::size_t first = at == std::string::npos ? 0 : at + 1;
-    ends.try_emplace(name.substr(std::min(first, name.size())), name);
+    for (std::size_t first = 0; first <= name.size(); first = std::min(name.find('.', first), name.size()) + 1) {
+      std::size_t end = std::min(name.find('.', first), name.size());
+      for (auto left = more; left > 0 && end < name.size(); --left)
+        end = std::min(name.find('.', end + 1), name.size());
+      runs.try_emplace(name.substr(first, end - first), name);
+      if (end == name.size()) break;
+    }
   }
   std::vector<std::string> words;
-  for (const auto& [end, name] : ends) words.push_back(end);
-  return ends.empty() ? "" : ends.at(io::closest(text, words));
+  for (const auto& [run, name] : runs) words.push_back(run);
+  return runs.empty() ? "" : runs.at(io::closest(text, words));
 }
 
 }  // namespace
 
 void NamePatterns::require_used(const std::vector<std::string>& names) const {
   for (const std::size_t i : idle(names)) {
-    const std::string nearest = nearest_name(patterns_[i].pattern(), names);
-    io::fail<io::Error>("{}: pattern {} matches no module{}", patterns_[i].where(),
-                        io::in_quotes(patterns_[i].pattern()),
+    const std::string nearest = nearest_name(written_[i], names);
+    io::fail<io::Error>("{}: pattern {} matches no module{}", patterns_[i].where(), io::in_quotes(written_[i]),
                         nearest.empty() ? "" : "; the nearest is " + io::in_quotes(nearest));
   }
 }

@@ -5,13 +5,13 @@
 //   search    Python's re.search finds the expression   lists of a QUANT_CONFIG; "modules" of a recipe;
 //                                                       include, exclude, linear, keep; allow, block and rules
 //                                                       of convert_modules; the blocklist in INC's checkpoints
-//   match     re.match does: \A(?:EXPRESSION)           "re:EXPRESSION" in compressed-tensors' and quark's checkpoints;
-//                                                       modules_to_not_convert of transformers
+//   match     re.match does: \A(?:EXPRESSION)           "re:EXPRESSION" in compressed-tensors' and quark's checkpoints
+//                                                       and in ignore; modules_to_not_convert of transformers
 //   wildcard  fnmatch takes it whole                    modelopt's lists, layer_quant_config of quark
 //   parts     whole parts of it are the pattern's       the table of families, quant/names/model_names.h
 //
-// NamePatterns is of the first; match_expression() and matches_wildcard() are for the next two, entries of checkpoints'
-// configs (quant/forms/ignore_list.h).
+// NamePatterns is of the first, and of the second for entries of ignore; match_expression() and matches_wildcard() are
+// for the next two, entries of checkpoints' configs (quant/forms/ignore_list.h).
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -59,6 +59,9 @@ class PythonRegex {
 /// end.
 std::string match_expression(std::string_view expression);
 
+/// The regular expression for this text.
+std::string escaped_for_regex(std::string_view text);
+
 /// fnmatch(3): * ? [...], of the whole name; a backslash is one.
 bool matches_wildcard(const std::string& pattern, const std::string& name);
 
@@ -67,7 +70,13 @@ class NamePatterns {
   NamePatterns() = default;
   /// `where`: the option or key, for messages. Throws io::Error for an expression that does not compile.
   NamePatterns(const std::vector<std::string>& patterns, std::string_view where);
-  void add(std::string_view pattern, std::string_view where) { patterns_.emplace_back(pattern, where); }
+  void add(std::string_view pattern, std::string_view where) {
+    patterns_.emplace_back(pattern, where);
+    written_.emplace_back(pattern);
+  }
+  /// An entry as llm-compressor's "ignore" has them: "re:EXPRESSION" is what re.match finds by it, any other the module
+  /// of that very name.
+  void add_ignored(std::string_view entry, std::string_view where);
 
   bool empty() const { return patterns_.empty(); }
   std::size_t size() const { return patterns_.size(); }
@@ -76,6 +85,8 @@ class NamePatterns {
   /// True if any of them is found in `name`; first_match() returns the first that is.
   bool matches(std::string_view name) const { return first_match(name).has_value(); }
   std::optional<std::size_t> first_match(std::string_view name) const;
+  /// As the caller wrote it.
+  const std::string& written(std::size_t i) const { return written_[i]; }
   /// Those that are found in none of `names`: most often a slip.
   std::vector<std::size_t> idle(const std::vector<std::string>& names) const;
   /// Throws io::Error with the nearest of `names` for a pattern that is found in none of them.
@@ -83,6 +94,7 @@ class NamePatterns {
 
  private:
   std::vector<PythonRegex> patterns_;
+  std::vector<std::string> written_;
 };
 
 // Spelling help of the configuration readers: runtime/io's.

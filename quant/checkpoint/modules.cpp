@@ -4,6 +4,7 @@
 #include <set>
 
 #include "fp8/configs/name_patterns.h"
+#include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -78,7 +79,7 @@ class CheckpointModules::Judge {
         names_(names),
         stacks_(stacks),
         towers_(choice.towers && !names.towers_stay()),
-        tower_(choice.towers ? kTowerStays : kTower),
+        tower_{Role::tower, names.towers_stay() ? kTowerStays : kTower, names.towers_stay()},
         scale_rows_(choice.scale_rows),
         linear_(choice.linear, io::option("linear")),
         keep_(choice.keep, io::option("keep")) {
@@ -144,7 +145,7 @@ class CheckpointModules::Judge {
     if (says(&Family::routers)) return Verdict{Role::router, kRouter};
     if (says(&Family::others)) return Verdict{Role::other, "no Linear to readers", true};
     if (!towers_ && says(&Family::towers))
-      return Verdict{Role::tower, tower_, false, is_embedding_name(m.name) && !has_bias(m, 0)};
+      return Verdict{Role::tower, tower_.why, tower_.final, is_embedding_name(m.name) && !has_bias(m, 0)};
     if (says(&Family::linears)) return Verdict{};
     return std::nullopt;
   }
@@ -162,7 +163,7 @@ class CheckpointModules::Judge {
     if (is_head_name(m.name)) return Verdict{Role::head, kDefault};
     if (is_router_name(m.name)) return Verdict{Role::router, kRouter};
     if (is_embedding_name(m.name)) return Verdict{Role::embedding, kDefault, false, !has_bias(m, 0)};
-    if (!towers_ && is_tower_name(m.name)) return Verdict{Role::tower, tower_};
+    if (!towers_ && is_tower_name(m.name)) return tower_;
     return std::nullopt;
   }
 
@@ -222,7 +223,7 @@ class CheckpointModules::Judge {
   const ModelNames& names_;
   const ModelStacks& stacks_;
   const bool towers_;
-  const char* tower_;
+  const Verdict tower_;
   const std::int64_t scale_rows_;
   bool gpt2_ = false, labels_ = false;
   const NamePatterns linear_, keep_;
@@ -266,6 +267,7 @@ void CheckpointModules::take_lonely_towers() {
     }
     m.role = Role::linear;
     m.why.clear();
+    m.final = false;
   }
 }
 
@@ -305,11 +307,21 @@ std::string CheckpointModules::type_of(const CheckpointModule& m) {
 std::vector<std::pair<std::string, std::string>> CheckpointModules::guesses() const {
   std::vector<std::pair<std::string, std::string>> out;
   if (names_.known()) return out;
-  std::set<std::string> seen;
+  std::vector<std::string> all;
+  std::map<std::string, std::vector<std::string>> alike;  // by what they were taken for
+  std::map<std::string, std::size_t> order;
   for (const auto& m : modules_) {
-    if (m.shape.size() == 2 && seen.insert(folded_name(m.name)).second)
-      out.emplace_back(folded_name(m.name), m.role == Role::linear ? name_of(m.role) : m.why);
+    if (m.shape.size() != 2) continue;
+    order.emplace(m.name, all.size());
+    all.push_back(m.name);
+    alike[m.role == Role::linear ? name_of(m.role) : m.why].push_back(m.name);
   }
+  const NameFolder folder(all);
+  std::map<std::size_t, std::pair<std::string, std::string>> in_order;
+  for (const auto& [what, names] : alike) {
+    for (const auto& folded : folder.fold(names)) in_order[order.at(folded.modules.front())] = {folded.name, what};
+  }
+  for (auto& [place, guess] : in_order) out.push_back(std::move(guess));
   return out;
 }
 

@@ -64,8 +64,8 @@ class CheckpointModules {
   static std::string type_of(const CheckpointModule& module);
   /// True if a reader may build a Linear of it: its list of modules in high precision must name it if it stays there.
   static bool may_be_linear(const CheckpointModule& module) { return module.shape.size() == 2 && !module.certain; }
-  /// The decisions on an unknown family, names that differ in numbers as one: "model.layers.*.mlp.up_proj", role and
-  /// reason. Empty for a known one.
+  /// The decisions on an unknown family, folded (names/folded_names.h): "model.layers.*.mlp.up_proj", role or reason.
+  /// Empty for a known one.
   std::vector<std::pair<std::string, std::string>> guesses() const;
   /// "unknown family 'x': these 12 weights were taken for Linear (...), these 3 were not (...)"; empty for a known one.
   std::string notice() const;

@@ -216,7 +216,7 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
   plan.pieces = pieces_of(planned, plan.notes);
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);
-  if (options.rounded != nullptr) plan.texts.sidecar[kRoundingKey] = options.rounded->json();
+  if (options.rounded != nullptr) plan.texts.sidecar[kRoundingKey] = options.rounded->json(&planned.source());
   return plan;
 }
 

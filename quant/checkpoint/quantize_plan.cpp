@@ -6,6 +6,7 @@
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
+#include "fp8/quant/plan/module_patterns.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/fail.h"
 
@@ -21,6 +22,11 @@ bool is_weight(const std::string& tensor) { return tensor.size() > 7 && tensor.e
 
 bool is_linear(const PlannedModule& m) {
   return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2;
+}
+
+/// A head that readers are known to take as a tensor of its own.
+bool is_known_tie(const CheckpointModule& head) {
+  return head.name == kTiedHead && head.tensor == kTiedEmbedding + std::string(".weight");
 }
 
 std::string with_product(const std::string& through) {
@@ -50,6 +56,7 @@ CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const Checkpo
   leave_halved_groups();
   refuse_unscaled_parts();
   place_nodes();
+  drop_idle_hints();
   plan_.spell(options.plan.spelling);
   check_model();
 }
@@ -141,13 +148,21 @@ std::vector<std::string> CheckpointPlan::names_of_modules() const {
 /// A config means experts by what they are called in memory: those that it does not select there stay as they are here
 /// too.
 PlanOptions CheckpointPlan::plan_options(PlanOptions plan) const {
-  const configs::NamePatterns exclude(plan.exclude, io::option("exclude"));
-  for (const auto& tensor : source_.names()) {
-    const std::string module = is_weight(tensor) ? module_of(tensor) : tensor;
-    if (!exclude.empty()) plan.other_names.push_back(module);
-    if (!exclude.matches(module)) continue;
-    for (const auto& expert : stacked_.modules_of(tensor))
-      plan.keep.emplace(expert, "excluded by " + io::option("exclude"));
+  // Beside experts that are taken apart the output has other names, which reports show and patterns may mean.
+  plan.called = [this](const std::string& module) {
+    std::vector<std::string> names = {module};
+    if (std::string written = stacked_.written_name(module); written != module) names.push_back(std::move(written));
+    return names;
+  };
+  if (const ModulePatterns patterns(plan); !patterns.empty()) {
+    for (const auto& tensor : source_.names()) {
+      const std::string module = is_weight(tensor) ? module_of(tensor) : tensor;
+      for (auto& name : plan.called(module)) plan.other_names.push_back(std::move(name));
+      const auto experts = stacked_.modules_of(tensor);
+      const std::string reason = experts.empty() ? "" : patterns.excludes(module, "");
+      if (reason.empty()) continue;
+      for (const auto& expert : experts) plan.keep.emplace(expert, reason);
+    }
   }
   for (const auto& m : modules_.all()) {
     if (m.final && m.role != Role::transposed) plan.keep.emplace(m.name, m.why);
@@ -293,10 +308,26 @@ void CheckpointPlan::refuse_tied_heads() {
   for (const auto& m : plan_.modules) {
     const auto* head = modules_.find(m.info.name);
     if (head == nullptr || !head->tied) continue;
-    if (m.info.name != kTiedHead || head->tensor != kTiedEmbedding + std::string(".weight"))
+    if (!is_known_tie(*head))
       io::fail<io::Error>("{}: {}: is tied to {}; built is: an lm_head that is tied to model.embed_tokens",
                           source_.folder().string(), m.info.name, head->tensor);
     untied_ = true;
+  }
+}
+
+/// "(--include quantizes it)" is said only of what it would put into the file in fp8.
+void CheckpointPlan::drop_idle_hints() {
+  if (plan_.modules.empty()) return;
+  const Scheme& scheme = plan_.modules.front().scheme;
+  const auto can_be = [&](const CheckpointModule* m) {
+    if (m == nullptr || CheckpointModules::type_of(*m) != "Linear" || (m->tied && !is_known_tie(*m))) return false;
+    const auto& measured = options_.plan.measurements;
+    if (scheme.is_static() && (!measured.has_value() || measured->find(m->name) == nullptr)) return false;
+    return form_.weight_problem({m->name, m->shape[0], m->shape[1], scheme}).empty();
+  };
+  for (auto& s : plan_.skipped) {
+    if (s.reason.ends_with(include_hint()) && !can_be(modules_.find(s.name)))
+      s.reason.resize(s.reason.size() - include_hint().size());
   }
 }
 

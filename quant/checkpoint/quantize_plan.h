@@ -72,6 +72,7 @@ class CheckpointPlan {
   void note_vllm();
   void refuse_tied_heads();
   void list_transposed();
+  void drop_idle_hints();
   void leave_halved_groups();
   void refuse_unscaled_parts() const;
   void place_nodes();

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
@@ -136,9 +137,17 @@ void RoundedCodes::erase(const std::function<bool(const std::string&)>& unwanted
   std::erase_if(modules_, [&](const RoundedModule& m) { return unwanted(m.module); });
 }
 
-io::Json RoundedCodes::json() const {
+io::Json RoundedCodes::json(const io::Checkpoint* source) const {
+  std::optional<NamesInCheckpoint> names;
+  if (source != nullptr) names.emplace(std::shared_ptr<const io::Checkpoint>(std::shared_ptr<void>(), source));
   io::Json modules = io::Json::array();
-  for (const auto& m : modules_) modules.push_back(m.json());
+  for (const auto& m : modules_) {
+    for (auto& name : names.has_value() ? names->of(m.module) : std::vector<std::string>{m.module}) {
+      RoundedModule called = m;
+      called.module = std::move(name);
+      modules.push_back(called.json());
+    }
+  }
   io::Json json = {{"modules", std::move(modules)}};
   for (const char* key : {"method", "dampening_frac", "actorder"}) json[key] = identity_.value(key, io::Json());
   return json;

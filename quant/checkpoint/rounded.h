@@ -82,8 +82,9 @@ class RoundedCodes {
 
   const io::Json& identity() const { return identity_; }  ///< of all layers
   const std::vector<RoundedModule>& modules() const { return modules_; }
-  /// {"method", "dampening_frac", "actorder", "modules": [...]}, as fp8.json and --json have it.
-  io::Json json() const;
+  /// {"method", "dampening_frac", "actorder", "modules": [...]}, as fp8.json and --json have it: by the names of
+  /// `source`, of which two may be one module here; null: by those here.
+  io::Json json(const io::Checkpoint* source = nullptr) const;
   /// True if the module has codes here, which read() gives row by row.
   bool contains(const std::string& module) const { return files_.contains(module); }
   std::int64_t rows(const std::string& module) const;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/ignore_list.h"
 
-#include <cstring>
-
 #include "fp8/configs/name_patterns.h"
+#include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
+
+using configs::escaped_for_regex;
+
 namespace {
 
 constexpr std::string_view kPattern = "re:", kAnyPrefix = "(.*\\.)?", kExperts = ".experts.";
@@ -174,15 +176,6 @@ void add_patterns(const ConfigSpec& spec, const Quantized& quantized, List& list
 }
 
 }  // namespace
-
-std::string escaped_for_regex(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (std::strchr(".\\+*?()[]{}|^$", c) != nullptr) out += '\\';
-    out += c;
-  }
-  return out;
-}
 
 NameTest matched_after_re(const std::string& entry) {
   if (!entry.starts_with(kPattern)) return {};

@@ -45,7 +45,5 @@ class IgnoreList {
 NameTest matched_after_re(const std::string& entry);
 /// vLLM's: an entry that holds the name of a layer of experts ("P.experts" of "P.experts.3.down_proj") keeps all of it.
 bool names_layer_of_experts(const std::string& entry, const std::string& name);
-/// The regular expression for this text.
-std::string escaped_for_regex(std::string_view text);
 
 }  // namespace fp8::quant

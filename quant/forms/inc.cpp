@@ -117,7 +117,9 @@ class Inc final : public CheckpointForm {
   NameTest ignored_by(const std::string& entry) const override {
     return [regex = configs::PythonRegex(entry, "blocklist")](const std::string& name) { return regex.search(name); };
   }
-  std::string exact_entry(const std::string& name) const override { return "^" + escaped_for_regex(name) + "$"; }
+  std::string exact_entry(const std::string& name) const override {
+    return "^" + configs::escaped_for_regex(name) + "$";
+  }
   bool is_renamed_on_load() const override { return false; }
 
   std::string scheme_problem(const Scheme& s) const override {

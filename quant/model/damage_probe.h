@@ -2,7 +2,9 @@
 // Looks at what a plan would do to a model that still runs in high precision: probes on the planned weights cast every
 // input they see and keep the damage. Not a bit of the model's results changes.
 #pragma once
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
@@ -15,13 +17,14 @@ namespace fp8::quant {
 class DamageProbe {
  public:
   /// Probes the modules of `plan`, all on hpu and untagged (else c10::Error naming the module). The weights' damage is
-  /// taken now.
-  DamageProbe(const std::vector<measure::WeightModule>& modules, const Plan& plan);
+  /// taken now. names: what reports call a module; several names share its rows out evenly, and its input.
+  using Names = std::function<std::vector<std::string>(const std::string& module)>;
+  DamageProbe(const std::vector<measure::WeightModule>& modules, const Plan& plan, const Names& names = nullptr);
   ~DamageProbe();
   DamageProbe(const DamageProbe&) = delete;
   DamageProbe& operator=(const DamageProbe&) = delete;
 
-  /// In the plan's order; input is there for modules that were called.
+  /// By name, in the plan's order; input is there for modules that were called.
   std::vector<ModuleDamage> result() const;
 
  private:

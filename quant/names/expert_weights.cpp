@@ -9,13 +9,18 @@
 namespace fp8::quant {
 namespace {
 
-constexpr std::string_view kOp = ".experts.moe_op.", kWeight = ".weight";
+constexpr std::string_view kOp = ".experts.moe_op.", kMixture = ".experts.moe_op", kWeight = ".weight";
 
 /// How an expert's projections are called where they stand one by one.
 struct Spelling {
   const char *gate, *up, *down;
 };
 constexpr Spelling kSpellings[] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+
+/// A tensor's name without ".weight".
+std::string stem_of(const std::string& tensor) {
+  return tensor.ends_with(kWeight) ? tensor.substr(0, tensor.size() - kWeight.size()) : tensor;
+}
 
 /// "model.layers.0.mlp", and what other writers call that.
 std::vector<std::string> parents_of(const std::string& parent) {
@@ -99,14 +104,14 @@ const ExpertFamily* family_of_experts(const io::Checkpoint& checkpoint) {
 
 /// The modules that parameter `name` is made of, as a checkpoint of single experts calls them: one that is stacked is
 /// taken apart when it is written.
-std::vector<std::string> written_modules(const std::string& name, const io::Checkpoint& checkpoint) {
+std::vector<std::string> written_modules(const std::string& name, const io::Checkpoint& checkpoint,
+                                         const ExpertFamily* family) {
   const auto pieces = pieces_of(name, checkpoint);
   std::vector<std::string> modules;
   if (!pieces[0].index.has_value()) {
-    for (const auto& piece : pieces) modules.push_back(piece.tensor.substr(0, piece.tensor.size() - kWeight.size()));
+    for (const auto& piece : pieces) modules.push_back(piece.tensor.substr(0, piece.tensor.rfind('.')));
     return modules;
   }
-  const auto* family = family_of_experts(checkpoint);
   const ExpertSpelling spelling = family != nullptr ? family->spellings[0] : ExpertSpelling();
   const auto op = name.find(kOp);
   const auto place = place_of(std::string_view(name).substr(op + kOp.size()));
@@ -117,6 +122,12 @@ std::vector<std::string> written_modules(const std::string& name, const io::Chec
   const std::string expert = parent + ".experts." + std::to_string(place->expert) + ".";
   if (!place->gate_up) return {expert + std::string(spelling.down_proj)};
   return {expert + std::string(spelling.gate_proj), expert + std::string(spelling.up_proj)};
+}
+
+/// "P.experts" of "P.experts.moe_op", P as the checkpoint calls it.
+std::string written_mixture(const std::string& mixture, const io::Checkpoint& checkpoint, const ExpertFamily* family) {
+  const std::string expert = written_modules(mixture + ".w2_list.0" + std::string(kWeight), checkpoint, family)[0];
+  return expert.substr(0, expert.rfind('.', expert.rfind('.') - 1));
 }
 
 /// As transformers 5 names them in memory, and as most files do that stack them.
@@ -235,7 +246,6 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
 
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
                                                 std::vector<std::string>& warnings) {
-  constexpr std::string_view kMixture = ".experts.moe_op";
   const auto ends_in_mixture = [&](const std::string& name) {
     return name.size() > kMixture.size() && name.ends_with(kMixture);
   };
@@ -250,6 +260,7 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
   std::erase_if(file.selected, is_tied);
   const bool any = std::ranges::any_of(file.modules, [&](const auto& m) { return ends_in_mixture(m.module); });
   if (!any) return file;
+  const auto* family = family_of_experts(checkpoint);
   measure::MeasurementFile out = file;
   out.model.reset();  // of the model in memory, which has other names
   out.modules.clear();
@@ -260,7 +271,10 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
       continue;
     }
     if (m.inputs.empty() || !m.outputs.has_value() || m.outputs->empty()) continue;
-    const auto intermediate = expert_amax(m, m.outputs->size() - 1, warnings);
+    std::vector<std::string> said;
+    const auto intermediate = expert_amax(m, m.outputs->size() - 1, said);
+    for (const auto& warning : said)  // begins with the module
+      warnings.push_back(written_mixture(m.module, checkpoint, family) + warning.substr(m.module.size()));
     for (std::size_t e = 0; e < intermediate.size(); ++e) {
       const auto add = [&](const std::vector<std::string>& names, const measure::Amax& amax) {
         for (const auto& name : names) {
@@ -269,8 +283,8 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
         }
       };
       const std::string place = "." + std::to_string(e) + std::string(kWeight);
-      add(written_modules(m.module + ".w13_list" + place, checkpoint), m.inputs[0]);
-      add(written_modules(m.module + ".w2_list" + place, checkpoint), {intermediate[e]});
+      add(written_modules(m.module + ".w13_list" + place, checkpoint, family), m.inputs[0]);
+      add(written_modules(m.module + ".w2_list" + place, checkpoint, family), {intermediate[e]});
     }
   }
   return out;
@@ -281,6 +295,49 @@ WeightPlace place_on_load(CheckpointReader reader, const std::string& module, co
   if (reader == CheckpointReader::vllm) return WeightPlace::joined;
   const bool joins = family != nullptr && !family->spellings.front().down.empty() && !family->listed;
   return reader == CheckpointReader::transformers && joins ? WeightPlace::joined : WeightPlace::linear;
+}
+
+NamesInCheckpoint::NamesInCheckpoint(std::shared_ptr<const io::Checkpoint> checkpoint)
+    : checkpoint_(std::move(checkpoint)), family_(family_of_experts(*checkpoint_)) {}
+
+std::vector<std::string> NamesInCheckpoint::of(const std::string& module) const {
+  if (module.ends_with(kMixture)) return {written_mixture(module, *checkpoint_, family_)};
+  const std::string parameter = module + std::string(kWeight);
+  const auto pieces = pieces_of(parameter, *checkpoint_);
+  const bool stays_stacked = pieces[0].index.has_value() && (family_ == nullptr || !family_->keep.empty());
+  if (stays_stacked) return {stem_of(pieces[0].tensor)};
+  return written_modules(parameter, *checkpoint_, family_);
+}
+
+std::vector<std::string> NamesInCheckpoint::all_of(const std::string& module) const {
+  auto names = of(module);
+  if (!module.ends_with(kMixture)) {
+    const std::string first = names[0], mixture = first.substr(0, first.rfind('.', first.rfind('.') - 1) + 1);
+    for (const auto& piece : pieces_of(module + std::string(kWeight), *checkpoint_)) {
+      if (!piece.index.has_value()) continue;
+      const std::string stem = stem_of(piece.tensor);
+      names.push_back(stem);
+      names.push_back(mixture + stem.substr(stem.rfind('.') + 1));  // as it is written where it stays whole
+    }
+    if (module.find(kMixture) == std::string::npos && names[0] != module) names.push_back(module);  // as outputs do
+    return names;
+  }
+  const auto add = [&](const std::string& weight) {
+    const auto piece = pieces_of(weight + std::string(kWeight), *checkpoint_).front();
+    const bool there =
+        checkpoint_->contains(piece.tensor) && piece.index.value_or(0) < checkpoint_->info(piece.tensor).shape[0];
+    for (auto& name : there ? all_of(weight) : std::vector<std::string>()) names.push_back(std::move(name));
+    return there;
+  };
+  for (std::int64_t e = 0; add(module + ".w2_list." + std::to_string(e)); ++e)
+    add(module + ".w13_list." + std::to_string(e));
+  return names;
+}
+
+std::vector<std::string> NamesInCheckpoint::everything() const {
+  std::vector<std::string> names;
+  for (const auto& tensor : checkpoint_->names()) names.push_back(stem_of(tensor));
+  return names;
 }
 
 std::span<const ExpertFamily> expert_families() { return kFamilies; }

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,6 +43,26 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
 /// An expert that no token came to takes the largest amax of the others' intermediate values; `warnings` names it.
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
                                                 std::vector<std::string>& warnings);
+
+struct ExpertFamily;
+
+/// What the modules of a model in memory are called in its checkpoint: so all that users see and type calls them.
+class NamesInCheckpoint {
+ public:
+  explicit NamesInCheckpoint(std::shared_ptr<const io::Checkpoint> checkpoint);
+
+  /// One name; of an expert's gate above its up those of both, as they are written one by one; of a mixture
+  /// "P.experts".
+  std::vector<std::string> of(const std::string& module) const;
+  /// These, and the tensors that stack it; of a mixture also the names of its experts.
+  std::vector<std::string> all_of(const std::string& module) const;
+  /// All that the file has, be it in the model or not.
+  std::vector<std::string> everything() const;
+
+ private:
+  std::shared_ptr<const io::Checkpoint> checkpoint_;
+  const ExpertFamily* family_;  ///< null: none with a row
+};
 
 // How families of models stack the experts of a layer in one tensor, and what each expert's weights are called where
 // readers take them one by one. Data alone. No torch here.

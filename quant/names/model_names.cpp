@@ -292,17 +292,6 @@ std::vector<std::string> ModelNames::names_on_load(const std::string& module) co
   return names;
 }
 
-std::string folded_name(const std::string& module) {
-  std::string folded;
-  for (std::size_t at = 0; at <= module.size();) {
-    const std::size_t end = std::min(module.find('.', at), module.size());
-    const bool number = end > at && module.find_first_not_of("0123456789", at) >= end;
-    folded += (at == 0 ? "" : ".") + (number ? "*" : module.substr(at, end - at));
-    at = end + 1;
-  }
-  return folded;
-}
-
 bool is_embedding_name(Text module) { return matches_any(kEmbeddings, module); }
 bool is_head_name(Text module) { return matches_any(kHeads, module); }
 bool is_router_name(Text module) { return matches_any(kRouters, module); }

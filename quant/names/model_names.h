@@ -143,9 +143,6 @@ class ModelNames {
 /// "model.layers.0.mlp.experts" of "model.layers.0.mlp.experts.3.up_proj"; empty for what is no single expert's.
 std::string mixture_of(const std::string& module);
 
-/// "model.layers.*.mlp.gate": whole parts that are numbers stand for all alike.
-std::string folded_name(const std::string& module);
-
 // By name alone, for models in memory and for what no row decides.
 
 bool is_embedding_name(std::string_view module);

@@ -4,13 +4,13 @@
 #include <sstream>
 
 #include "fp8/measure/files/observer_types.h"
+#include "fp8/quant/plan/module_patterns.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 
 using configs::KindInfo;
-using configs::NamePatterns;
 
 namespace {
 
@@ -45,21 +45,19 @@ void check_blocks(const PlanOptions& o) {
                                     o.block.cols);
 }
 
-std::string asked_for() { return " (" + io::option("include") + " quantizes it)"; }
-
 /// Why a module stays in high precision without a config; empty: it is quantized.
-std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const NamePatterns& exclude) {
-  if (exclude.matches(m.name)) return "excluded by " + io::option("exclude");
-  if (include.matches(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
-  if (is_adapter_name(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
-  if (m.kept.has_value() && !m.kept->empty()) return *m.kept + asked_for();
+std::string own_reason(const ModuleInfo& m, const ModulePatterns& patterns) {
+  if (std::string reason = patterns.excludes(m.name, m.type); !reason.empty()) return reason;
+  if (patterns.includes(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
+  if (is_adapter_name(m.name)) return "a LoRA adapter, kept in high precision" + include_hint();
+  if (m.kept.has_value() && !m.kept->empty()) return *m.kept + include_hint();
   // The errors of heads and embeddings cost most, their products least.
-  if (is_lookup(m.type)) return "kept in high precision by default" + asked_for();
+  if (is_lookup(m.type)) return "kept in high precision by default" + include_hint();
   if (m.kept.has_value()) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
-  if (is_head_name(m.name) || is_embedding_name(m.name)) return "kept in high precision by default" + asked_for();
-  if (is_router_name(m.name)) return "a router, kept in high precision" + asked_for();
+  if (is_head_name(m.name) || is_embedding_name(m.name)) return "kept in high precision by default" + include_hint();
+  if (is_router_name(m.name)) return "a router, kept in high precision" + include_hint();
   if (!is_quantizable(m.type)) return "no fp8 kernel for type " + m.type;
-  if (is_tower_name(m.name)) return "part of an audio or vision tower, kept in high precision" + asked_for();
+  if (is_tower_name(m.name)) return "part of an audio or vision tower, kept in high precision" + include_hint();
   return "";
 }
 
@@ -89,11 +87,11 @@ void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeIn
 
 /// Without a config. Mixtures of experts follow their weights; the rest is asked for.
 void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o,
-                   const NamePatterns& exclude, Plan& plan) {
+                   const ModulePatterns& patterns, Plan& plan) {
   const auto* type = configs::find_module_type(n.type);
   const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
   if (plan_rules::kept(n.name, o, plan)) return;
-  if (exclude.matches(n.name)) return skip("excluded by " + io::option("exclude"));
+  if (const std::string reason = patterns.excludes(n.name, n.type); !reason.empty()) return skip(reason);
   if (type == nullptr || !configs::info_of(type->kind).quantized) return skip("no fp8 kernel for type " + n.type);
   const KindInfo& info = configs::info_of(type->kind);
   const bool cache = info.cache, mixture = info.experts;
@@ -123,31 +121,19 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   plan.nodes.push_back(std::move(planned));
 }
 
-/// A pattern that means nothing here is a slip.
-void require_used(const NamePatterns& include, const NamePatterns& exclude, const std::vector<ModuleInfo>& modules,
-                  const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
-  if (include.empty() && exclude.empty()) return;
-  std::vector<std::string> names;
-  for (const auto& m : modules) names.push_back(m.name);
-  for (const auto& n : nodes) names.push_back(n.name);
-  include.require_used(names);
-  names.insert(names.end(), o.other_names.begin(), o.other_names.end());
-  exclude.require_used(names);
-}
-
 /// Without a config: what activations are, and whether a module's input was measured.
 Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
-  const NamePatterns include(o.include, io::option("include")), exclude(o.exclude, io::option("exclude"));
-  require_used(include, exclude, modules, nodes, o);
+  const ModulePatterns patterns(o);
+  patterns.require_used(modules, nodes);
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
   const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;
   const auto activations = groups ? ActivationScaling::dynamic_group : o.activations;
   for (const auto& m : modules) {
     if (plan_rules::kept(m.name, o, plan)) continue;
-    if (std::string reason = own_reason(m, include, exclude); !reason.empty()) {
+    if (std::string reason = own_reason(m, patterns); !reason.empty()) {
       plan.skipped.push_back({m.name, reason});
       continue;
     }
@@ -170,7 +156,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     std::string reason;
     if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
       const bool listed = plan_rules::was_to_be_measured(m.name, o);
-      if (listed && (m.type == "Linear" || m.type == "Conv2d" || include.matches(m.name)))
+      if (listed && (m.type == "Linear" || m.type == "Conv2d" || patterns.includes(m.name)))
         plan_rules::fail_unmeasured(m.name, o);
       plan.skipped.push_back(
           {m.name, listed
@@ -180,7 +166,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     }
     plan.modules.push_back(std::move(planned));
   }
-  for (const auto& n : nodes) plan_own_node(n, modules, o, exclude, plan);
+  for (const auto& n : nodes) plan_own_node(n, modules, o, patterns, plan);
   if (o.search == ScaleSearch::mse && o.power_of_two)
     plan.warnings.push_back(io::option("weight_scales", "'search' mse") +
                             " has no effect: scales that are powers of two follow the amax");
@@ -188,6 +174,8 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
 }
 
 }  // namespace
+
+std::string include_hint() { return " (" + io::option("include") + " quantizes it)"; }
 
 const PlannedModule* Plan::find(const std::string& name) const {
   for (const auto& m : modules) {

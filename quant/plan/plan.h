@@ -6,6 +6,7 @@
 // (products, softmax, attention, key-value caches, mixtures of experts: "nodes") are planned together: an expert's
 // input scale is its mixture's measurement.
 #pragma once
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -70,6 +71,9 @@ struct Plan {
   void spell(io::Spelling spelling);
 };
 
+/// " ('include' quantizes it)": what the reason of a module ends in that stays only as long as nobody includes it.
+std::string include_hint();
+
 /// The treatment of a checkpoint's experts, stacked in one tensor or not.
 enum class ExpertForm {
   each,  ///< fp8, one weight with its scale per expert
@@ -98,7 +102,13 @@ struct PlanOptions {
   ExpertForm experts = ExpertForm::each;            ///< of checkpoints only
   /// Python regular expressions, searched in the module's name. One that is found in none is an error.
   std::vector<std::string> include, exclude;
+  /// Modules that stay in high precision, as llm-compressor's word means them: names, "re:EXPRESSION", class names.
+  std::vector<std::string> ignore;
   std::vector<std::string> other_names;  ///< that the model has besides its modules: `exclude` may name them
+  /// The names that patterns and `keep` mean a module by, where it is called otherwise here: of a model in memory those
+  /// of its checkpoint. Null: its name.
+  std::function<std::vector<std::string>(const std::string& module)> called = nullptr;
+  std::vector<std::string> checkpoint_names;  ///< of a model in memory: patterns may mean what it has no module of
   std::map<std::string, std::string>
       keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
   /// Modules whose activations stay in high precision, with the reason; not with a config.
@@ -111,6 +121,9 @@ struct PlanOptions {
   /// The spelling of options in reasons and warnings.
   io::Spelling spelling = nullptr;
 
+  std::vector<std::string> names_of(const std::string& module) const {
+    return called ? called(module) : std::vector<std::string>{module};
+  }
   recipes::Dialect dialect_or_ocp() const { return dialect.value_or(recipes::Dialect::ocp); }
 };
 

@@ -243,12 +243,13 @@ TEST_F(Mixtral, ExpertsAreRoundedWithTheTokensRoutedToThem) {
     tokens[m["name"]] = m["tokens"].get<int>() + m["held_back"].get<int>();
   const std::string layer = "model.layers.0.";
   std::int64_t routed = 0;
-  for (int expert = 0; tokens.contains(layer + "block_sparse_moe.experts.moe_op.w13_list." + std::to_string(expert));
+  for (int expert = 0; tokens.contains(layer + "block_sparse_moe.experts." + std::to_string(expert) + ".w1");
        ++expert) {
-    const auto of = [&](const std::string& list) {
-      return tokens.at(layer + "block_sparse_moe.experts.moe_op." + list + "_list." + std::to_string(expert));
+    const auto of = [&](const std::string& weight) {
+      return tokens.at(layer + "block_sparse_moe.experts." + std::to_string(expert) + "." + weight);
     };
-    EXPECT_EQ(of("w13"), of("w2")) << expert;
+    EXPECT_EQ(of("w1"), of("w2")) << expert;
+    EXPECT_EQ(of("w3"), of("w2")) << expert;
     routed += of("w2");
   }
   EXPECT_EQ(routed, 2 * tokens.at(layer + "self_attn.q_proj")) << "two experts a token";

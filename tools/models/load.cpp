@@ -114,6 +114,13 @@ std::int64_t weights_bytes(const torch::nn::Module& module) {
   return bytes;
 }
 
+std::int64_t weights_bytes(const LoadedModel& loaded) {
+  const auto parameters = loaded.model->parameters();
+  const auto in_fp8 = [](const at::Tensor& tensor) { return tensor.defined() && tensor.element_size() == 1; };
+  if (!is_quantized(loaded.folder) && std::ranges::any_of(parameters, in_fp8)) return weights_bytes(*loaded.model);
+  return static_cast<std::int64_t>(io::Checkpoint(loaded.folder).total_bytes());
+}
+
 // Loads an fp8 checkpoint into the model: codes and scales through quant, everything else as in any checkpoint.
 //
 // Experts stand in a checkpoint one by one (experts.E.w1, w2, w3) and in the model as two weights per expert. Each is

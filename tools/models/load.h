@@ -60,5 +60,8 @@ std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io
 
 /// Bytes of all parameters and buffers, a shared storage counted once.
 std::int64_t weights_bytes(const torch::nn::Module& module);
+/// Bytes of the checkpoint's tensors, as those that write or inspect it say; of a model that was put into fp8 after it
+/// was loaded, as above.
+std::int64_t weights_bytes(const LoadedModel& loaded);
 
 }  // namespace fp8::models

@@ -51,6 +51,53 @@ std::string reason(const Plan& plan, const std::string& name) {
 
 TEST(Plan, FormsOfExpertsHaveNames) { test::check_names<ExpertForm>(); }
 
+/// Modules that a plan with these entries leaves out.
+std::vector<std::string> ignored(const std::vector<std::string>& entries) {
+  PlanOptions o;
+  o.ignore = entries;
+  std::vector<std::string> names;
+  for (const auto& s : make_plan(kModel, o).skipped) {
+    if (s.reason == "excluded by 'ignore'") names.push_back(s.name);
+  }
+  return names;
+}
+
+TEST(Plan, IgnoreIsLlmCompressors) {
+  const std::string q = "model.layers.0.self_attn.q_proj", k = "model.layers.0.self_attn.k_proj";
+  EXPECT_THAT(ignored({q}), ElementsAre(q));
+  EXPECT_THAT(ignored({"re:.*self_attn\\.[qk]_proj$"}), ElementsAre(q, k));
+  EXPECT_THAT(ignored({"re:model.layers.0.self_attn.q"}), ElementsAre(q)) << "open at the end, as re.match is";
+  EXPECT_THAT(ignored({"Conv2d"}), ElementsAre("vision.patch")) << "a class";
+  for (const char* none : {"q_proj", "self_attn", "re:self_attn", "modelxlayers.0.self_attn.q_proj", "re:Conv2"}) {
+    PlanOptions o;
+    o.ignore = {none};
+    EXPECT_REFUSED(make_plan(kModel, o),
+                   "'ignore': pattern " + io::in_quotes(none) + " matches no module; the nearest is");
+  }
+}
+
+// A model in memory has an expert's gate above its up in one module; its files have two names for it.
+TEST(Plan, PatternsMeanTheNamesOfTheCheckpoint) {
+  const std::vector<ModuleInfo> model = {{"experts.moe_op.w13_list.0", "MoeMatmul", {8, 4}},
+                                         {"experts.moe_op.w2_list.0", "MoeMatmul", {4, 4}},
+                                         {"lm_head", "Linear", {8, 4}}};
+  PlanOptions o;
+  o.called = [](const std::string& name) -> std::vector<std::string> {
+    if (name.ends_with("w13_list.0")) return {"experts.0.w1", "experts.0.w3"};
+    return {name.ends_with("w2_list.0") ? "experts.0.w2" : name};
+  };
+  o.checkpoint_names = {"visual.proj"};
+  o.exclude = {"w3$", "visual"};
+  o.include = {"lm_head", "visual"};
+  o.keep = {{"experts.0.w2", "why"}};
+  const Plan plan = make_plan(model, o);
+  EXPECT_EQ(reason(plan, "experts.moe_op.w13_list.0"), "excluded by 'exclude'");
+  EXPECT_EQ(reason(plan, "experts.moe_op.w2_list.0"), "why");
+  EXPECT_NE(plan.find("lm_head"), nullptr);
+  o.exclude = {"moe_op"};
+  EXPECT_REFUSED(make_plan(model, o), "'exclude': pattern 'moe_op' matches no module");
+}
+
 TEST(Plan, DynamicByDefault) {
   const Plan plan = make_plan(kModel, {});
   EXPECT_EQ(plan.modules.size(), 8u);

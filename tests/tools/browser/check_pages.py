@@ -191,7 +191,7 @@ def make_pages(binary, work):
          "inspect", MODEL)
     page("comparison", ["against", "nothing to exclude", "weight saturated"], "inspect", tensor, "--reference", MODEL)
     page("forms", ["against", "28 modules"], "inspect", tensor, "--reference", channel)
-    page("fp8", ["28 modules, whose SQNR --reference", "none saturates"], "inspect", channel)
+    page("fp8", ["28 modules; SQNR needs the original", "none saturates"], "inspect", channel)
     before, after = work / "before", work / "after"
     for folder, factor in ((before, 1.0), (after, 1.3)):
         folder.mkdir(exist_ok=True)

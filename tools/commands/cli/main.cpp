@@ -177,7 +177,8 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
   struct Flag {
     std::string_view id, text;  ///< {}: the value
   };
-  constexpr std::string_view kPlain[] = {"include", "exclude", "linear", "keep", "assume", "resume", "overwrite"};
+  constexpr std::string_view kPlain[] = {"include", "exclude", "ignore", "linear",
+                                         "keep",    "assume",  "resume", "overwrite"};
   constexpr Flag kFlags[] = {
       {"activations", " (--{})"},
       {"allow_nonfinite", "allow_nonfinite, --allow-nonfinite,"},

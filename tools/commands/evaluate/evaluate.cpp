@@ -197,7 +197,7 @@ void add_distances(const Totals& own, Report& report) {
 
 void print(const EvaluateOptions& options, const Context& context, const models::LoadedModel& model,
            const Samples& samples, const Totals& own, const Totals& other, const io::Json& of_ranks) {
-  const auto bytes = models::weights_bytes(*model.model);
+  const auto bytes = models::weights_bytes(model);
   const double speed = static_cast<double>(own.tokens) / std::max(own.forward_seconds, 1e-9);
   const bool predicted = predicts(own.task), answers = own.task == models::Task::answer;
   const auto kv_cache = kv_cache_of(model);

@@ -92,6 +92,8 @@ void refuse_cast_options(const InspectOptions& o, const Context& context, const 
                          bool compares = false) {
   const char* given = !o.data.empty()                     ? "--data"
                       : !o.measurements.empty()           ? "--measurements"
+                      : !o.include.empty()                ? "--include"
+                      : !o.exclude.empty()                ? "--exclude"
                       : context.dialect.has_value()       ? "--dialect"
                       : !o.reference.empty() && !compares ? "--reference"
                                                           : nullptr;
@@ -109,7 +111,7 @@ void add_damage_text(const InspectOptions& o, const quant::CheckpointDamage& dam
   text += summary_line("damage", damage_sentence(modules), width);
   auto kept = inspection.kept;
   kept.insert(kept.end(), damage.skipped.begin(), damage.skipped.end());
-  if (!kept.empty()) text += "\n" + kept_table(kept, width);
+  if (!kept.empty()) text += "\n" + kept_table(kept, modules, width);
   if (modules.empty()) return;
   const auto& worst = modules.front();
   const bool by_sqnr = worst.weight.signal > 0, all = o.all || modules.size() <= kWorst;
@@ -137,8 +139,8 @@ void add_damage(const InspectOptions& o, const Context& context, Inspection& ins
     damage = checkpoint_damage(o.path, o, context);
   } catch (const io::Error& error) {
     if (interrupted()) throw Interrupted();
-    const bool asked =
-        !o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty() || !o.plot.empty();
+    const bool asked = !o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.include.empty() ||
+                       !o.exclude.empty() || !o.html.empty() || !o.plot.empty();
     if (asked || context.dialect.has_value()) throw;
     context.warn("no damage report: " + what_of(error));
     return;

@@ -372,7 +372,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDe
   result.checkpoint = opened;
   if (detail.as_json) result.json["tensors"] = std::move(tensors);
   result.json["dtypes"] = totals.json();
-  result.json["total_bytes"] = checkpoint.total_bytes();
+  result.json["total_bytes"] = result.json["weights_bytes"] = checkpoint.total_bytes();
   return result;
 }
 

@@ -12,7 +12,7 @@
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/quant/names/model_names.h"
+#include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
 
@@ -76,6 +76,9 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
   const bool fp8 = is_fp8_checkpoint(model), casts = !o.data.empty() || !o.measurements.empty() || context.dialect;
   if (casts && fp8)
     io::fail<io::Error>("{}: --data, --measurements and --dialect expect a high precision checkpoint, found an fp8 one",
+                        model.string());
+  if (fp8 && o.reference.empty() && (!o.include.empty() || !o.exclude.empty()))
+    io::fail<io::Error>("{}: --include and --exclude expect a high precision checkpoint, found an fp8 one",
                         model.string());
   if (casts && !o.reference.empty())
     throw UsageError("inspect: --data, --measurements and --dialect do not go with --reference, which casts nothing");
@@ -164,34 +167,48 @@ constexpr DamageColumn kColumns[] = {
 
 }  // namespace
 
+namespace {
+
+/// "; in 4 of them values saturate, at most 0.02 % (model.layers.3.mlp.down_proj)"; empty where none do.
+std::string saturation_text(const std::vector<quant::ModuleDamage>& modules) {
+  const auto share = [](const quant::ModuleDamage& m) {
+    return std::max(m.weight.saturation_share(), m.input ? m.input->saturation_share() : 0.0);
+  };
+  const auto count = std::ranges::count_if(modules, [&](const auto& m) { return share(m) > 0; });
+  if (count == 0) return "";
+  const auto& worst = *std::ranges::max_element(modules, {}, share);
+  return fmt::format("; in {} of them values saturate, at most {} ({})", count, share_text(share(worst)),
+                     one_line(worst.name));
+}
+
+}  // namespace
+
 std::string damage_sentence(const std::vector<quant::ModuleDamage>& modules) {
   if (modules.empty()) return "no module is in fp8";
   std::vector<double> known;
-  std::size_t fair = 0, saturating = 0;
+  std::size_t fair = 0;
   bool exact = false;
   for (const auto& m : modules) {
-    saturating += m.weight.saturated > 0 || (m.input && m.input->saturated > 0) ? 1 : 0;
     if (!compared(m.weight)) continue;
     const double db = m.sqnr_db();
     exact = exact || !std::isfinite(db);
     if (std::isfinite(db)) known.push_back(db);
     fair += db < kFairDb ? 1 : 0;
   }
-  auto text = fmt::format("{} modules", modules.size());
+  const std::string saturation = saturation_text(modules);
+  auto text = fmt::format("{} module{}", modules.size(), modules.size() == 1 ? "" : "s");
   if (known.empty()) {
-    text +=
-        exact ? ", all the same as in the reference" : ", whose SQNR --reference DIR, what they were made of, tells";
-  } else {
-    const auto [low, high] = std::ranges::minmax(known);
-    if (fair == 0)
-      text += fmt::format(", all within {:.1f} dB ({:.1f} to {:.1f}); nothing to exclude", high - low, low, high);
-    else
-      text += fmt::format(" from {:.1f} to {:.1f} dB; {} below {:.0f} dB, the worst is {}: see --exclude", low, high,
-                          fair, kFairDb, one_line(modules.front().name));
+    text += exact ? ", all the same as in the reference" : "; SQNR needs the original: --reference DIR";
+    return text + (exact || !saturation.empty() ? saturation : "; none saturates");
   }
-  return text + (saturating > 0            ? fmt::format("; {} saturate", saturating)
-                 : known.empty() && !exact ? "; none saturates"
-                                           : "");
+  const auto [low, high] = std::ranges::minmax(known);
+  if (fair == 0)
+    text += fmt::format(", all within {:.1f} dB ({:.1f} to {:.1f}){}", high - low, low, high,
+                        saturation.empty() ? "; nothing to exclude" : ", saturation counted");
+  else
+    text += fmt::format(" from {:.1f} to {:.1f} dB; {} below {:.0f} dB, the worst is {}: see --exclude", low, high,
+                        fair, kFairDb, one_line(modules.front().name));
+  return text + saturation;
 }
 
 std::string damage_table(const std::vector<quant::ModuleDamage>& modules, std::size_t most, std::size_t width) {
@@ -217,45 +234,65 @@ std::string damage_table(const std::vector<quant::ModuleDamage>& modules, std::s
   return table.text(width);
 }
 
-std::string kept_table(const std::vector<quant::SkippedModule>& kept, std::size_t width) {
+std::string kept_table(const std::vector<quant::SkippedModule>& kept, const std::vector<quant::ModuleDamage>& others,
+                       std::size_t width) {
   if (kept.empty()) return "";
   quant::CheckpointReport report;
   report.skipped = kept;
+  for (const auto& m : others) report.quantized.emplace_back(m.name, "fp8");
   Table table({"kept in high precision", ">modules", "why"});
-  for (const auto& line : plan_lines(report))
-    table.row({one_line(line.name), std::to_string(line.modules.size()), one_line(line.reason)});
+  for (const auto& line : plan_lines(report)) {
+    if (line.scheme.empty())
+      table.row({one_line(line.name), std::to_string(line.modules.size()), one_line(line.reason)});
+  }
   return table.text(width);
 }
 
 namespace {
 
-class Lines {
- public:
-  explicit Lines(bool folded) : folded_(folded) {}
-  void add(const std::string& module, const std::string& scheme, const std::string& reason, std::uint64_t bytes = 0) {
-    const auto [at, fresh] =
-        index_.try_emplace({folded_ ? quant::folded_name(module) : module, scheme, reason}, lines_.size());
-    if (fresh) lines_.push_back({module, {}, scheme, reason});
-    PlanLine& line = lines_[at->second];
-    if (!line.modules.empty()) line.name = quant::folded_name(module);
-    line.modules.push_back(module);
-    line.bytes += bytes;
-  }
-  std::vector<PlanLine> take() { return std::move(lines_); }
-
- private:
-  bool folded_;
-  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> index_;
-  std::vector<PlanLine> lines_;
+struct Fate {
+  std::string scheme, reason;
+  std::vector<std::string> modules;
 };
+
+/// Modules of one folded name and one fate, in the order of the first; bytes: of those that stay.
+std::vector<Fate> fates_of(const quant::CheckpointReport& report, std::map<std::string, std::uint64_t>& bytes) {
+  std::vector<Fate> fates;
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> index;
+  const auto add = [&](const std::string& module, const std::string& scheme, const std::string& reason) {
+    const auto [at, fresh] = index.try_emplace({quant::folded_name(module), scheme, reason}, fates.size());
+    if (fresh) fates.push_back({scheme, reason, {}});
+    fates[at->second].modules.push_back(module);
+  };
+  for (const auto& [module, scheme] : report.quantized) add(module, scheme, "");
+  for (const auto& s : report.skipped) {
+    add(s.name, "", s.reason);
+    bytes.emplace(s.name, s.bytes);
+  }
+  return fates;
+}
 
 }  // namespace
 
 std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report, bool folded) {
-  Lines lines(folded);
-  for (const auto& [module, scheme] : report.quantized) lines.add(module, scheme, "");
-  for (const auto& s : report.skipped) lines.add(s.name, "", s.reason, s.bytes);
-  return lines.take();
+  std::map<std::string, std::uint64_t> bytes;
+  const auto fates = fates_of(report, bytes);
+  std::vector<std::string> all;
+  for (const auto& fate : fates) all.insert(all.end(), fate.modules.begin(), fate.modules.end());
+  const quant::NameFolder folder(all);
+  std::vector<PlanLine> lines;
+  const auto add = [&](const std::string& name, const std::vector<std::string>& modules, const Fate& fate) {
+    PlanLine line{name, modules, fate.scheme, fate.reason};
+    for (const auto& module : modules) line.bytes += bytes.contains(module) ? bytes.at(module) : 0;
+    lines.push_back(std::move(line));
+  };
+  for (const auto& fate : fates) {
+    if (folded)
+      for (const auto& [name, modules] : folder.fold(fate.modules)) add(name, modules, fate);
+    else
+      for (const auto& module : fate.modules) add(module, {module}, fate);
+  }
+  return lines;
 }
 
 void print_plan(const std::filesystem::path& model, const DamageOptions& o, const Context& context) {

@@ -49,17 +49,20 @@ io::Json damage_json(const std::vector<quant::ModuleDamage>& modules);
 inline constexpr double kPoorDb = 20, kFairDb = 25, kGoodDb = 30;
 
 /// "28 modules, all within 1.5 dB (31.4 to 32.9); nothing to exclude", or how many are below an anchor and which is the
-/// worst, and how many saturate. modules: sorted by damage.
+/// worst, and of how many values saturate, with the largest share of a module's. modules: sorted by damage.
 std::string damage_sentence(const std::vector<quant::ModuleDamage>& modules);
 
 /// One line a module, of the first `most` of them; columns that say whether they are of weight or input. width: of
 /// Table::text().
 std::string damage_table(const std::vector<quant::ModuleDamage>& modules, std::size_t most, std::size_t width);
 
-/// One line for all modules that differ in their numbers alone and have one reason; empty for none.
-std::string kept_table(const std::vector<quant::SkippedModule>& kept, std::size_t width);
+/// One line for all modules that differ in their numbers alone and have one reason; empty for none. others: those in
+/// fp8, which say what "*" means.
+std::string kept_table(const std::vector<quant::SkippedModule>& kept, const std::vector<quant::ModuleDamage>& others,
+                       std::size_t width);
 
-// The plan of a checkpoint's modules, for people: modules that differ in their numbers alone are one line.
+// The plan of a checkpoint's modules, for people: modules that differ in their numbers alone are one line, whose name
+// is that of names/folded_names.h.
 //
 //   module                            modules  becomes                       why
 //   model.layers.*.self_attn.q_proj        28  E4M3 channel weights, ...
@@ -68,7 +71,7 @@ std::string kept_table(const std::vector<quant::SkippedModule>& kept, std::size_
 
 /// Modules of one folded name and one fate.
 struct PlanLine {
-  std::string name;                  ///< folded where it stands for several
+  std::string name;                  ///< stands for exactly these modules
   std::vector<std::string> modules;  ///< in the order of the report
   std::string scheme;                ///< empty: stays in high precision
   std::string reason;                ///< why it does

@@ -20,7 +20,7 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/quant/names/model_names.h"
+#include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/tools/commands/cli/report.h"
@@ -237,9 +237,10 @@ class Folded {
 
   void add(const std::string& module, const Columns& columns) {
     const auto [at, fresh] = places_.try_emplace(quant::folded_name(module), rows_.size());
-    if (fresh) rows_.push_back({module, 0, {}});
+    if (fresh) rows_.emplace_back();
     Row& row = rows_[at->second];
-    if (++row.modules == 2) row.name = at->first;
+    row.modules.push_back(module);
+    all_.push_back(module);
     for (std::size_t c = 0; c < columns.size(); ++c) {
       auto& tensors = row.columns[c];
       for (std::size_t i = 0; i < columns[c]->tensors.size(); ++i) {
@@ -250,8 +251,11 @@ class Folded {
   }
   std::string table(const std::string& kind) const {
     Table table({"module", ">modules", ">input", ">output", ">weight"});
+    const quant::NameFolder folder(all_);
     for (const auto& row : rows_) {
-      std::vector<std::string> cells = {one_line(row.name), std::to_string(row.modules)};
+      std::vector<std::string> names;
+      for (const auto& folded : folder.fold(row.modules)) names.push_back(one_line(folded.name));
+      std::vector<std::string> cells = {io::joined(names), std::to_string(row.modules.size())};
       for (const auto& tensors : row.columns) {
         std::string text;
         for (const auto& [prefix, range] : tensors)
@@ -265,11 +269,11 @@ class Folded {
 
  private:
   struct Row {
-    std::string name;
-    std::size_t modules = 0;
+    std::vector<std::string> modules;
     std::array<std::vector<std::pair<std::string, Range>>, 3> columns;
   };
   std::vector<Row> rows_;
+  std::vector<std::string> all_;
   std::map<std::string, std::size_t> places_;
 };
 

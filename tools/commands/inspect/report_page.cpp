@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/quant/names/model_names.h"
+#include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"

@@ -6,6 +6,8 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -13,6 +15,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/quant/forms/form.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/report.h"
@@ -30,6 +33,32 @@ struct Selection {
   measure::CalibrationOptions options;
   std::shared_ptr<configs::ModuleFilter> filter = nullptr;  ///< null without a config
   bool separate_files = true;                               ///< each of several ranks has its own
+  std::function<void()> check_patterns = nullptr;           ///< of MeasureRun
+};
+
+/// --exclude, which means modules by the names of the checkpoint.
+class Exclusion {
+ public:
+  explicit Exclusion(const MeasureOptions& o) : patterns_(o.exclude, "--exclude") {
+    if (!patterns_.empty() && !is_script(o.model)) names_.emplace(std::make_shared<const io::Checkpoint>(o.model));
+  }
+  bool holds(const std::string& module) {
+    if (patterns_.empty()) return false;
+    const auto names = names_.has_value() ? names_->all_of(module) : std::vector<std::string>{module};
+    seen_.insert(seen_.end(), names.begin(), names.end());
+    return std::ranges::any_of(names, [&](const auto& name) { return patterns_.matches(name); });
+  }
+  /// Throws io::Error for a pattern that means no module of the model, nor of its files.
+  void require_used() const {
+    auto names = seen_;
+    if (names_.has_value()) std::ranges::move(names_->everything(), std::back_inserter(names));
+    patterns_.require_used(names);
+  }
+
+ private:
+  configs::NamePatterns patterns_;
+  std::optional<quant::NamesInCheckpoint> names_;  ///< none: TorchScript, whose modules have one name each
+  std::vector<std::string> seen_;
 };
 
 /// TorchScript models are measured in all weights that multiply: of sound models most are Conv1d, LSTM and GRU.
@@ -55,17 +84,18 @@ Selection selection_of(const MeasureOptions& o) {
   } else {
     s.options.rank = configs::environment().process();
   }
-  const configs::NamePatterns exclude(o.exclude, "--exclude");
+  const auto exclude = std::make_shared<Exclusion>(o);
   s.options.select = [configured = s.options.select, exclude, script = is_script(o.model)](const std::string& name,
                                                                                            const std::string& type) {
-    if (exclude.matches(name)) return false;
+    if (exclude->holds(name)) return false;
     return configured ? configured(name, type)
                       : type == "Linear" || type == "Conv2d" || is_mixture(type) || (script && holds_product(type));
   };
   // With a config INC's lists say whether key-value caches are measured, and where that stands.
   if (o.config.empty() && !is_script(o.model)) {
-    s.options.kv_cache = [exclude](const std::string& name) { return !exclude.matches(name); };
+    s.options.kv_cache = [exclude](const std::string& name) { return !exclude->holds(name); };
   }
+  s.check_patterns = [exclude] { exclude->require_used(); };
   s.options.prefix = (o.out / prefix).string();
   return s;
 }
@@ -284,6 +314,7 @@ void measure(const MeasureOptions& given, Context& context) {
   MeasureRun run{o, context, selection.options, memory, process, snapshots, SourceFiles(o.model, sources)};
   const DiscardOnError guard{run.session};
   run.share = *share;
+  run.check_patterns = selection.check_patterns;
   run.mark = mark_of(run, run.share);
   run.work = {
       {"command", "measure"}, {"version", FP8_VERSION}, {"batch", o.batch_or_default()}, {"causes", causes_of(run)}};
@@ -304,6 +335,12 @@ void measure(const MeasureOptions& given, Context& context) {
 }  // namespace
 
 void MeasureRun::require_selection() {
+  try {
+    if (check_patterns) check_patterns();
+  } catch (const io::Error&) {
+    session->discard();
+    throw;
+  }
   if (!session->result().selected.empty()) return;
   session->discard();
   io::fail<io::Error>("{}: no module is selected to be measured", options.model.string());

@@ -44,7 +44,10 @@ struct MeasureRun {
   std::shared_ptr<runtime::Profiler> profiler = nullptr;  ///< null: not requested
   std::optional<KeepsWork> keeps = {};                    ///< from the first samples that are kept to their files
 
-  /// Throws io::Error if no module was selected; the session is discarded then.
+  /// After modules were selected: throws io::Error for a pattern of --exclude that means none. Null: there are none.
+  std::function<void()> check_patterns = nullptr;
+
+  /// Throws io::Error if no module was selected, or by check_patterns; the session is discarded then.
   void require_selection();
   /// Throws UsageError with the least limit that works if --memory-limit does not leave `needed` bytes for `what`.
   void require_memory(std::int64_t needed, const std::string& what) const;

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form_table.h"
+#include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
@@ -107,8 +109,16 @@ void add_modules(const quant::ConvertReport& done, Report& report) {
   report.add("exact", "exact", exact == all, exact == all ? "yes" : fmt::format("{} of {} modules", exact, all));
   if (worst != nullptr)
     report.row({"largest relative error", fmt::format("{:.3e} ({})", *worst->max_error, worst->name)});
-  for (const auto& m : done.modules)
-    if (!m.reason.empty()) report.row({"in high precision: " + m.name, m.reason});
+  std::vector<std::string> names;
+  std::map<std::string, std::vector<std::string>> kept;  // by reason
+  for (const auto& m : done.modules) {
+    names.push_back(m.name);
+    if (!m.reason.empty()) kept[m.reason].push_back(m.name);
+  }
+  const quant::NameFolder folder(names);
+  for (const auto& [reason, modules] : kept) {
+    for (const auto& folded : folder.fold(modules)) report.row({"in high precision: " + folded.name, reason});
+  }
 }
 
 void add_verification(const quant::Verification& v, std::int64_t worst, Report& report) {

@@ -12,6 +12,7 @@
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/names/expert_weights.h"
+#include "fp8/quant/plan/module_patterns.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
@@ -31,7 +32,7 @@ struct QuantizeOptions {
   std::string budget;
   std::filesystem::path model, out, config;
   std::string measurements;
-  std::vector<std::string> include, exclude, ignore;
+  std::vector<std::string> include, exclude, ignore, ignore_spelling;
   quant::ExpertForm experts = quant::ExpertForm::each;
   quant::ModuleChoice modules;
   std::optional<Preset> preset;
@@ -88,6 +89,19 @@ quant::ActivationScaling activations_of(const QuantizeOptions& o) {
                           : quant::ActivationScaling::static_tensor;
 }
 
+/// --ignore lm_head,re:.*gate$ and the like: at commas, but not inside of an expression.
+std::vector<std::string> entries_of(const std::vector<std::string>& given) {
+  std::vector<std::string> entries;
+  for (std::string_view text : given) {
+    while (!text.empty()) {
+      const std::size_t end = text.starts_with("re:") ? text.size() : std::min(text.find(','), text.size());
+      if (end > 0) entries.emplace_back(text.substr(0, end));
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+  }
+  return entries;
+}
+
 /// Measurements in the names of the model in memory.
 quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   quant::PlanOptions plan;
@@ -109,13 +123,15 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   plan.fuse_scales = !o.no_fuse_scales;
   plan.include = o.include;
   plan.exclude = o.exclude;
+  plan.ignore = entries_of(o.ignore);
   plan.experts = o.experts;
   plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
   if (!o.config.empty()) {
-    if (o.scheme.has_value() || !o.include.empty() || !o.exclude.empty() || o.search != quant::ScaleSearch::amax) {
+    if (o.scheme.has_value() || !o.include.empty() || !o.exclude.empty() || !o.ignore.empty() ||
+        o.search != quant::ScaleSearch::amax) {
       throw UsageError(
-          "quantize: --config decides modules and scales, --scheme, --weight-scales, --include and --exclude don't go "
-          "with it");
+          "quantize: --config decides modules and scales, --scheme, --weight-scales, --include, --exclude and --ignore "
+          "don't go with it");
     }
     plan.config = configs::read_quant_config(o.config, measure::parse_options());
     if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO) {
@@ -182,7 +198,7 @@ quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Shar
   options.overwrite = o.overwrite;
   options.allow_nonfinite = o.allow_nonfinite;
   options.modules = o.modules;
-  options.ignore = o.ignore;
+  options.ignore = o.ignore_spelling;
   options.dry_run = o.dry_run;
   set_share(options, share);
   options.join = o.share.join;
@@ -257,7 +273,7 @@ std::shared_ptr<quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, con
                                              : quant::WeightGranularity::channel);
     plan.activations = quant::ActivationScaling::none;
     plan.measurements.reset();
-    plan.include = {".*"}, plan.exclude = {};
+    plan.include = {".*"}, plan.exclude = {}, plan.ignore = {};
   }
   return round_weights(o.model, plan, rounding, context);
 }
@@ -285,6 +301,8 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
     data.seq_len = 256;
   data.rounded = options.rounded;
   data.kl = parse_budget(o.budget);
+  const quant::NamesInCheckpoint names_in_file(std::make_shared<const io::Checkpoint>(o.model));
+  quant::name_as_in_checkpoint(in_memory, names_in_file);
   // Without what stays in the file whatever the budget, of which it shows less.
   for (const auto& kept : dry_run(o, options).skipped) in_memory.keep.emplace(kept.name, kept.reason);
   quant::Scheme scheme;
@@ -295,12 +313,10 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
                           quant::form_named(o.form).holds_weights_only_beside(names, scheme);
   BudgetResult budget = meet_budget(o.model, in_memory, data, context);
   if (rounded != nullptr) rounded->erase([&](const std::string& module) { return budget.keep.contains(module); });
-  const io::Checkpoint checkpoint(o.model);
   const auto in_file = [&](const std::map<std::string, std::string>& modules) {  // experts are called otherwise there
     std::map<std::string, std::string> found;
-    for (const auto& [name, reason] : modules) {
-      for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
-        found[piece.tensor.substr(0, piece.tensor.rfind('.'))] = reason;
+    for (const auto& [module, reason] : modules) {
+      for (const auto& name : names_in_file.of(module)) found[name] = reason;
     }
     return found;
   };
@@ -376,6 +392,8 @@ Report report_of(const QuantizeOptions& o, const Share& share, const quant::Plan
 
 void quantize(const QuantizeOptions& o, Context& context) {
   const Stopwatch watch;
+  if (!o.ignore.empty())  // for one version: it was the other option's name
+    context.warn("--ignore keeps modules in high precision now; entries for the file's list are --ignore-spelling");
   Share share = find_share(o.share, o.out);
   attach(share, context);
   const bool part = share.shares.has_value() || share.world_size > 1;
@@ -416,11 +434,13 @@ void quantize(const QuantizeOptions& o, Context& context) {
   if (o.kv_scales.has_value() && done.kv_caches == 0)
     context.warn("--kv-cache: head and tensor have no effect, no scales of key-value caches are written");
   Report report = report_of(o, share, options.plan, done, budget, seconds, context);
-  if (rounded != nullptr)
+  if (rounded != nullptr) {
+    const io::Checkpoint source(o.model);
     add_rounding(done.finished_before
                      ? io::read_json(o.out / quant::kSidecarName).value(quant::kRoundingKey, io::Json())
-                     : rounded->json(),
+                     : rounded->json(&source),
                  report);
+  }
   const bool elsewhere = share.shares.has_value() && !done.shares.joined && !done.finished_before;
   if (o.check && !elsewhere) add_check(o.out, report, context);
   report.print(context);
@@ -498,8 +518,11 @@ Action add_quantize(Options& options) {
   options.choice(
       "--towers", {"keep", "fp8"}, [values](std::size_t i) { values->modules.towers = i == 1; },
       "Vision and audio towers and their projectors: in high precision (default), or like the rest");
+  options.list("--ignore", values->ignore,
+               "Keep modules in high precision as llm-compressor does: names (lm_head,model.norm), or re:EXPRESSION, "
+               "matched from a name's start");
   options.list(
-      "--ignore", values->ignore,
+      "--ignore-spelling", values->ignore_spelling,
       "One more entry for the file's list of modules in high precision, as its form spells them (\"re:.*\\.gate$\")");
   options.text("--budget", values->budget,
                "kl=X: keep the most damaged modules in high precision until the KL measured on --data (default a "

@@ -108,17 +108,11 @@ struct TrainPrecision::Impl {
 
   /// A misspelt pattern would leave a layer in fp8 that was to stay out of it.
   void check_keep(const std::vector<std::string>& patterns) const {
-    configs::NamePatterns keep;
     try {
-      keep = {patterns, "--keep"};
+      configs::NamePatterns(patterns, "--keep").require_used(model->named_modules().keys());
     } catch (const io::Error& error) {
       throw UsageError(error.what());
     }
-    const auto idle = keep.idle(model->named_modules().keys());
-    if (!idle.empty())
-      io::fail<UsageError>(
-          "--keep: found '{}', which matches no module, allowed: what matches one, as 'lm_head' or 'layers\\.0\\.'",
-          patterns[idle[0]]);
   }
 
   /// Early steps pass the scale a little all the time; a jump is what a user wants to hear of.

@@ -11,6 +11,7 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/commands/quantize/budget.h"
@@ -81,6 +82,7 @@ class Search {
         plan_(plan),
         options_(options),
         context_(context),
+        names_(std::make_shared<const io::Checkpoint>(model)),
         reference_(load(context)),
         samples_(load_samples(sized(options, reference_.model->shape()), model, reference_.model->shape())) {}
 
@@ -234,8 +236,14 @@ class Search {
         {"weights_only", io::Json::array()},
         {"units", io::Json::array()},
         {"runs", io::Json::array()}};
+    const auto add_names = [&](io::Json& list, const std::string& module) {
+      for (auto& name : names_.of(module)) list.push_back(std::move(name));
+    };
     for (const auto& unit : units_) {
-      io::Json entry = {{"modules", unit.modules}, {"sqnr_db", unit.sqnr_db()}, {"bytes_saved", unit.bytes_saved}};
+      io::Json modules = io::Json::array();
+      for (const auto& module : unit.modules) add_names(modules, module);
+      io::Json entry = {
+          {"modules", std::move(modules)}, {"sqnr_db", unit.sqnr_db()}, {"bytes_saved", unit.bytes_saved}};
       if (by_kl_) entry["kl_alone"] = unit.kl;
       out.report["units"].push_back(std::move(entry));
     }
@@ -243,16 +251,20 @@ class Search {
       if (!has_activations(units_[i])) continue;
       for (const auto& name : units_[i].modules) {
         out.weights_only[name] = why(i, "activations kept", kept.activations, out);
-        out.report["weights_only"].push_back(name);
+        add_names(out.report["weights_only"], name);
       }
     }
     for (std::size_t i = 0; i < kept.units; ++i) {
       for (const auto& name : units_[i].modules) {
         out.keep[name] = why(i, "kept", kept.units, out);
-        io::Json entry = {
-            {"name", name}, {"rank", i + 1}, {"sqnr_db", units_[i].sqnr_db()}, {"bytes_saved", units_[i].bytes_saved}};
-        if (by_kl_) entry["kl_alone"] = units_[i].kl;
-        out.report["kept"].push_back(std::move(entry));
+        for (auto& called : names_.of(name)) {
+          io::Json entry = {{"name", std::move(called)},
+                            {"rank", i + 1},
+                            {"sqnr_db", units_[i].sqnr_db()},
+                            {"bytes_saved", units_[i].bytes_saved}};
+          if (by_kl_) entry["kl_alone"] = units_[i].kl;
+          out.report["kept"].push_back(std::move(entry));
+        }
       }
     }
     for (const auto& [n, kl] : measured_)
@@ -263,6 +275,7 @@ class Search {
   const quant::PlanOptions& plan_;
   const BudgetOptions& options_;
   const Context& context_;
+  quant::NamesInCheckpoint names_;
   models::LoadedModel reference_;
   Samples samples_;
   std::vector<Unit> units_;

@@ -266,7 +266,7 @@ class RoundingRun {
     };
     for (std::int64_t layer = 0; layer <= head(); ++layer) add(modules_of(layer));
     for (const auto& m : plan_.modules) {
-      if (!found.contains(m.info.name))
+      if (!found.contains(m.info.name))  // no expert: these stand in layers
         io::fail<io::Error>("{}: stands in no decoder layer, --rounding does not see its inputs (--exclude leaves it)",
                             m.info.name);
     }

@@ -8,12 +8,17 @@
 #include <torch/version.h>
 
 #include <exception>
+#include <map>
+#include <memory>
 #include <utility>
 
+#include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/observers/observer.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
+#include "fp8/quant/names/expert_weights.h"
+#include "fp8/quant/plan/module_patterns.h"
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
@@ -69,8 +74,12 @@ quant::CheckpointDamage run_with_probes(const std::filesystem::path& folder, con
   auto loaded = load_language_model(folder, context);
   const auto samples = load_samples(o, folder, loaded.model->shape());
   const auto modules = measure::weight_modules(*loaded.model);
-  const quant::Plan plan = quant::plan_for(modules, plan_options(o, context));
-  const quant::DamageProbe probe(modules, plan);
+  const quant::NamesInCheckpoint names(std::make_shared<const io::Checkpoint>(folder));
+  quant::PlanOptions options = plan_options(o, context);
+  quant::name_as_in_checkpoint(options, names);
+  const quant::Plan plan = quant::plan_for(modules, quant::nodes_of_checkpoint(*loaded.model), options);
+  const auto called = [&](const std::string& module) { return names.of(module); };
+  const quant::DamageProbe probe(modules, plan, called);
   Progress progress(context, "inspect", samples.count());
   for (std::int64_t first = 0; first < samples.count();) {
     check_interrupted();
@@ -78,7 +87,18 @@ quant::CheckpointDamage run_with_probes(const std::filesystem::path& folder, con
     logits_of(*loaded.model, samples.batch(first, count), at::kHPU);
     progress.update(first += count);
   }
-  return {probe.result(), plan.skipped, plan.warnings};
+  std::map<std::string, std::string> types;
+  for (const auto& m : modules) types.emplace(m.name, m.type);
+  std::vector<quant::SkippedModule> skipped;
+  for (auto s : plan.skipped) {
+    const auto type = types.find(s.name);
+    if (type == types.end()) continue;  // a node
+    const std::string hint = io::spelled(quant::include_hint(), options.spelling);
+    if (configs::type_is(type->second, &configs::KindInfo::lookup) && s.reason.ends_with(hint))
+      s.reason.resize(s.reason.size() - hint.size());  // no form of checkpoint has it in fp8
+    for (auto& name : called(s.name)) skipped.push_back({std::move(name), s.reason});
+  }
+  return {probe.result(), std::move(skipped), plan.warnings};
 }
 
 const Provided g_run_damage(damage_of_run, run_with_probes);

@@ -54,6 +54,7 @@ TEST_F(Inspect, CheckpointFolderAndFile) {
     EXPECT_EQ(json["kind"], "checkpoint");
     EXPECT_EQ(json["tensors"].size(), 39u);
     EXPECT_EQ(json["total_bytes"], 2 * 1672896);
+    EXPECT_EQ(json["weights_bytes"], json["total_bytes"]);
     EXPECT_EQ(json["dtypes"]["BF16"]["tensors"], 39);
   }
   const auto run = run_fp8("inspect {}", folder);
@@ -75,8 +76,7 @@ TEST_F(Inspect, WhatStaysInHighPrecisionIsFoldedWithItsReason) {
   EXPECT_THAT(run.out, HasSubstr("form    compressed-tensors\nscheme  24 weights: E4M3 channel weights"));
   EXPECT_THAT(run.out, HasSubstr("model.layers.*.mlp.down_proj        4  excluded by"));
   EXPECT_THAT(run.out, HasSubstr("kept in high precision by default (--include quantizes it)"));
-  EXPECT_THAT(run.out,
-              HasSubstr("24 modules, whose SQNR --reference DIR, what they were made of, tells; none saturates\n"));
+  EXPECT_THAT(run.out, HasSubstr("24 modules; SQNR needs the original: --reference DIR; none saturates\n"));
   const auto json = json_of(run_fp8("inspect {} --reference $DEMO --json", out));
   EXPECT_THAT(json["summary"].get<std::string>(), HasSubstr("nothing to exclude"));
   EXPECT_EQ(json["modules"][0]["weight"]["saturation"], 0.0);

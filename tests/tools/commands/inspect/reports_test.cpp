@@ -115,13 +115,19 @@ TEST(DamageSentence, SaysWhatToDo) {
             "2 modules from 18.0 to 32.5 dB; 1 below 25 dB, the worst is a: see --exclude");
   auto clipped = module_of("a", 31);
   clipped.weight.saturated = 3;
-  EXPECT_THAT(damage_sentence({clipped}), HasSubstr("; 1 saturate"));
+  EXPECT_EQ(
+      damage_sentence({clipped, module_of("b", 32)}),
+      "2 modules, all within 1.0 dB (31.0 to 32.0), saturation counted; in 1 of them values saturate, at most 3 % "
+      "(a)")
+      << "nothing to exclude is not said of what saturates";
   clipped.weight.signal = 0;
   EXPECT_EQ(damage_sentence({clipped}),
-            "1 modules, whose SQNR --reference DIR, what they were made of, tells; 1 saturate");
+            "1 module; SQNR needs the original: --reference DIR; in 1 of them values saturate, at most 3 % (a)");
+  clipped.weight.saturated = 0;
+  EXPECT_EQ(damage_sentence({clipped}), "1 module; SQNR needs the original: --reference DIR; none saturates");
   auto same = module_of("a", 31);
   same.weight.noise = 0;
-  EXPECT_EQ(damage_sentence({same}), "1 modules, all the same as in the reference");
+  EXPECT_EQ(damage_sentence({same}), "1 module, all the same as in the reference");
   EXPECT_EQ(damage_sentence({}), "no module is in fp8");
 }
 
@@ -134,20 +140,14 @@ TEST(DamageTable, NamesSayWeightOrInput) {
 
 TEST(KeptTable, FoldsByNameAndReason) {
   const auto text =
-      kept_table({{"layers.0.gate", "a router"}, {"layers.1.gate", "a router"}, {"lm_head", "a head"}}, 0);
+      kept_table({{"layers.0.gate", "a router"}, {"layers.1.gate", "a router"}, {"lm_head", "a head"}}, {}, 0);
   EXPECT_EQ(text,
             "kept in high precision  modules  why\n"
             "layers.*.gate                 2  a router\n"
             "lm_head                       1  a head\n");
-  EXPECT_EQ(kept_table({}, 0), "");
-}
-
-TEST(PlanTable, PartsThatAreNumbersFold) {
-  EXPECT_EQ(quant::folded_name("model.layers.12.mlp.experts.3.w1"), "model.layers.*.mlp.experts.*.w1");
-  EXPECT_EQ(quant::folded_name("0.fc1"), "*.fc1");
-  EXPECT_EQ(quant::folded_name("lm_head"), "lm_head");
-  EXPECT_EQ(quant::folded_name("encoder.layer1.conv2"), "encoder.layer1.conv2") << "whole parts only";
-  EXPECT_EQ(quant::folded_name(""), "");
+  EXPECT_EQ(kept_table({}, {}, 0), "");
+  EXPECT_THAT(kept_table({{"layers.0.q", "excluded"}, {"layers.2.q", "excluded"}}, {module_of("layers.1.q", 30)}, 0),
+              HasSubstr("layers.{0,2}.q                2  excluded\n"));
 }
 
 TEST(PlanTable, LinesHoldWhatHasOneFate) {
@@ -157,7 +157,7 @@ TEST(PlanTable, LinesHoldWhatHasOneFate) {
   report.skipped = {{"layers.2.q", "excluded"}, {"lm_head", "kept"}};
   const auto lines = plan_lines(report);
   ASSERT_EQ(lines.size(), 5u);
-  EXPECT_EQ(lines[0].name, "layers.*.q");
+  EXPECT_EQ(lines[0].name, "layers.{0,1}.q") << "not of layer 2";
   EXPECT_EQ(lines[0].modules, (std::vector<std::string>{"layers.0.q", "layers.1.q"}));
   EXPECT_EQ(lines[1].name, "layers.0.k") << "alone of its fate: by its own name";
   EXPECT_EQ(lines[2].name, "layers.1.k");

@@ -64,9 +64,41 @@ TEST_F(QuantizeFamilies, LinearKeepAndIgnoreDecideWhereTheToolMayNotKnow) {
   EXPECT_EQ(quantized(), std::set<std::string>{"blocks.0.mix"}) << "the rows of words are the config's vocab_size";
   ASSERT_EQ(quantize(model, args("--linear table_embed --keep mix$")).code, 0);
   EXPECT_EQ(quantized(), std::set<std::string>{"blocks.0.table_embed"});
-  ASSERT_EQ(quantize(model, {"--ignore", "re:.*never_there$"}).code, 0);
+  ASSERT_EQ(quantize(model, {"--ignore-spelling", "re:.*never_there$"}).code, 0);
   EXPECT_THAT(ignored(), Contains("re:.*never_there$"));
-  expect_failed(quantize(model, {"--ignore", "re:.*mix"}), {"readers would use its codes as values"});
+  expect_failed(quantize(model, {"--ignore-spelling", "re:.*mix"}), {"readers would use its codes as values"});
+}
+
+TEST_F(QuantizeFamilies, IgnoreKeepsWhatLlmCompressorWould) {
+  const auto model = test::write_mixture(folder_ / "moe");
+  const std::string o_proj = "model.layers.0.self_attn.o_proj", up = "model.layers.0.mlp.experts.1.up_proj";
+  const auto run = quantize(model, {"--ignore", "lm_head," + o_proj});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("--ignore keeps modules in high precision now"));
+  EXPECT_EQ(quantized().size(), 6u);
+  EXPECT_THAT(ignored(), Contains(o_proj));
+  ASSERT_EQ(quantize(model, {"--ignore", R"(re:.*experts\.\d{1,2}\..*proj$)"}).code, 0);
+  EXPECT_EQ(quantized(), std::set<std::string>{o_proj});
+  ASSERT_EQ(quantize(model, {"--ignore", up}).code, 0);
+  EXPECT_EQ(quantized(), std::set<std::string>{o_proj}) << "engines run all experts of a layer alike";
+  expect_failed(quantize(model, {"--ignore", "o_proj"}),
+                {"pattern 'o_proj' matches no module; the nearest is", o_proj});
+  expect_failed(quantize(model, {"--ignore", "Linear"}), {"no module is left to quantize"});
+  expect_failed(run_fp8("quantize --model {} --out {} --config q.json --ignore lm_head", model, out()), {"--ignore"},
+                2);
+}
+
+TEST_F(QuantizeFamilies, IncludeIsOfferedWhereItQuantizes) {
+  const auto model = test::write_mixture(folder_ / "moe");
+  const auto run = quantize(model, {});
+  EXPECT_THAT(run.out, ::testing::ContainsRegex("kept lm_head +kept in high precision by default .--include"));
+  EXPECT_THAT(run.out, ::testing::ContainsRegex("kept model.embed_tokens +kept in high precision by default\n"));
+  ASSERT_EQ(quantize(model, args("--include lm_head --include embed_tokens")).code, 0);
+  EXPECT_THAT(quantized(), Contains("lm_head"));
+  EXPECT_THAT(quantized(), Not(Contains("model.embed_tokens")));
+  const auto blocks = quantize(model, args("--scheme block --block 32"));
+  ASSERT_EQ(blocks.code, 0) << blocks.err;
+  EXPECT_THAT(blocks.out, ::testing::ContainsRegex("mlp.gate +a router, kept in high precision"));
 }
 
 TEST_F(QuantizeFamilies, TowersAreKeptUnlessAskedFor) {
