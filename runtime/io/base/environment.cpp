@@ -290,6 +290,27 @@ std::vector<std::string> entries_where(const Wanted& wanted) {
 /// How the names of our own variables begin.
 constexpr std::array<std::string_view, 4> kOurs = {"FP8_", "PT_HPU_", "PT_TE_", "HABANA_"};
 constexpr std::string_view kTests = "FP8_TEST_";
+/// Of names that launchers set themselves: PMIX_RANK is no slip of the hand for PMI_RANK.
+constexpr std::array<std::string_view, 6> kLaunchers = {"SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_", "TORCHELASTIC_"};
+
+bool begins_with_one_of(std::string_view name, std::span<const std::string_view> starts) {
+  return std::ranges::any_of(starts, [&](std::string_view start) { return name.starts_with(start); });
+}
+
+/// The variable of another beginning that is read here and one letter from `name`, two of a long name; "": none. Short
+/// names are near too many others.
+std::string_view near_variable(std::string_view name) {
+  constexpr std::size_t kLeast = 9, kLong = 12;
+  if (name.size() + 2 < kLeast || begins_with_one_of(name, kLaunchers)) return "";
+  for (const Variable& row : kOwn) {
+    const std::string_view known = row.name;
+    const std::size_t most = known.size() < kLong ? 1 : 2;
+    if (!row.in_effect || known.size() < kLeast || begins_with_one_of(known, kOurs)) continue;
+    if (name.size() > known.size() + most || known.size() > name.size() + most || name == known) continue;
+    if (edit_distance(name, known) <= most && find(name) == nullptr) return known;
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -329,14 +350,14 @@ std::string environment_problem(const char* name) {
 }
 
 bool is_unknown_variable(std::string_view name) {
-  const bool ours = std::ranges::any_of(kOurs, [&](std::string_view start) { return name.starts_with(start); });
+  if (!begins_with_one_of(name, kOurs)) return !near_variable(name).empty();
   const auto in_family = [&](const Variable& row) { return is_member(row, name); };
-  return ours && !name.starts_with(kTests) && find(name) == nullptr &&
-         std::ranges::none_of(vendor_variables(), in_family);
+  return !name.starts_with(kTests) && find(name) == nullptr && std::ranges::none_of(vendor_variables(), in_family);
 }
 
 std::string intended_variable(std::string_view name) {
   if (!is_unknown_variable(name)) return "";
+  if (!begins_with_one_of(name, kOurs)) return std::string(near_variable(name));
   std::vector<std::string> names;
   for (const Variable& known : all()) names.emplace_back(known.name);
   const std::string nearest = closest(name, names);
@@ -345,11 +366,12 @@ std::string intended_variable(std::string_view name) {
   return edit_distance(name.substr(0, 64), nearest) <= most ? nearest : "";
 }
 
-std::vector<std::string> unknown_variables() {
+std::vector<std::string> unknown_variables(bool misspelt) {
   std::vector<std::string> problems;
   for (const std::string& entry :
        entries_where([](std::string_view name, std::string_view) { return is_unknown_variable(name); })) {
     const std::string name = entry.substr(0, entry.find('=')), meant = intended_variable(name);
+    if (misspelt && meant.empty()) continue;
     problems.push_back(printable(name) + ": nobody reads it" + (meant.empty() ? "" : ", did you mean " + meant + "?"));
   }
   std::ranges::sort(problems);

@@ -63,13 +63,14 @@ std::string problem_of(const Variable& row, std::string_view value);
 /// problem_of() of the process's value; "" where it is not set.
 std::string environment_problem(const char* name);
 
-/// It begins with FP8_, PT_HPU_, PT_TE_ or HABANA_, and no row has it. FP8_TEST_ is the tests' own.
+/// No row has it, and it begins with FP8_, PT_HPU_, PT_TE_ or HABANA_ (FP8_TEST_ is the tests' own), or is a letter or
+/// two from a name that is read here: QUANT_CONFG.
 bool is_unknown_variable(std::string_view name);
 /// The row that an unknown name was meant to be: few letters are wrong. "" where there is none, or none is unknown.
 std::string intended_variable(std::string_view name);
 /// Returns a message for each unknown variable of the process, sorted, with the known name that is meant, if one is
-/// near: "..., did you mean FP8_HPU_DEVICE?".
-std::vector<std::string> unknown_variables();
+/// near: "..., did you mean FP8_HPU_DEVICE?". misspelt: those alone.
+std::vector<std::string> unknown_variables(bool misspelt = false);
 
 /// "NAME=VALUE" of the process' variables whose names begin with `start`, sorted: names that no table can list, such as
 /// the keys of run files (PL_FIT__TRAINER__MAX_STEPS).

@@ -192,7 +192,14 @@ TEST(Misspelled, IsWhatWasMeant) {
                                                     {"PT_TE_FORCE_SR_BW", "PT_TE_FORCE_SR_BWD"},
                                                     {"PT_HPU_FP8_MINIMISE_MEMORY", "PT_HPU_FP8_MINIMIZE_MEMORY"},
                                                     {"PT_HPU_LASY_MODE", "PT_HPU_LAZY_MODE"},
-                                                    {"HABANA_LOG", "HABANA_LOGS"}};
+                                                    {"HABANA_LOG", "HABANA_LOGS"},
+                                                    {"FP8_TRACEE", "FP8_TRACE"},
+                                                    {"QUANT_CONFG", "QUANT_CONFIG"},
+                                                    {"QUANT_CONFI", "QUANT_CONFIG"},
+                                                    {"QUANTCONFIG", "QUANT_CONFIG"},
+                                                    {"OMP_NUM_THREAD", "OMP_NUM_THREADS"},
+                                                    {"WORLD_SIZ", "WORLD_SIZE"},
+                                                    {"MASTER_ADR", "MASTER_ADDR"}};
   for (const auto& [name, known] : meant) EXPECT_EQ(intended_variable(name), known);
 }
 
@@ -201,7 +208,10 @@ TEST(Unknown, NamesLikeOursThatNoRowHas) {
     EXPECT_TRUE(is_unknown_variable(name)) << name;
     EXPECT_EQ(intended_variable(name), "") << name;
   }
-  for (const char* name : {"FP8_TEST_PYTHON", "FP8_TEST_DATA", "PT_SOMETHING", "FP8", "RANKS", "QUANT_CONFI", ""}) {
+  for (const char* name : {"FP8_TEST_PYTHON", "FP8_TEST_DATA", "PT_SOMETHING", "FP8", "RANKS", "",
+                           // What launchers and other programs set.
+                           "PMIX_RANK", "SLURM_JOBID", "ROLE_RANK", "GLOBAL_RANK", "ROLE_WORLD_SIZE", "MKL_NUM_THREADS",
+                           "NCCL_SOCKET_IFNAME", "NOCOLOR", "OMPI_COMM_WORLD_LOCAL_RANK", "QUANT_PATH"}) {
     EXPECT_FALSE(is_unknown_variable(name)) << name;
     EXPECT_EQ(intended_variable(name), "") << name;
   }
@@ -213,10 +223,12 @@ TEST(Unknown, NamesLikeOursThatNoRowHas) {
 
 TEST(Unknown, AreFoundInThisProcess) {
   const test::ScopedVariable wrong("FP8_HPU_DEVCE", "gaudi2"), far("PT_HPU_NO_SUCH_FLAG", "1"),
-      tests("FP8_TEST_X", "1");
+      tests("FP8_TEST_X", "1"), other("QUANT_CONFG", "q.json");
   EXPECT_THAT(unknown_variables(),
               ::testing::ElementsAre("FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?",
-                                     "PT_HPU_NO_SUCH_FLAG: nobody reads it"));
+                                     "PT_HPU_NO_SUCH_FLAG: nobody reads it",
+                                     "QUANT_CONFG: nobody reads it, did you mean QUANT_CONFIG?"));
+  EXPECT_EQ(unknown_variables(/*misspelt=*/true).size(), 2u);
 }
 
 TEST(Numbers, AreReadWhole) {
