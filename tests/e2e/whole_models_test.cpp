@@ -315,7 +315,7 @@ class Silero : public ::testing::Test {
   }
   std::vector<float> run(const Arguments& more, io::Json* json = nullptr) {
     Arguments arguments =
-        args("run {} --data {} --out {} --json {}", model(), sound(), folder / "out.safetensors", more);
+        args("run {} --data {} --out {} --overwrite --json {}", model(), sound(), folder / "out.safetensors", more);
     const auto result = json_of(fp8(arguments));
     if (json != nullptr) *json = result;
     return values(folder / "out.safetensors", "output");

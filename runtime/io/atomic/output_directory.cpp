@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::io {
 namespace {
@@ -66,7 +67,8 @@ bool check_replaceable(const fs::path& path, bool overwrite) {
   if (fs::is_symlink(status)) fail(path, "is a link to nothing, expected a new or empty folder");
   if (!fs::is_directory(status)) fail(path, "exists and is not a folder, expected a new or empty folder");
   if (fs::is_empty(path)) return false;
-  if (!overwrite) fail(path, "exists and is not empty, expected a new or empty folder (or overwrite)");
+  if (!overwrite)
+    fail(path, "exists and is not empty, expected a new or empty folder (or {})", option("overwrite", "overwrite"));
   if (!looks_like_an_output(path))
     fail(path,
          "holds no checkpoint or measurement files, so it is not overwritten; remove it yourself if that is meant");

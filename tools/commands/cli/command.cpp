@@ -111,6 +111,7 @@ namespace fs = std::filesystem;
 struct ManOptions {
   std::string command, subcommand;
   fs::path out;
+  bool overwrite = false;
 };
 
 /// The program's, those of its commands, and those of a group.
@@ -128,10 +129,13 @@ void write_man_pages(const ManOptions& o, Context& context) {
   io::Json files = io::Json::array();
   std::string text;
   std::error_code error;
+  const auto file_of = [&](const CommandPage& page) { return o.out / (man_name(page) + ".1"); };
+  const std::vector<CommandPage> pages = all_pages();
+  for (const CommandPage& page : pages) refuse_existing(file_of(page), o.overwrite);
   fs::create_directories(o.out, error);
   if (error) io::fail(o.out, "can't be made: {}", error.message());
-  for (const CommandPage& page : all_pages()) {
-    const fs::path file = o.out / (man_name(page) + ".1");
+  for (const CommandPage& page : pages) {
+    const fs::path file = file_of(page);
     write_output_file(file, man_page(page, FP8_VERSION));
     files.push_back(file.string());
     text += file.string() + ": written\n";
@@ -174,6 +178,7 @@ Action add_man(Options& options) {
   for (const Command& command : commands()) names.emplace_back(command.name);
   options.offer("COMMAND", std::move(names));
   options.path("--out", values->out, "Folder to write the pages of all commands to, as share/man/man1");
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) {
     if (values->out.empty()) return print_man_page(*values, context);
     if (!values->command.empty()) io::fail<UsageError>("man: --out writes all pages, found '{}'", values->command);

@@ -87,18 +87,19 @@ namespace {
 
 /// A progress bar's line is cleared, and drawn again by its next update.
 void write_line(const Context& context, const std::string& head, const std::string& message) {
+  if (context.quiet) return;
   write_stderr((context.shows_progress() ? "\r\x1b[K" : "") + head + " " + one_line(without_origin(message)) + "\n");
 }
 
 }  // namespace
 
-void Context::say(const std::string& message) const {
-  if (!quiet) write_line(*this, "fp8:", message);
-}
+void Context::say(const std::string& message) const { write_line(*this, "fp8:", message); }
+
+void Context::note(const std::string& message) const { write_line(*this, "fp8: note:", message); }
 
 void Context::warn(const std::string& message) const {
   const std::string head = "fp8: warning:";
-  if (!quiet) write_line(*this, stderr_takes_color() ? painted(head, Color::yellow) : head, message);
+  write_line(*this, stderr_takes_color() ? painted(head, Color::yellow) : head, message);
 }
 
 bool Context::shows_progress() const { return !json && !quiet && stderr_is_terminal(); }

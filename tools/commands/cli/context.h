@@ -24,7 +24,9 @@ struct UsageError : std::runtime_error {
 
 /// Ctrl-C or SIGTERM: exit code 130 or 143, "interrupted".
 struct Interrupted : std::runtime_error {
-  Interrupted() : std::runtime_error("interrupted") {}
+  /// what: "after 68 of 400 samples; --resume goes on", where something is kept.
+  explicit Interrupted(const std::string& what = "")
+      : std::runtime_error(what.empty() ? "interrupted" : "interrupted " + what) {}
 };
 
 struct Context {
@@ -43,6 +45,8 @@ struct Context {
   void say(const std::string& message) const;
   /// "fp8: warning: ..." on stderr, unless --quiet.
   void warn(const std::string& message) const;
+  /// "fp8: note: ..." likewise: what was done, where nothing is wrong.
+  void note(const std::string& message) const;
   /// True if a progress bar may be drawn: stderr is a terminal, no --quiet, no --json.
   bool shows_progress() const;
 };

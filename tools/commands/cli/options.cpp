@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "fp8/configs/name_patterns.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
@@ -112,6 +114,18 @@ void Options::models(std::vector<std::filesystem::path>& target, const std::stri
   const auto set = [&target](const std::vector<std::string>& values) { target.assign(values.begin(), values.end()); };
   add_files("--model", "MODEL,-m,--model", set, help, Need::required);
   several_.insert("--model");
+}
+
+void Options::output(const std::string& name, std::filesystem::path& target, const std::string& help, Need need) {
+  path(name, target, help, need);
+  outputs_.push_back(&target);
+  if (app_.get_option_no_throw("--overwrite") == nullptr) flag("--overwrite", overwrite_, kOverwriteHelp);
+}
+
+void Options::refuse_existing_outputs() const {
+  const auto* overwrite = app_.get_option_no_throw("--overwrite");
+  if (outputs_.empty() || !io::is_first_process()) return;
+  for (const auto* path : outputs_) refuse_existing(*path, overwrite->count() > 0);
 }
 
 void Options::integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
@@ -423,7 +437,7 @@ constexpr CommonOnes kCommonOnes[] = {
     {"completion", ""},
     {"man", "--out"},
 };
-constexpr std::string_view kEverywhere = "--json --quiet --verbose --help --help-all";
+constexpr std::string_view kEverywhere = "--overwrite --json --quiet --verbose --help --help-all";
 constexpr std::string_view kProcesses =
     "--rank --world-size --shares --lease-seconds --join --wait --pipeline --rank-timeout --strategy --bucket-cap-mb "
     "--find-unused-parameters --static-graph --gradient-as-bucket-view --comm-hook --fusion-buffer-dtype --reduce-amax";

@@ -31,6 +31,9 @@ std::optional<double> parse_number(std::string_view text);
 /// Throws UsageError: "--steps: found 'x', allowed: an integer from 1 on".
 [[noreturn]] void bad_value(const std::string& name, const std::string& found, const std::string& allowed);
 
+/// The help of --overwrite.
+inline constexpr char kOverwriteHelp[] = "Replace an output that is there already";
+
 /// Throws UsageError: "train: MODEL or --init, --data and --out are required". command: "train"; names: not empty.
 /// note: what follows, "" or " (...)".
 [[noreturn]] void fail_missing(const std::string& command, const std::vector<std::string>& names,
@@ -55,6 +58,9 @@ class Options {
   void model(std::filesystem::path& target, const std::string& help, Need need = Need::required);
   /// One or more of them.
   void models(std::vector<std::filesystem::path>& target, const std::string& help);
+  /// A file that the command writes. The first of them declares --overwrite, where the command has none of its own.
+  void output(const std::string& name, std::filesystem::path& target, const std::string& help,
+              Need need = Need::optional);
   /// An integer in [low, high]; the target's value is shown as the default unless `default_text` says otherwise.
   void integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
                const std::string& help, const std::string& default_text = "");
@@ -142,6 +148,9 @@ class Options {
   /// After the parse: throws UsageError for what was not understood, then for all required options that are missing,
   /// then for a common option that the command does not read.
   void check();
+  /// After it, before any work: throws io::Error for an output() that exists, without --overwrite. Of several processes
+  /// the first asks: it writes.
+  void refuse_existing_outputs() const;
   CLI::App& app() { return app_; }
 
  private:
@@ -166,6 +175,8 @@ class Options {
   std::map<std::string, std::string> replaced_;  ///< former option, what takes its place
   std::vector<std::string> hints_;
   std::string taken_words_;  ///< " (--data took a, b)", for a MODEL that is missing
+  std::vector<const std::filesystem::path*> outputs_;
+  bool overwrite_ = false;  ///< --overwrite, where output() declared it
 
   friend class Arguments;
 };

@@ -9,9 +9,11 @@
 #include <charconv>
 #include <cstddef>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 
@@ -60,6 +62,19 @@ void write_output_file(const std::filesystem::path& path, std::string_view text)
   io::AtomicFile file(path, text.size());
   file.append(text);
   file.commit();
+}
+
+void refuse_existing(const std::filesystem::path& path, bool overwrite) {
+  std::error_code error;
+  const auto status = path.empty() ? std::filesystem::file_status() : std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) return;
+  if (!std::filesystem::is_regular_file(status))
+    io::fail(path, std::filesystem::is_directory(status) ? "is a folder, expected a file" : "is not a regular file");
+  if (overwrite) return;
+  const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(path, error));
+  const bool measured = path.filename().string().find(io::kHooks) != std::string::npos;
+  io::fail(path, "exists (a file of {}{}), allowed: another path, or --overwrite to replace it",
+           measured ? "a measurement, " : "", human_bytes(error ? 0 : bytes));
 }
 
 std::size_t output_width() {

@@ -22,6 +22,11 @@ void write_stderr(std::string_view text) noexcept;
 /// Writes the text as a file, atomically. Throws io::Error.
 void write_output_file(const std::filesystem::path& path, std::string_view text);
 
+/// The one rule for outputs: throws io::Error, "v.safetensors: exists (a file of 1.2 kB), allowed: another path, or
+/// --overwrite to replace it", for what is there already, unless `overwrite`; and for what is no file. To be asked
+/// before any work. "": nothing is written.
+void refuse_existing(const std::filesystem::path& path, bool overwrite);
+
 /// Columns that standard output has: what COLUMNS says, else those of a terminal; 0, any number, for pipes and files.
 std::size_t output_width();
 

@@ -20,6 +20,7 @@ struct ConfigOptions {
   std::int64_t world_size = 0;  ///< 0: the launcher's
   std::optional<configs::DeepSpeedReader> reader;
   std::vector<std::string> settings;
+  bool overwrite = false;
 };
 
 /// Returns the problems of a config that parses: broken rules, and class names that match no known class.
@@ -111,12 +112,13 @@ void run_explain(const ConfigOptions& o, const Context& context) {
   if (kind == ConfigKind::quant) return explain_quant(o, json, context).print(context);
   const auto use = deepspeed_use(o);
   const auto findings = check_kind(kind, json, o.file.string(), use);
-  if (!o.out.empty() && findings.problems.empty()) write_op_lists(json, o.out);
+  if (!o.out.empty() && findings.problems.empty()) write_op_lists(json, o.out, o.overwrite);
   explain_kind(kind, json, o.file.string(), use, findings).print(context);
 }
 
 void run_deepspeed(const ConfigOptions& o, const Context& context) {
   if (!o.model.empty() || o.kind) throw UsageError("config: --model and --kind go with explain and check");
+  refuse_existing(o.out, o.overwrite);
   const io::Json config = deepspeed_of(o.file, o.settings);
   const auto reader = o.reader.value_or(configs::DeepSpeedReader::lightning);
   const bool filled_in = config.contains("gradient_accumulation_steps");
@@ -153,6 +155,7 @@ Action add_config(Options& options) {
                "accumulate_grad_batches, gradient_clip_val, batch_size)");
   options.path("--out", values->out,
                "deepspeed: the file to write; explain a gaudi_config.json: a folder for its lists of operators");
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) {
     if (values->action == "deepspeed") return run_deepspeed(*values, context);
     if (!values->settings.empty()) throw UsageError("config: --set goes with deepspeed");

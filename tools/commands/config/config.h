@@ -66,7 +66,8 @@ Report explain_kind(ConfigKind kind, const io::Json& json, const std::string& so
                     const configs::Findings& findings);
 
 /// Writes the two lists of a gaudi_config.json into a folder, named as its variables say; nothing if it has none.
-void write_op_lists(const io::Json& json, const std::filesystem::path& folder);
+/// Throws io::Error for one that is there already, without `overwrite`.
+void write_op_lists(const io::Json& json, const std::filesystem::path& folder, bool overwrite);
 
 /// fp8 config deepspeed: DeepSpeed's JSON of a strategy that is called so, or whose arguments stand in a file.
 /// settings: "stage=3", over those.

@@ -199,10 +199,11 @@ Report explain_kind(ConfigKind kind, const io::Json& json, const std::string& so
   return result;
 }
 
-void write_op_lists(const io::Json& json, const fs::path& folder) {
+void write_op_lists(const io::Json& json, const fs::path& folder, bool overwrite) {
   const auto command = configs::gaudi_config_command(json);
   const auto ops = configs::autocast_ops(json);
   if (!ops) return;
+  for (const auto& [name, file] : command.variables) refuse_existing(folder / file, overwrite);
   std::error_code error;
   if (!fs::create_directories(folder, error) && error)
     io::fail<io::Error>("{}: can't be made: {}", folder.string(), error.message());

@@ -241,11 +241,12 @@ Action add_inspect(Options& options) {
                "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), the folder of a "
                "training run, or a profiler's trace (.trace.json)",
                Options::Need::required);
-  options.path("--html", values->html,
-               "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or "
-               "the curve alone: .svg); of a trace, a timeline");
-  options.path("--plot", values->plot,
-               "Draw a heat map there, layers by modules (.svg); with --module that module's histogram");
+  options.output(
+      "--html", values->html,
+      "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or "
+      "the curve alone: .svg); of a trace, a timeline");
+  options.output("--plot", values->plot,
+                 "Draw a heat map there, layers by modules (.svg); with --module that module's histogram");
   options.text("--module", values->module, "Whose histogram --plot draws");
   add_data_options(options, *values, Options::Need::optional);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");

@@ -31,6 +31,7 @@ constexpr std::uint64_t kMaxFileBytes = std::uint64_t{512} << 20;
 struct MergeOptions {
   std::vector<fs::path> paths;
   fs::path out;
+  bool overwrite = false;
 };
 
 void merge(const MergeOptions& o, Context& context) {
@@ -44,11 +45,10 @@ void merge(const MergeOptions& o, Context& context) {
     if (name.is_scales())
       io::fail<io::Error>("{}: found scales, expected a measurement; merge measurements and compute scales from them",
                           path.string());
-    if (!files.empty() && name.observer != out.observer) {
+    if (!sets.empty() && name.observer != out.observer) {
       io::fail<io::Error>("{}: found observer '{}', {} has '{}'", path.string(), name.observer, names[0], out.observer);
     }
-    if (files.empty()) out = {(o.out / fs::path(name.prefix).filename()).string(), name.observer, "", name.rank};
-    files.push_back(measure::read_measurements(name));
+    if (sets.empty()) out = {(o.out / fs::path(name.prefix).filename()).string(), name.observer, "", name.rank};
     names.push_back(name.json().string());
     sets.push_back(name);
   }
@@ -58,6 +58,8 @@ void merge(const MergeOptions& o, Context& context) {
       io::fail<io::Error>("{}: {} of it is one of the measurements to merge; name another folder", o.out.string(),
                           short_name(out));
   }
+  refuse_existing(out, o.overwrite);
+  for (const auto& name : sets) files.push_back(measure::read_measurements(name));
   auto merged = measure::merge(files, names);
   std::vector<std::string> warnings;
   auto written = merge_states(sets, out, merged, warnings);
@@ -77,7 +79,7 @@ void merge(const MergeOptions& o, Context& context) {
 
 struct PostprocessOptions {
   fs::path path, out;
-  bool keep = false;
+  bool keep = false, overwrite = false;
 };
 
 void postprocess(const PostprocessOptions& o, Context& context) {
@@ -88,7 +90,10 @@ void postprocess(const PostprocessOptions& o, Context& context) {
   json["changed"] = io::Json::array();
   for (const auto& name : sets_at(o.path)) {
     StatsName target = name;
-    if (!o.out.empty()) target.prefix = (o.out / fs::path(name.prefix).filename()).string();
+    if (!o.out.empty()) {
+      target.prefix = (o.out / fs::path(name.prefix).filename()).string();
+      refuse_existing(target, o.overwrite);
+    }
     std::vector<FileBytes> written;
     std::vector<std::string> modules;
     if (name.is_scales()) {
@@ -104,9 +109,10 @@ void postprocess(const PostprocessOptions& o, Context& context) {
     changed += modules.size();
     if (o.keep && o.out.empty()) {
       for (const auto& original : {name.json(), name.npz()}) {
-        if (fs::exists(original))
-          files.emplace_back(original.parent_path() / ("orig_" + original.filename().string()),
-                             io::read_file(original, kMaxFileBytes));
+        if (!fs::exists(original)) continue;
+        const fs::path kept = original.parent_path() / ("orig_" + original.filename().string());
+        refuse_existing(kept, o.overwrite);
+        files.emplace_back(kept, io::read_file(original, kMaxFileBytes));
       }
     }
     files.insert(files.end(), written.begin(), written.end());
@@ -164,6 +170,12 @@ std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const S
   return {{path, io::json_text(path, measure::to_json(states), -1)}};
 }
 
+void refuse_existing(const StatsName& name, bool overwrite) {
+  for (const auto& file : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache(),
+                           measure::observer_states_path(name)})
+    refuse_existing(file, overwrite);
+}
+
 std::string short_name(const StatsName& name) { return fs::path(name.base()).filename().string(); }
 
 void write_and_report(const Context& context, const std::vector<FileBytes>& files, Report& report) {
@@ -180,14 +192,17 @@ Action add_measurements_merge(Options& options) {
   options.paths("PATH", values->paths, "Measurements: folders, prefixes or files, two or more");
   options.path("--out", values->out, "Folder to write to; the files are called as those of the first PATH",
                Options::Need::required);
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) { merge(*values, context); };
 }
 
 Action add_measurements_postprocess(Options& options) {
   auto values = std::make_shared<PostprocessOptions>();
   options.path("PATH", values->path, "Folder, prefix or file of measurements and scales", Options::Need::required);
-  options.path("--out", values->out, "Folder to write to (default: in place)");
-  options.flag("-k,--keep-orig", values->keep, "Keep the originals as orig_*");
+  options.path("--out", values->out, "Folder to write to; without it, in place");
+  options.flag("-k,--keep-orig", values->keep, "In place, with the originals kept as orig_*");
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
+  options.one_of({"--out", "--keep-orig", "--overwrite"});
   return [values](Context& context) { postprocess(*values, context); };
 }
 
@@ -352,7 +367,7 @@ Action add_measurements_diff(Options& options) {
   options.path("AFTER", values->after, "The same, to compare with", Options::Need::required);
   options.number("--tolerance", values->tolerance, 0, 1e6, "Exit code 1 if a value changes by more: 0.05 is 5 %");
   options.integer("--top", values->top, 1, 1'000'000'000, "Rows to print");
-  options.path("--html", values->html, "Write a page with a heat map of the changes and a table of all there");
+  options.output("--html", values->html, "Write a page with a heat map of the changes and a table of all there");
   return [values](Context& context) { diff(*values, context); };
 }
 

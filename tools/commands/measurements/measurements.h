@@ -15,6 +15,9 @@ namespace fp8::commands {
 /// belongs to. Throws io::Error if there is none.
 std::vector<measure::StatsName> sets_at(const std::filesystem::path& path);
 
+/// refuse_existing() of each file that a set may have.
+void refuse_existing(const measure::StatsName& name, bool overwrite);
+
 /// "inc_output_hooks_maxabs_0_8", for messages.
 std::string short_name(const measure::StatsName& name);
 

@@ -39,7 +39,7 @@ StatsName out_name(const StatsName& name, const fs::path& out, const configs::Ra
 struct UnifyOptions {
   fs::path path, out;
   std::int64_t ranks = 1, world = 0;
-  bool experts = false, no_scales = false;
+  bool experts = false, no_scales = false, overwrite = false;
 };
 
 /// The number of ranks whose files are meant: --world-size, else the only one that --ranks divides.
@@ -144,6 +144,10 @@ void unify(const UnifyOptions& o, Context& context) {
   std::vector<std::string> warnings;
   std::set<std::string> done;
   for (const auto& name : sets) {
+    for (int r = 0; r < o.ranks && name.rank->world == world && !(o.no_scales && name.is_scales()); ++r)
+      refuse_existing(out_name(name, o.out, {r, static_cast<int>(o.ranks)}), o.overwrite);
+  }
+  for (const auto& name : sets) {
     if (name.rank->world != world || (o.no_scales && name.is_scales()) || !done.insert(name.method).second) continue;
     unify_set(name.with_rank(std::nullopt), world, o, files, warnings);
   }
@@ -160,6 +164,7 @@ void unify(const UnifyOptions& o, Context& context) {
 struct ExpandOptions {
   fs::path path, out;
   std::int64_t world = 0;
+  bool overwrite = false;
 };
 
 /// The unified sets: of rank 0 of 1, else without a rank.
@@ -180,6 +185,10 @@ void expand(const ExpandOptions& o, Context& context) {
   const auto sets = unified_sets(o.path);
   require_one_family(sets, o.path);
   std::vector<FileBytes> files;
+  for (const auto& name : sets) {
+    for (int r = 0; r < o.world; ++r)
+      refuse_existing(out_name(name, o.out, {r, static_cast<int>(o.world)}), o.overwrite);
+  }
   for (const auto& name : sets) {
     const auto measured = name.is_scales() ? measure::MeasurementFile{} : measure::read_measurements(name);
     const auto scales = name.is_scales() ? quant::read_scales(name) : quant::ScaleFile{};
@@ -211,6 +220,7 @@ Action add_measurements_unify(Options& options) {
                   "Ranks to read, if there are files of several numbers of ranks", "found");
   options.flag("-u,--experts", values->experts, "Expert parallelism: every rank has experts of its own");
   options.flag("--no-scales", values->no_scales, "Measurements only");
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) { unify(*values, context); };
 }
 
@@ -220,6 +230,7 @@ Action add_measurements_expand(Options& options) {
   options.integer("--world-size", values->world, 1, kMostRanks, "Ranks to write", "required");
   options.require("--world-size");
   options.path("--out", values->out, "Folder to write to", Options::Need::required);
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) { expand(*values, context); };
 }
 

@@ -23,7 +23,7 @@ Action add_evaluate(Options& options) {
   add_kv_cache_options(options, values->kv_cache);
   add_nonfinite_option(options, values->allow_nonfinite);
   add_profile_options(options, values->profile, "forward");
-  options.path(
+  options.output(
       "--dump-logits", values->dump_logits,
       "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]; of answers, one after "
       "the other, [tokens, vocabulary]");
@@ -44,8 +44,8 @@ Action add_embed(Options& options) {
       options, "--data", values->data,
       ".txt, .md (documents), .jsonl, .json (text, messages, prompt and completion) or .safetensors (input_ids)",
       Options::Need::required);
-  options.path("--out", values->out, "File to write: safetensors, \"embeddings\" F32 [texts, width]",
-               Options::Need::required);
+  options.output("--out", values->out, "File to write: safetensors, \"embeddings\" F32 [texts, width]",
+                 Options::Need::required);
   options.choice<Pooling>(
       "--pooling", values->pooling,
       "One vector of a text: the mean of its tokens', the first's or the last's (default what "
@@ -106,7 +106,7 @@ Action add_run(Options& options) {
       "--data", [values](const auto& names) { values->inputs = one_file(data_files("--data", names)); },
       "One file: .wav, or .safetensors with tensors named as forward's arguments", Options::Need::required);
   options.renamed("--inputs", "--data");
-  options.path("--out", values->out, "Safetensors file for what forward returns", Options::Need::required);
+  options.output("--out", values->out, "Safetensors file for what forward returns", Options::Need::required);
   options.text("--measurements", values->measurements,
                "Measured modules run in fp8: folder, prefix or file of fp8 measure");
   options.path("--config", values->config, "QUANT_CONFIG JSON instead of our own rules");

@@ -274,5 +274,36 @@ TEST(Examples, GiveOptionsThatThereAre) {
   }
 }
 
+/// Nothing that a command would read is there: the refusal comes before any work.
+TEST(Outputs, AreRefusedBeforeAnyWork) {
+  const test::TempDir dir;
+  for (const char* name : {"o.safetensors", "o.html", "o.svg", "o.json", "fp8.1"}) std::ofstream(dir / name) << "mine";
+  const std::vector<std::vector<std::string>> commands = {
+      args("embed --model gone --data gone.txt --out {}", dir / "o.safetensors"),
+      args("evaluate --model gone --data gone.txt --dump-logits {}", dir / "o.safetensors"),
+      args("run gone.jit --inputs gone.wav --out {}", dir / "o.safetensors"),
+      args("inspect gone --html {}", dir / "o.html"),
+      args("inspect gone --plot {}", dir / "o.svg"),
+      args("measurements diff gone gone --html {}", dir / "o.html"),
+      args("config deepspeed hpu_deepspeed --out {}", dir / "o.json"),
+      args("man --out {}", dir.path())};
+  for (const auto& command : commands) {
+    SCOPED_TRACE(::testing::PrintToString(command));
+    expect_failed(run_fp8(command), {": exists (a file of 4 B), allowed: another path, or --overwrite to replace it"});
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path()))
+    EXPECT_EQ(read_file(entry.path()), "mine") << entry.path();
+  auto replacing = commands[6];
+  replacing.push_back("--overwrite");
+  EXPECT_EQ(run_fp8(replacing).code, 0);
+  EXPECT_NE(read_file(dir / "o.json"), "mine");
+}
+
+TEST(Environment, ANameThatNobodyReadsIsSaid) {
+  const auto run = run_fp8({"completion", "bash"}, {.environment = {{"QUANT_CONFG", "q.json"}}});
+  EXPECT_EQ(run.code, 0);
+  EXPECT_EQ(run.err, "fp8: warning: QUANT_CONFG: nobody reads it, did you mean QUANT_CONFIG?\n");
+}
+
 }  // namespace
 }  // namespace fp8

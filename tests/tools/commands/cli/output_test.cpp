@@ -9,12 +9,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
+#include <functional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {
@@ -32,6 +35,40 @@ TEST(Output, OneLine) {
   EXPECT_EQ(one_line("lm_head\xE2\x80\x8B"), "lm_head\\u200b") << "another name";
   EXPECT_EQ(one_line("a\xFF"), "a\xEF\xBF\xBD");
   EXPECT_EQ(one_line(""), "");
+}
+
+TEST(Outputs, WhatExistsIsReplacedOnRequestAlone) {
+  const test::TempDir dir;
+  EXPECT_NO_THROW(refuse_existing("", false));
+  EXPECT_NO_THROW(refuse_existing(dir / "new.html", false));
+  std::ofstream(dir / "old.html") << "<html>";
+  std::ofstream(dir / "p_hooks_maxabs.json") << "{}";
+  const auto error_of = [&](const char* name, bool overwrite) {
+    return test::error_of<io::Error>([&] { refuse_existing(dir / name, overwrite); });
+  };
+  const std::string how = "allowed: another path, or --overwrite to replace it";
+  EXPECT_EQ(error_of("old.html", false), (dir / "old.html").string() + ": exists (a file of 6 B), " + how);
+  EXPECT_EQ(error_of("p_hooks_maxabs.json", false),
+            (dir / "p_hooks_maxabs.json").string() + ": exists (a file of a measurement, 2 B), " + how);
+  EXPECT_NO_THROW(refuse_existing(dir / "old.html", true));
+  EXPECT_EQ(error_of("", true), (dir / "").string() + ": is a folder, expected a file");
+}
+
+/// A command that names a file or folder to write has --overwrite; measure makes a backup of what was there.
+TEST(Outputs, EveryCommandThatWritesCanBeAskedToReplace) {
+  const auto has = [](const CommandPage& page, std::initializer_list<const char*> names) {
+    return std::ranges::any_of(
+        page.options, [&](const OptionRow& row) { return std::ranges::find(names, row.long_name()) != names.end(); });
+  };
+  int writing = 0;
+  const std::function<void(const CommandPage&)> look = [&](const CommandPage& page) {
+    std::ranges::for_each(page.children, look);
+    if (page.name == "measure" || !has(page, {"--out", "--html", "--plot", "--dump-logits"})) return;
+    ++writing;
+    EXPECT_TRUE(has(page, {"--overwrite"})) << page.name;
+  };
+  look(page_of_program());
+  EXPECT_GE(writing, 13);
 }
 
 /// The bytes that write_stdout() sends to a terminal, or to a pipe.

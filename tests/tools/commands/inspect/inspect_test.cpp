@@ -108,9 +108,11 @@ TEST_F(Inspect, PlotsAHeatMapAndAHistogram) {
   EXPECT_THAT(read_file(bars), HasSubstr("<rect"));
   expect_failed(run_fp8("inspect $DEMO --plot {}", dir / "x.png"), {"allowed: a name ending in .svg"}, 2);
   EXPECT_EQ(run_fp8("inspect $DEMO --module model.layers.0.mlp.up_proj").code, 2);
-  EXPECT_EQ(run_fp8("inspect $DEMO --plot {} --module gone", bars).code, 1);
+  EXPECT_EQ(run_fp8("inspect $DEMO --overwrite --plot {} --module gone", bars).code, 1);
   // In high precision beside itself: no scale, so no range of one.
-  EXPECT_EQ(run_fp8("inspect $DEMO --reference $DEMO --plot {} --module model.layers.0.mlp.up_proj", svg).code, 0);
+  EXPECT_EQ(
+      run_fp8("inspect $DEMO --reference $DEMO --overwrite --plot {} --module model.layers.0.mlp.up_proj", svg).code,
+      0);
   EXPECT_THAT(read_file(svg), Not(::testing::ContainsRegex("nan|inf\"")));
   for (const char* more : {"--plan --plot x.svg", "--plan --reference $DEMO", "--reference $DEMO --weights-only",
                            "--tensors-only --reference $DEMO", "--with $DEMO"})

@@ -67,7 +67,7 @@ def forward(self, x, twice: bool=False):
     return t;
   }
   test::Run run(std::vector<std::string> more) {
-    return fp8("run --json --out {} {}", folder / "out.safetensors", more);
+    return fp8("run --json --overwrite --out {} {}", folder / "out.safetensors", more);
   }
   test::TempDir folder;
   Module module;
@@ -117,8 +117,9 @@ TEST_F(RunCommand, CodesAreTheEmulatedDevices) {
   const auto stats = (folder / "stats").string();
   ASSERT_EQ(fp8("measure --model {} --data {} --out {}", file, data, stats).code, 0);
   const auto scheme = [&](const std::string& device, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = args("run --json {} --data {} --batch 1 --measurements {} --out {} {}", file,
-                                              data, stats, folder / "out.safetensors", more);
+    std::vector<std::string> arguments =
+        args("run --json {} --data {} --batch 1 --measurements {} --overwrite --out {} {}", file, data, stats,
+             folder / "out.safetensors", more);
     test::RunOptions options;
     options.environment = {{"FP8_HPU_DEVICE", device}, {"QUANT_CONFIG", ""}};
     return json_of(run_fp8(arguments, options)).at("modules_quantized")[0].at("scheme").get<std::string>();

@@ -21,8 +21,8 @@ class Embed : public ::testing::Test {
 
   test::Run embed(const std::vector<std::string>& more = {}, const std::string& model = "model",
                   const std::string& data = "ids.safetensors") const {
-    return test::fp8_in_process("embed --json --quiet --model {} --data {} --out {} --device hpu {}", folder / model,
-                                folder / data, folder / "out.safetensors", more);
+    return test::fp8_in_process("embed --json --quiet --model {} --data {} --out {} --overwrite --device hpu {}",
+                                folder / model, folder / data, folder / "out.safetensors", more);
   }
   at::Tensor vectors() const {
     const io::SafetensorsFile file(folder / "out.safetensors");
@@ -231,7 +231,7 @@ class EmbedInFp8 : public ::testing::TestWithParam<std::string> {
     ASSERT_EQ(done.code, 0) << done.err;
   }
   at::Tensor vectors_of(const std::string& model) const {
-    run(args("embed --model {} --data {} --out {} --normalize", path(model), path("ids.safetensors"),
+    run(args("embed --model {} --data {} --out {} --overwrite --normalize", path(model), path("ids.safetensors"),
              path("out.safetensors")));
     const io::SafetensorsFile file(folder / "out.safetensors");
     auto values = at::empty({16, 64}, at::kFloat);
