@@ -123,6 +123,7 @@ class Backup {
   Backup(const Backup&) = delete;
   Backup& operator=(const Backup&) = delete;
   void keep() { moved_.clear(), made_ = false; }
+  const fs::path& folder() const { return backup_; }
 
  private:
   void put_back() noexcept {
@@ -174,6 +175,7 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
       paths.push_back(states_file);
     }
     backup.keep();
+    if (!backup.folder().empty()) backup_ = backup.folder();
     written_ = true;
     return paths;
   } catch (const fs::filesystem_error& error) {

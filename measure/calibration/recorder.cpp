@@ -194,6 +194,7 @@ MeasurementFile Recorder::result_locked() const {
   MeasurementFile file;
   if (samples_ > 0) file.num_samples = samples_;
   if (samples_ == 0 && forwards_ > 0) file.num_samples = forwards_;
+  if (planned_ > samples_) file.planned_samples = planned_;
   file.observer = options_.observer;
   if (observers_.type.kept == Kept::sizes) file.mode = MeasurementMode::shape;
   for (const auto& [node, looked_at, weight] : records_) {
@@ -248,6 +249,16 @@ std::vector<NonFinite> Recorder::non_finite() const {
 std::int64_t Recorder::samples() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return samples_;
+}
+
+void Recorder::plan_samples(std::int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  planned_ = count;
+}
+
+std::filesystem::path Recorder::backup() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return files_.backup();
 }
 
 double Recorder::watch_seconds() const {

@@ -68,7 +68,7 @@ ConfiguredCalibration calibration_options(const configs::QuantConfig& config);
 //
 //   P_hooks_{observer}R.json  .npz  _mod_list.json  .fingerprint      measurement_file.h
 //   P_hooks_{observer}R.observers                                     states of observers that keep one
-//   backup_{prefix}_{dd-mm_HH:MM:SS}/                                 everything P_hooks_* of an earlier run
+//   backup_{prefix}_{dd-mm_HH-MM-SS}/                                 everything P_hooks_* of an earlier run
 //
 // Several processes may calibrate one model together, each with its rank. At its first write a rank moves
 //
@@ -89,8 +89,11 @@ class CalibrationFiles {
   /// Writes the files, `states` only if it is not null; returns their paths. The first call makes the backup, later
   /// ones replace what it wrote. Throws io::Error.
   std::vector<std::filesystem::path> write(const MeasurementFile& file, const io::Json& states);
+  /// Where the earlier files are now; empty: there were none, or nothing was written yet.
+  const std::filesystem::path& backup() const { return backup_; }
 
  private:
+  std::filesystem::path backup_;
   std::string prefix_;
   MeasurementName name_;
   bool written_ = false;
@@ -158,6 +161,8 @@ class Recorder {
   io::Json snapshot() const;
   std::vector<NonFinite> non_finite() const;
   std::int64_t samples() const;
+  void plan_samples(std::int64_t count);
+  std::filesystem::path backup() const;
   double watch_seconds() const;
   /// Writes the files unless `write_files` is false, and takes in nothing from then on. Returns their paths; none if it
   /// was finished before. If writing throws, recording continues.
@@ -182,7 +187,7 @@ class Recorder {
   std::vector<Record> records_;
   std::vector<NonFinite> non_finite_;
   TensorMemory memory_;
-  std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0, forwards_ = 0, writes_ = 0;
+  std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0, planned_ = 0, forwards_ = 0, writes_ = 0;
   std::optional<std::size_t> first_called_;  ///< its calls count the forwards
   double watch_seconds_ = 0;
   bool finished_ = false;

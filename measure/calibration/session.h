@@ -57,9 +57,14 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// the files were due (sample_interval) and can't be written.
   void begin_samples(std::int64_t first, std::int64_t count) { recorder_.begin_samples(first, count); }
 
+  /// How many samples there are to be: the files say it where it comes to fewer.
+  void plan_samples(std::int64_t count) { recorder_.plan_samples(count); }
+
   MeasurementFile result() const { return recorder_.result(); }
   std::vector<NonFinite> non_finite() const { return recorder_.non_finite(); }
   std::int64_t samples() const { return recorder_.samples(); }
+  /// Where the files of an earlier measurement are since the files were written; empty: there were none.
+  std::filesystem::path backup() const { return recorder_.backup(); }
   /// Time spent looking at tensors so far: what measuring costs on top of the plain forward.
   double watch_seconds() const { return recorder_.watch_seconds(); }
   bool watches_ops() const { return !op_watchers_.empty(); }

@@ -59,7 +59,8 @@ PyValue tree_of(const MeasurementFile& file) {
     }
     nodes.insert(m.module, std::move(node));
   }
-  io::PyDict out = header_of({file.num_samples, file.global_rank, file.local_rank, name_of(file.mode)});
+  io::PyDict out =
+      header_of({file.num_samples, file.global_rank, file.local_rank, name_of(file.mode), file.planned_samples});
   out.insert("Nodes", std::move(nodes));
   return out;
 }
@@ -171,6 +172,11 @@ const Measurement* MeasurementFile::find_cache(const std::string& module) const 
   return aside != nullptr ? aside : find(module);
 }
 
+std::string MeasurementFile::shortage() const {
+  const std::int64_t measured = num_samples.value_or(0), planned = planned_samples.value_or(0);
+  return measured < planned ? io::message("{} of {} samples", measured, planned) : "";
+}
+
 std::string MeasurementFile::fingerprint() const {
   io::Fnv hash;
   for (const auto& m : modules) {
@@ -259,6 +265,7 @@ MeasurementFile measurement_from_json(const Json& json, const std::string& name)
   const StatsHeader header = read_header(json, name, {name_of(dynamic_range), name_of(shape)});
   MeasurementFile file;
   file.num_samples = header.num_samples;
+  file.planned_samples = header.planned_samples;
   file.global_rank = header.global_rank;
   file.local_rank = header.local_rank;
   file.mode = parse_enum<MeasurementMode>(header.mode).value();
@@ -291,7 +298,7 @@ std::filesystem::path backup_path(const std::filesystem::path& folder, const std
   std::tm local = {};
   ::localtime_r(&now, &local);
   char time[32];
-  std::strftime(time, sizeof time, "%d-%m_%H:%M:%S", &local);
+  std::strftime(time, sizeof time, "%d-%m_%H-%M-%S", &local);
   const std::string first = (folder / ("backup_" + name + "_" + time)).string();
   std::filesystem::path path = first;
   for (int n = 2; std::filesystem::exists(path); ++n) path = first + "_" + std::to_string(n);

@@ -3,8 +3,12 @@
 // .npz, and PREFIX_hooks_{observer}R_mod_list.json, the names that were selected; R is "" or "_{rank}_{world}"
 // (stats_files.h). No torch here.
 //
-//   {"NumSamples": n?, "GlobalRank": null, "LocalRank": null | rank | -1 (unified), "Mode": "DynamicRange" | "Shape",
+//   {"NumSamples": n?, "PlannedSamples": n?, "GlobalRank": null, "LocalRank": null | rank | -1 (unified),
+//    "Mode": "DynamicRange" | "Shape",
 //    "Nodes": {module: {"inputs": [[[amax]], ...], "outputs": [[[amax]]]?, "params": {"weight": [[amax]]}?}}}
+//
+// PlannedSamples stands where fewer samples were measured than were to be: the run was cut short, or its data gave no
+// more. INC reads neither key.
 //
 // An amax is float32, >= 0, of the unscaled tensor; its form is [[v]] (shape [1, 1]), per channel [C, 1]. In mode
 // "Shape" the form is [[d0, d1, ...]], the tensor's sizes. Old files say "input" and "output"; an "output" that is one
@@ -37,8 +41,8 @@
 
 namespace fp8::measure {
 
-/// "backup_NAME_21-11_15:04:59" in `folder` (local time, as INC names it), or with _2, _3, ... where that exists; not
-/// made.
+/// "backup_NAME_21-11_15-04-59" in `folder` (local time; INC has colons there, which not every file system takes), or
+/// with _2, _3, ... where that exists; not made.
 std::filesystem::path backup_path(const std::filesystem::path& folder, const std::string& name);
 
 // Which model a measurement is of: name, shape and 32 sampled values of every weight. Of another model, its amax values
@@ -111,11 +115,14 @@ struct MeasurementFile {
   std::optional<ModelFingerprint> model;    ///< of which model, if known
   std::vector<Measurement>
       kv_cache;  ///< "...k_cache" and "...v_cache": input 0, per head. Those that `modules` has too are not here
+  std::optional<std::int64_t> planned_samples = {};  ///< where they are more than num_samples
   std::string observer = {};  ///< whose values these are (reading takes it from the files' name); empty: not known
 
   const Measurement* find(const std::string& module) const;
   /// Of a key-value cache: kv_cache's, else that of `modules`.
   const Measurement* find_cache(const std::string& module) const;
+  /// "68 of 400 samples", of a measurement of fewer than were planned; else "".
+  std::string shortage() const;
   /// 16 hex digits (FNV-1a) over names and values: changes when a measurement does.
   std::string fingerprint() const;
 };

@@ -271,6 +271,7 @@ io::PyDict header_of(const StatsHeader& header) {
   const auto value = [](const std::optional<std::int64_t>& v) { return v.has_value() ? PyValue(*v) : PyValue(); };
   io::PyDict out;
   if (header.num_samples.has_value()) out.insert("NumSamples", *header.num_samples);
+  if (header.planned_samples.has_value()) out.insert("PlannedSamples", *header.planned_samples);
   out.insert("GlobalRank", value(header.global_rank));
   out.insert("LocalRank", value(header.local_rank));
   out.insert("Mode", header.mode);
@@ -289,6 +290,7 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
     io::fail_at(name, "key 'Mode': found {}, allowed: {}", in_message(mode), io::joined(allowed));
   header.mode = *word;
   header.num_samples = integer_or_null(json, "NumSamples", name);
+  header.planned_samples = integer_or_null(json, "PlannedSamples", name);
   header.global_rank = integer_or_null(json, "GlobalRank", name);
   header.local_rank = integer_or_null(json, "LocalRank", name);
   return header;

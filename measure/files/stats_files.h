@@ -79,6 +79,7 @@ std::vector<std::filesystem::path> write_together(const std::vector<FileBytes>& 
 struct StatsHeader {
   std::optional<std::int64_t> num_samples = {}, global_rank = {}, local_rank = {};
   std::string mode = "DynamicRange";
+  std::optional<std::int64_t> planned_samples = {};
 };
 
 io::PyDict header_of(const StatsHeader& header);

@@ -287,7 +287,7 @@ std::unique_ptr<Observer> make_kl(const ObserverContext& context) {
 }
 
 // save: every tensor as a file that Python's torch.load reads, for a look at what a model computes. Those of an earlier
-// run are moved to backup_tensorsR_{dd-mm_HH:MM:SS}.
+// run are moved to backup_tensorsR_{dd-mm_HH-MM-SS}.
 //
 //   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt  n counts the tensor's calls; R = "" or _{rank}_{world}
 

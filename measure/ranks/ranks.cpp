@@ -232,6 +232,7 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
       join(out.selected, seen, options.experts ? module_in_group(name, rank, counts) : name);
     if (group[rank].num_samples.has_value())
       out.num_samples = std::max(out.num_samples.value_or(0), *group[rank].num_samples);
+    out.planned_samples = std::max(out.planned_samples, group[rank].planned_samples);
     for (const auto& node : group[rank].modules) {
       Measurement m = node;
       if (options.experts) m.module = module_in_group(node.module, rank, counts);
@@ -305,7 +306,7 @@ MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vect
   out.selected.clear();
   Modules modules;
   std::set<std::string> seen;
-  std::int64_t samples = 0;
+  std::int64_t samples = 0, planned = 0;
   bool counted = true;
   for (std::size_t i = 0; i < files.size(); ++i) {
     const auto& file = files[i];
@@ -316,12 +317,14 @@ MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vect
     if (!out.model.has_value()) out.model = file.model;
     counted = counted && file.num_samples.has_value();
     samples += file.num_samples.value_or(0);
+    planned += file.planned_samples.value_or(file.num_samples.value_or(0));
     for (const auto& name : file.selected) join(out.selected, seen, name);
     for (const auto& m : file.modules) modules.add(m, names[i]);
   }
   out.modules = modules.take();
   out.kv_cache = largest_caches(files, names);
   out.num_samples = counted ? std::optional<std::int64_t>(samples) : std::nullopt;  // unknown somewhere: unknown in all
+  out.planned_samples = counted && planned > samples ? std::optional<std::int64_t>(planned) : std::nullopt;
   return out;
 }
 

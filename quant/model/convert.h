@@ -4,6 +4,7 @@
 // key-value caches, mixtures of experts) get a handler in their slot. Forward functions are not touched.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@ struct ConversionReport {
   std::vector<ConvertedModule> converted;
   std::vector<SkippedModule> skipped;
   std::vector<std::string> warnings;
+  std::filesystem::path scales_of = {};  ///< a config's: the measurement or scale file that was read; empty: none
 };
 std::ostream& operator<<(std::ostream& out, const ConversionReport& report);
 

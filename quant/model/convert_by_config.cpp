@@ -91,6 +91,7 @@ class Conversion {
   ConversionReport convert(const Plan& plan) {
     std::vector<ModuleScales> used;
     ConversionReport report = convert_by(plan, modules_, nodes_, &used);
+    report.scales_of = read_;
     const bool made = !options_.scales.has_value() && !nothing_to_store(config_);
     if (made && !used.empty()) {
       ScaleFile file;
@@ -121,11 +122,13 @@ class Conversion {
     const ScaleChoice choice = choose_scales(name_, origin_, config_.recalc_scales && !load);
     if (!choice.warning.empty()) warnings_.push_back(choice.warning);
     if (choice.scales.has_value()) {
+      read_ = name_.json();
       options_.scales = choice.scales;
       for (const auto& w : choice.scales->warnings) warnings_.push_back(w);
       return;
     }
     if (load) io::fail<io::Error>("{}: found no usable scales, which mode LOAD needs", name_.json().string());
+    read_ = measurement.json();
     if (!options_.measurements.has_value())
       options_.measurements = measure::read_measurements(measurement);  // says what is missing
   }
@@ -139,6 +142,7 @@ class Conversion {
   PlanOptions options_;
   ScaleOrigin origin_;
   std::vector<std::string> warnings_;
+  std::filesystem::path read_;
 };
 
 }  // namespace

@@ -195,6 +195,9 @@ Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInf
   if (options.measurements.has_value()) {
     measure::require_amax(*options.measurements);
     check_fits(modules, nodes, *options.measurements, warnings);
+    if (const std::string shortage = options.measurements->shortage(); !shortage.empty())
+      warnings.push_back("measurements: " + shortage +
+                         " were measured: the run was cut short, or its data gave no more; rare values may be missing");
   }
   Plan plan =
       options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);

@@ -213,14 +213,26 @@ TEST(Interrupt, WhileStartingLeavesNothing) {
   }
 }
 
-/// The files of a measurement, whole and readable: NumSamples; 0 if there are none.
+/// The files of a measurement, whole and readable: NumSamples; 0 if there are none. The snapshot to go on from is
+/// removed.
 std::int64_t samples_measured(const std::filesystem::path& folder, const std::string& prefix) {
   if (!std::filesystem::exists(folder)) return 0;
   const std::string stem = prefix + "_hooks_maxabs";
+  std::filesystem::remove_all(folder / ("." + stem + ".resume"));
   auto names = names_in(folder);
   std::erase(names, stem + ".kv_cache");  // without a config
   EXPECT_THAT(names, ElementsAre(stem + ".fingerprint", stem + ".json", stem + ".npz", stem + "_mod_list.json"));
   return io::read_json(folder / (prefix + "_hooks_maxabs.json"))["NumSamples"].get<std::int64_t>();
+}
+
+/// The values and names of a measurement: without how many samples there were to be, which the .npz says too.
+std::map<std::string, std::string> values_in(const std::filesystem::path& folder) {
+  auto files = results(folder);
+  files.erase("inc_output_hooks_maxabs.npz");
+  auto json = io::parse_json(files.at("inc_output_hooks_maxabs.json"), "json");
+  json.erase("PlannedSamples");
+  files["inc_output_hooks_maxabs.json"] = json.dump();
+  return files;
 }
 
 /// Interrupts `arguments` at several moments and compares what it wrote below `out` with a whole run over as many
@@ -242,7 +254,9 @@ void expect_partial_measurements(const Arguments& arguments, const std::filesyst
     if (samples == 0) continue;
     // The run's mark is that of a finished measurement: --resume goes by it.
     EXPECT_THAT(contents(out).at("inc_output_hooks_maxabs.fingerprint"), Not(HasSubstr("\"run\":")));
-    partial[samples] = results(out);
+    EXPECT_EQ(io::read_json(out / "inc_output_hooks_maxabs.json")["PlannedSamples"], 600);
+    EXPECT_THAT(run.err, HasSubstr(io::message("{} of 600 samples", samples)));
+    partial[samples] = values_in(out);
   }
   ASSERT_FALSE(partial.empty()) << "no signal came while samples were measured";
   const auto& [samples, files] = *partial.begin();
@@ -250,7 +264,7 @@ void expect_partial_measurements(const Arguments& arguments, const std::filesyst
   const test::TempDir folder;
   expect_success(
       fp8("measure --model $DEMO --data $CALIB --samples {} --seq-len 256 --out {}", samples, folder / "whole"));
-  auto whole = results(folder / "whole");
+  auto whole = values_in(folder / "whole");
   if (environment.contains("QUANT_CONFIG"))
     whole.erase("inc_output_hooks_maxabs.kv_cache");  // its lists decide, and name no caches
   EXPECT_EQ(files, whole);
@@ -263,6 +277,33 @@ TEST(Interrupt, MeasureKeepsWhatItSaw) {
                               out, {});
   std::filesystem::remove_all(out);
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
+}
+
+TEST(Interrupt, MeasureSaysHowToGoOnAndDoes) {
+  const test::TempDir folder;
+  const auto out = folder / "out";
+  const auto arguments = args("measure --model $DEMO --data $CALIB --samples 600 --seq-len 256 --out {}", out);
+  test::Run run;
+  for (milliseconds delay(600); delay < milliseconds(6000); delay += milliseconds(300)) {
+    std::filesystem::remove_all(out);
+    run = interrupted(arguments, SIGINT, delay, {});
+    if (run.code == 0) GTEST_SKIP() << "it ended before the signal";
+    if (std::filesystem::exists(out / "inc_output_hooks_maxabs.json")) break;
+  }
+  expect_refused(run,
+                 {"interrupted after ", "of 600 samples: ", "inc_output_hooks_maxabs.json has them",
+                  "the same command with --resume goes on"},
+                 130);
+  const auto quantized = fp8("quantize --model $DEMO --measurements {} --out {}", out, folder / "fp8");
+  EXPECT_THAT(quantized.err, HasSubstr("of 600 samples were measured: the run was cut short"));
+  auto more = arguments;
+  more.insert(more.end(), {"--resume", "--json"});
+  const auto gone_on = fp8(more);
+  EXPECT_TRUE(json_of(gone_on)["resumed"]);
+  EXPECT_THAT(gone_on.err, HasSubstr("fp8: note: the measurement that stood there before is in "));
+  const auto json = io::read_json(out / "inc_output_hooks_maxabs.json");
+  EXPECT_EQ(json["NumSamples"], 600);
+  EXPECT_FALSE(json.contains("PlannedSamples"));
 }
 
 TEST(Interrupt, EvaluateUnderQuantConfigKeepsWhatItSaw) {

@@ -58,6 +58,20 @@ TEST(MeasurementFile, RoundTripsThroughEitherFile) {
   }
 }
 
+TEST(MeasurementFile, OfFewerSamplesThanPlannedSaysSo) {
+  auto file = example();
+  EXPECT_EQ(file.shortage(), "");
+  file.planned_samples = 400;
+  EXPECT_EQ(file.fingerprint(), example().fingerprint()) << "the values are the same";
+  for (const char* removed : {"p_hooks_maxabs.npz", "p_hooks_maxabs.json"}) {
+    const test::TempDir dir;
+    write_measurements((dir / "p").string(), file);
+    fs::remove(dir / removed);
+    EXPECT_EQ(read_measurements((dir / "p").string()).shortage(), "12 of 400 samples");
+  }
+  EXPECT_REFUSED(read_text(R"({"PlannedSamples": "all", "Nodes": {}})"), "PlannedSamples");
+}
+
 TEST(MeasurementFile, IsWrittenInTheFormOtherToolsRead) {
   const test::TempDir dir;
   auto file = example();

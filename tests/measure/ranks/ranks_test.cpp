@@ -178,6 +178,9 @@ TEST(Merge, AddsSamplesAndTakesTheLargest) {
   EXPECT_EQ(out.modules.size(), 7u);
   EXPECT_EQ(out.find("q_proj")->inputs, b.find("q_proj")->inputs);
   EXPECT_EQ(out.selected.size(), a.selected.size() + 1);
+  EXPECT_FALSE(out.planned_samples.has_value());
+  b.planned_samples = 10;
+  EXPECT_EQ(merge({a, b}, {"a", "b"}).shortage(), "7 of 14 samples") << "all 4 of the first, 3 of 10 of the second";
   b.num_samples.reset();
   EXPECT_FALSE(merge({a, b}, {"a", "b"}).num_samples.has_value());
   b.local_rank = 3;

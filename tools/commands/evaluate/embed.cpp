@@ -83,7 +83,7 @@ at::Tensor pooled(const at::Tensor& hidden, const SentenceFiles& way) {
 
 /// [texts, H], f32. Texts of one length share a forward: no padding is ever seen.
 at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::LoadedModel& loaded, const Texts& texts,
-                      const SentenceFiles& way) {
+                      const SentenceFiles& way, EnvironmentConfig& quant_config) {
   std::vector<std::size_t> order(texts.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return texts[a].size() < texts[b].size(); });
@@ -103,6 +103,7 @@ at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::Loa
       if (id < 0 || id >= shape.vocab)
         throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", text::data_name(o.data), id,
                                     shape.vocab - 1));
+    quant_config.begin_samples(static_cast<std::int64_t>(first), static_cast<std::int64_t>(end - first));
     const auto batch = at::tensor(ids, at::kLong).view({-1, static_cast<std::int64_t>(length)});
     const auto vectors = pooled(loaded.model->hidden(batch.to(resolve_device(context))), way);
     if (!vectors.isfinite().all().item<bool>())
@@ -123,8 +124,8 @@ void embed(const EmbedOptions& o, Context& context) {
   const auto way = way_of(o, loaded.model->shape());
   const auto texts = texts_of(o, way);
   const Stopwatch watch;
-  quant_config.begin_samples(0, static_cast<std::int64_t>(texts.size()));
-  const auto vectors = embeddings(o, context, loaded, texts, way);
+  quant_config.plan_samples(static_cast<std::int64_t>(texts.size()));
+  const auto vectors = embeddings(o, context, loaded, texts, way, quant_config);
   quant_config.finish();
   const double seconds = watch.seconds();
   io::SafetensorsWriter writer(o.out, {{"embeddings", io::DType::F32, vectors.sizes().vec()}});

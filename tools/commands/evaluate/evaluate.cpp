@@ -256,6 +256,7 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   }
   const auto samples = load_samples(options, options.model, model.model->shape());
   ranks.check_same(samples, model, reference ? &*reference : nullptr);
+  quant_config.plan_samples(samples.count());
   const auto [own, other] =
       score_models({options, context, model, reference ? &*reference : nullptr, samples, quant_config, ranks.group()});
   quant_config.finish();

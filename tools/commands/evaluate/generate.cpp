@@ -91,6 +91,7 @@ class Generation {
     std::vector<Continuation> all(prompts.texts.size());
     for (std::size_t i = 0; i < all.size(); ++i)
       all[i].prompt = encode_prompt(options_, prompts.source, prompts.texts[i], tokenizer_, loaded_.model->shape());
+    quant_config.plan_samples(static_cast<std::int64_t>(all.size()));
     if (streams) write_stdout(echoed(prompts.texts[0].text));
     std::optional<Progress> progress;  // beside texts on the same terminal it would be in the way
     if (context_.json && all.size() > 1) progress.emplace(context_, "generate", static_cast<std::int64_t>(all.size()));

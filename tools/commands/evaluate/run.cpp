@@ -21,6 +21,7 @@
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 #include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/options/model_options.h"
@@ -276,6 +277,8 @@ void convert_and_run(const RunOptions& o, Context& context) {
     converted = convert_script(model, o, *plan);
     quant::serve(model);
     for (const auto& warning : converted.warnings) context.warn(warning);
+    if (plan->config.has_value() && o.config.empty())
+      note_conversion("QUANT_CONFIG " + plan->config->source, converted, context);
     if (converted.converted.empty()) context.warn(o.model.string() + ": no module is quantized");
   }
   RunOutput output(o.out, inputs.samples(), o.reference);

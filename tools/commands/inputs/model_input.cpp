@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "fp8/configs/configs.h"
+#include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/model_source.h"
@@ -221,7 +222,11 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
   const auto report = quant::convert_for_inference(*model.model, {.quant = quantize});
   for (const auto& warning : report.warnings) context.warn(warning);
   if (report.converted.empty()) context.warn(config.source + ": no module of the model is selected");
-  if (quantize) return;
+  source_ = "QUANT_CONFIG " + config.source;
+  if (quantize) {
+    note_conversion(source_, report, context);
+    return;
+  }
   session_ = measure::CalibrationSession::of(*model.model);
   if (session_ != nullptr) measure::check_writable(config.dump_stats_path.string());
 }
@@ -230,11 +235,15 @@ EnvironmentConfig::~EnvironmentConfig() {
   if (session_ == nullptr) return;
   try {
     if (session_->samples() > 0) keeps_.emplace();
-    if (interrupted() && session_->samples() > 0) session_->finalize();
+    if (interrupted() && session_->samples() > 0) write();
   } catch (const std::exception& error) {
     write_stderr("fp8: warning: measurements were not written: " + one_line(error.what()) + "\n");
   }
   session_->discard();
+}
+
+void EnvironmentConfig::plan_samples(std::int64_t count) {
+  if (session_) session_->plan_samples(count);
 }
 
 void EnvironmentConfig::begin_samples(std::int64_t first, std::int64_t count) {
@@ -247,9 +256,36 @@ void EnvironmentConfig::finish() {
   if (!session_) return;
   keeps_.emplace();
   warn_non_finite(*session_, context_);
-  session_->finalize();  // if this throws, the destructor discards
+  write();  // if this throws, the destructor discards
   session_.reset();
   keeps_.reset();
+}
+
+void EnvironmentConfig::write() {
+  const auto measured = session_->result();
+  const auto files = session_->finalize();
+  const auto with_weight = std::ranges::count_if(measured.modules, [](const auto& m) { return m.weight.has_value(); });
+  const auto nodes = static_cast<std::int64_t>(measured.modules.size()) - with_weight;
+  const std::string shortage = measured.shortage();
+  context_.note(fmt::format("{}: measured {} modules and {} nodes on {}", source_, with_weight, nodes,
+                            shortage.empty() ? fmt::format("{} samples", session_->samples()) : shortage));
+  if (!files.empty())
+    context_.note(fmt::format("{}: wrote {} and {} files beside it", source_, files[0].string(), files.size() - 1));
+  note_backup(session_->backup(), context_);
+}
+
+void note_conversion(const std::string& source, const quant::ConversionReport& report, const Context& context) {
+  const auto modules = std::ranges::count_if(
+      report.converted, [](const auto& m) { return configs::type_is(m.type, &configs::KindInfo::weight); });
+  context.note(fmt::format("{}: {} modules and {} nodes run in fp8, {} stay in high precision", source, modules,
+                           static_cast<std::int64_t>(report.converted.size()) - modules, report.skipped.size()));
+  context.note(fmt::format("{}: {}", source,
+                           report.scales_of.empty() ? "no measurement is read: the scales need none"
+                                                    : "static scales of " + report.scales_of.string()));
+}
+
+void note_backup(const std::filesystem::path& backup, const Context& context) {
+  if (!backup.empty()) context.note("the measurement that stood there before is in " + backup.string());
 }
 
 void warn_non_finite(const measure::CalibrationSession& session, const Context& context, std::int64_t first_sample) {

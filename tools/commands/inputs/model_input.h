@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fp8/measure/calibration/session.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/options/input_options.h"
@@ -103,16 +104,28 @@ class EnvironmentConfig {
   EnvironmentConfig(const EnvironmentConfig&) = delete;
   EnvironmentConfig& operator=(const EnvironmentConfig&) = delete;
 
+  /// So many samples are to come.
+  void plan_samples(std::int64_t count);
   /// The next forward sees these samples.
   void begin_samples(std::int64_t first, std::int64_t count);
   /// Writes the measurements, if that is what the config asked for, and warns about NaN and Inf.
   void finish();
 
  private:
+  void write();
+
   const Context& context_;
+  std::string source_;  ///< "QUANT_CONFIG quant.json"
   std::shared_ptr<measure::CalibrationSession> session_;
   std::optional<KeepsWork> keeps_;  ///< from the first samples that are kept to their files
 };
+
+/// Says what a conversion by the QUANT_CONFIG of the environment came to: how many modules run in fp8, and from which
+/// files.
+void note_conversion(const std::string& source, const quant::ConversionReport& report, const Context& context);
+
+/// Says where the measurement is now that stood in the way of this one, if there was one.
+void note_backup(const std::filesystem::path& backup, const Context& context);
 
 /// One warning for each NaN or Inf that calibration met (the first few, then their number). first_sample: the session's
 /// first, of all.

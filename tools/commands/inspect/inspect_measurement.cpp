@@ -281,7 +281,10 @@ class Folded {
 std::string summary_of(const io::Json& json) {
   const std::string kind = json["kind"];
   std::string text = fmt::format("{}: {} modules", kind, json["modules"].size());
-  if (json["samples"].is_number_integer()) text += fmt::format(", {} samples", json["samples"].get<std::int64_t>());
+  const io::Json planned = json.value("planned_samples", io::Json());
+  if (json["samples"].is_number_integer())
+    text += fmt::format(", {}{} samples", json["samples"].get<std::int64_t>(),
+                        planned.is_number_integer() ? " of " + planned.dump() : "");
   const auto& problems = json["problems"];
   text += problems.empty() ? "" : fmt::format("; {} bad tensors", problems.size());
   text += "\n";
@@ -319,12 +322,13 @@ Inspection inspect_measurement(const std::filesystem::path& path, bool all) {
       folded.add(module, {&inputs, &outputs, &params});
     modules.set(module, {{"inputs", inputs.json}, {"outputs", outputs.json}, {"params", params.json}});
   }
-  const auto samples = file.find("NumSamples");
+  const auto samples = file.find("NumSamples"), planned = file.find("PlannedSamples");
   io::Json json = {{"kind", kind},
                    {"path", name},
                    {"samples", samples != file.end() ? *samples : io::Json(nullptr)},
                    {"modules", modules.take()},
                    {"problems", io::Json::array()}};
+  if (planned != file.end()) json["planned_samples"] = *planned;
   for (const auto& [place, problem] : problems) json["problems"].push_back({{"place", place}, {"problem", problem}});
   auto text = summary_of(json);
   return {std::move(json), std::move(text), all ? table.text() : folded.table(kind)};

@@ -123,9 +123,9 @@ void run_whole(MeasureRun& run, SampleRange samples, bool resumable, Together to
     const bool kept = session.samples() > 0 && !run.share.shares.has_value();
     if (kept && !run.keeps) run.keeps.emplace();
     if (interrupted()) {
-      if (run.snapshots.saved()) snapshot(first);
-      if (kept) session.finalize();
-      throw Interrupted();
+      if (kept) session.finalize(), note_backup(session.backup(), run.context);
+      if (resumable && (kept || run.snapshots.saved())) snapshot(first);
+      throw Interrupted(run.kept_after(first, kept));
     }
     const std::int64_t count = together(samples.first + first);
     session.begin_samples(first, count);
@@ -143,6 +143,7 @@ void watch(MeasureRun& run, const Model& model) {
   auto calibration = run.calibration;
   if (!run.progress.is_null()) calibration.resume = run.progress.value("session", io::Json());
   run.session = measure::CalibrationSession::attach(model, std::move(calibration));
+  run.session->plan_samples(run.planned);
   run.require_selection();
 }
 
@@ -152,6 +153,7 @@ void measure_folder(MeasureRun& run) {
   auto model = load_language_model(o.model, run.context, o.attention);
   if (models::is_quantized(o.model))
     io::fail<io::Error>("{}: expected a high precision checkpoint, found an fp8 one", o.model.string());
+  const bool again = std::ranges::find(o.data, std::filesystem::path(text::kStandardInput)) == o.data.end();
   const auto samples = load_samples(o, o.model, model.model->shape());
   run.sources.check_unchanged();  // what is in memory now is of one model
   const std::int64_t logits = o.batch_or_default() * samples.longest() * model.model->shape().outputs();
@@ -161,7 +163,7 @@ void measure_folder(MeasureRun& run) {
   const auto together = [&](std::int64_t first) { return samples.together(first, o.batch_or_default()); };
   for_samples(run, Forwards(samples.count(), together), [&](MeasureRun& part, SampleRange range) {
     watch(part, *model.model);
-    run_whole(part, range, /*resumable=*/true, together, [&](std::int64_t first, std::int64_t count) {
+    run_whole(part, range, /*resumable=*/again, together, [&](std::int64_t first, std::int64_t count) {
       logits_of(*model.model, samples.batch(first, count), at::kHPU);
     });
   });
@@ -217,6 +219,7 @@ void report(MeasureRun& run, const std::string& mode, double seconds) {
   const auto& session = *run.session;
   const auto result = session.result();
   const auto files = run.session->finalize();
+  note_backup(session.backup(), run.context);
   mark_finished(stats_name(run), run.mark);
   run.keeps.reset();
   std::int64_t tensors = 0;
@@ -226,7 +229,10 @@ void report(MeasureRun& run, const std::string& mode, double seconds) {
   report.add("modules", "modules", result.modules.size());
   report.add("tensors", "tensors", tensors);
   if (!result.kv_cache.empty()) report.row({"key-value caches", std::to_string(result.kv_cache.size())});
-  report.add("samples", "samples", session.samples(), std::to_string(session.samples()) + size_note(run.options));
+  const std::string shortage = result.shortage();
+  report.add(
+      "samples", "samples", session.samples(),
+      (shortage.empty() ? std::to_string(session.samples()) : shortage + " asked for,") + size_note(run.options));
   report.json.update({{"seq_len", is_script(run.options.model) ? io::Json() : io::Json(run.options.seq_len)},
                       {"data", text::data_name(run.options.data)},
                       {"built_in_data", run.options.data[0] == text::kBuiltInText},
@@ -333,6 +339,17 @@ void measure(const MeasureOptions& given, Context& context) {
 }
 
 }  // namespace
+
+std::string MeasureRun::kept_after(std::int64_t samples, bool files) const {
+  std::string text;
+  if (share.shares.has_value()) return "in a share, which is left to others; the same command takes up what is left";
+  if (files)
+    text = fmt::format("after {} of {} samples: {} has them", samples, planned, stats_name(*this).json().string());
+  else if (snapshots.saved())
+    text = "between two snapshots: the last is kept";
+  if (snapshots.saved()) text += "; the same command with --resume goes on";
+  return text;
+}
 
 void MeasureRun::require_selection() {
   try {

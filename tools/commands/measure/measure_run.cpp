@@ -141,6 +141,15 @@ MeasureOptions sized(const MeasureOptions& options) {
   return o;
 }
 
+std::int64_t warn_of_lacking(const MeasureRun& run, std::int64_t count) {
+  const auto& o = run.options;
+  if (o.sized_here || count * 10 >= o.samples * 9) return 0;
+  run.context.warn(
+      fmt::format("--samples: found {}, but the data gives {}; the measurement says so, and quantize warns of it",
+                  o.samples, count));
+  return o.samples - count;
+}
+
 std::string size_note(const MeasureOptions& o) {
   if (is_script(o.model)) return "";
   std::string note = " of " + std::to_string(o.seq_len) + " tokens";
@@ -169,6 +178,7 @@ void LayerRun::plan(measure::CalibrationOptions calibration) {
   if (!calibration.prefix.empty()) measure::check_writable(calibration.prefix);
   session_ = measure::StagedCalibration::plan(measure::weight_modules(model), measure::op_nodes(model),
                                               std::move(calibration));
+  session_->plan_samples(run_.planned);
   run_.session = session_;
   run_.require_selection();
   head_ = session_->record_of(stream_.head_name()).has_value();

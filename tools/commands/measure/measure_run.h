@@ -37,6 +37,7 @@ struct MeasureRun {
   Share share = {};               ///< of several processes
   io::Shares* shares = nullptr;   ///< with --shares, while they are taken
   std::int64_t first_sample = 0;  ///< of all, that this process looks at
+  std::int64_t planned = 0;       ///< samples that this process should look at
   std::string mark = "";          ///< measure_run.h
   io::Json work = nullptr;        ///< facts that processes that take shares must have in common
   io::Json ranks =
@@ -47,6 +48,8 @@ struct MeasureRun {
   /// After modules were selected: throws io::Error for a pattern of --exclude that means none. Null: there are none.
   std::function<void()> check_patterns = nullptr;
 
+  /// What is kept when it is interrupted after so many samples, and how to go on; files: they are written too.
+  std::string kept_after(std::int64_t samples, bool files) const;
   /// Throws io::Error if no module was selected, or by check_patterns; the session is discarded then.
   void require_selection();
   /// Throws UsageError with the least limit that works if --memory-limit does not leave `needed` bytes for `what`.
@@ -107,6 +110,10 @@ std::int64_t default_samples(std::int64_t parameters, std::int64_t seq_len);
 /// Chunks per forward: as many as 2048 tokens, at most 8.
 std::int64_t default_batch(std::int64_t seq_len);
 
+/// How many samples are lacking where the data gave `count`, and warns of them: --samples asked for more, by over a
+/// tenth. Else 0.
+std::int64_t warn_of_lacking(const MeasureRun& run, std::int64_t count);
+
 /// The options with samples, seq_len and batch filled in. Throws io::Error for a model that can't be read.
 MeasureOptions sized(const MeasureOptions& options);
 
@@ -161,6 +168,7 @@ struct JoinedParts {
   std::size_t parts = 0, modules = 0;
   std::int64_t samples = 0;
   std::vector<std::filesystem::path> out;  ///< written
+  std::filesystem::path backup = {};       ///< of another measurement that was there
 };
 
 struct Part {
@@ -227,7 +235,8 @@ class LayerRun {
 template <class F>
 void LayerRun::for_batches(const F& f) {
   for (std::int64_t first = 0, count = 0; first < samples_.count(); first += count) {
-    check_interrupted();
+    if (run_.snapshots.saved() && !run_.keeps) run_.keeps.emplace();
+    if (interrupted()) throw Interrupted(run_.kept_after(first, /*files=*/false));
     count = samples_.together(first, batch_);
     session_->begin_samples(first, count);
     f(first, count);

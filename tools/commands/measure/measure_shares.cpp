@@ -107,6 +107,7 @@ void report_joined(const MeasureRun& run, const JoinedParts& joined, io::Json sh
   report.json.update({{"finished_before", false}, {"joined", true}, {"out", io::Json::array()}});
   for (const auto& path : joined.out) report.add_entry("out", path.string(), {"out", path.string()});
   if (!shares.is_null()) report.json["shares"] = std::move(shares);
+  note_backup(joined.backup, run.context);
   report.print(run.context);
 }
 
@@ -168,9 +169,15 @@ std::optional<Share> share_of_measuring(const MeasureOptions& o, const measure::
 fs::path shares_folder(const MeasureRun& run) { return shares_folder_of(joined_name(run.calibration)); }
 
 void for_samples(MeasureRun& run, const Forwards& forwards, const std::function<void(MeasureRun&, SampleRange)>& body) {
+  const std::int64_t missing = warn_of_lacking(run, forwards.samples());
+  // What is lacking is the last part's, so that the parts together say what one process would.
+  const auto planned = [&](SampleRange samples) {
+    return samples.count + (samples.first + samples.count == forwards.samples() ? missing : 0);
+  };
   if (run.shares == nullptr) {
     const SampleRange samples = forwards.share(run.share.rank, run.share.world_size);
     run.first_sample = samples.first;
+    run.planned = planned(samples);
     if (samples.count > 0) body(run, samples);
     return;
   }
@@ -181,6 +188,7 @@ void for_samples(MeasureRun& run, const Forwards& forwards, const std::function<
                     forwards.count()));
   run.shares->work([&](std::int64_t share, const fs::path& place) {
     measure_share(run, forwards.share(share, count), place, [&](MeasureRun& one, SampleRange samples) {
+      one.planned = planned(samples);
       body(one, samples);
       run.forward_seconds += one.forward_seconds;
     });
@@ -296,8 +304,8 @@ std::optional<FileBytes> join_states(const std::vector<StatsName>& parts, const 
   return FileBytes{path, io::json_text(path, measure::to_json(*all), -1)};
 }
 
-/// Moves files away that are not what is going to be written there.
-void back_up(const std::vector<FileBytes>& files, const StatsName& target) {
+/// Moves files away that are not what is going to be written there. Returns where to; empty: nowhere.
+fs::path back_up(const std::vector<FileBytes>& files, const StatsName& target) {
   std::vector<fs::path> others;
   std::error_code error;
   bool all_the_same = true;
@@ -310,7 +318,7 @@ void back_up(const std::vector<FileBytes>& files, const StatsName& target) {
     const bool written = std::any_of(files.begin(), files.end(), [&](const auto& file) { return file.first == path; });
     if (!written && fs::is_regular_file(path, error)) others.push_back(path), all_the_same = false;
   }
-  if (others.empty() || all_the_same) return;
+  if (others.empty() || all_the_same) return {};
   const fs::path prefix = target.prefix;
   const fs::path backup = measure::backup_path(prefix.parent_path(), prefix.filename().string());
   fs::create_directory(backup, error);
@@ -318,6 +326,7 @@ void back_up(const std::vector<FileBytes>& files, const StatsName& target) {
     fs::rename(path, backup / path.filename(), error);
     if (error) io::fail(path, "can't be moved to a backup: {}", error.message());
   }
+  return backup;
 }
 
 }  // namespace
@@ -346,14 +355,14 @@ JoinedParts join_parts(const std::vector<Part>& parts, const StatsName& target, 
     if (path == target.fingerprint()) text = with_mark(path, text, mark);
   }
   if (states.has_value()) bytes.push_back(*states);
-  back_up(bytes, target);
+  const fs::path backup = back_up(bytes, target);
   // The mark comes last: with it, all the rest is there.
   const auto rest = std::stable_partition(bytes.begin(), bytes.end(),
                                           [&](const FileBytes& file) { return file.first != target.fingerprint(); });
   const KeepsWork keeps;  // files that belong together
   auto out = measure::write_together({bytes.begin(), rest});
   for (const auto& path : measure::write_together({rest, bytes.end()})) out.push_back(path);
-  return {parts.size(), merged.modules.size(), merged.num_samples.value_or(0), std::move(out)};
+  return {parts.size(), merged.modules.size(), merged.num_samples.value_or(0), std::move(out), backup};
 }
 
 }  // namespace fp8::commands

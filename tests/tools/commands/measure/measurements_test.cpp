@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 measurements, run as processes: each command once, and its messages.
+#include <regex>
+
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
@@ -109,6 +111,38 @@ TEST_F(Measurements, MergeAddsSamples) {
   EXPECT_EQ(io::read_json(dir / "b/p_hooks_maxabs.json")["Nodes"]["m"]["inputs"][0][0][0], 5);
 }
 
+TEST_F(Measurements, WhatIsThereIsReplacedOnRequestAlone) {
+  for (const char* folder : {"a", "b"}) write_measurement(dir, "", 3, folder);
+  for (int r = 0; r < 2; ++r) write_measurement(dir, "_" + std::to_string(r) + "_2", 7, "ranks");
+  const std::vector<std::vector<std::string>> commands = {
+      args("measurements merge {} {} --out {}", dir / "a", dir / "b", dir / "merged"),
+      args("measurements unify {} --out {}", dir / "ranks", dir / "unified"),
+      args("measurements expand {} --world-size 2 --out {}", dir / "a", dir / "expanded"),
+      args("measurements postprocess {} --out {}", dir / "a", dir / "post")};
+  for (auto command : commands) {
+    SCOPED_TRACE(command[1]);
+    command.push_back("--quiet");
+    ASSERT_EQ(run_fp8(command).code, 0);
+    const fs::path out = command[command.size() - 2];
+    for (const auto& name : files_in(out)) std::ofstream(out / name) << "mine";
+    EXPECT_THAT(command_error(command), HasSubstr("exists (a file of a measurement, 4 B), allowed: another path, or "
+                                                  "--overwrite to replace it"));
+    for (const auto& name : files_in(out)) EXPECT_EQ(read_file(out / name), "mine") << name;
+    command.push_back("--overwrite");
+    EXPECT_EQ(run_fp8(command).code, 0);
+  }
+}
+
+TEST_F(Measurements, MergeAddsWhatWasPlanned) {
+  write_measurement(dir, "", 3, "a");
+  write_measurement(dir, "", 5, "b");
+  auto json = io::read_json(dir / "b/p_hooks_maxabs.json");
+  json["PlannedSamples"] = 12;
+  io::write_json(dir / "b/p_hooks_maxabs.json", json);
+  json_of(args("measurements merge {} {} --out {} --json", dir / "a", dir / "b", dir / "c"));
+  EXPECT_EQ(io::read_json(dir / "c/p_hooks_maxabs.json")["PlannedSamples"], 14) << "2 of 2, and 2 of 12";
+}
+
 TEST_F(Measurements, MergeAsksTheObserversThatKnowMore) {
   const std::string data = FP8_SOURCE_DIR "/tools/demo_data/kjv_calib.txt",
                     model = FP8_SOURCE_DIR "/tools/demo_data/kjv-byte-1.7M";
@@ -128,7 +162,7 @@ TEST_F(Measurements, MergeAsksTheObserversThatKnowMore) {
   EXPECT_EQ(io::read_json(dir / "ab/inc_hooks_percentile.json")["Nodes"], nodes);
   EXPECT_EQ(nodes.size(), 3u);
   fs::remove(dir / "a/inc_hooks_percentile.observers");
-  const auto run = run_fp8("measurements merge {} {} --out {}", dir / "a", dir / "b", dir / "ab");
+  const auto run = run_fp8("measurements merge {} {} --out {} --overwrite", dir / "a", dir / "b", dir / "ab");
   EXPECT_EQ(run.code, 0);
   EXPECT_THAT(run.err, HasSubstr("only 1 of 2 files have observers' states"));
 }
@@ -145,9 +179,63 @@ TEST_F(Measurements, PostprocessKeepsOriginalsOnRequest) {
                                                 "p_hooks_maxabs_mod_list.json"));
   EXPECT_EQ(io::read_json(dir / "in/p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 9);
   EXPECT_EQ(io::read_json(dir / "in/orig_p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 2);
-  const auto again = run_fp8("measurements postprocess {}", dir / "in");
+  EXPECT_THAT(command_error(args("measurements postprocess {} -k", dir / "in")),
+              HasSubstr("orig_p_hooks_maxabs.json: exists"));
+  EXPECT_THAT(command_error(args("measurements postprocess {}", dir / "in"), 2),
+              HasSubstr("one of --out, --keep-orig, --overwrite is required"));
+  const auto again = run_fp8("measurements postprocess {} --overwrite", dir / "in");
   EXPECT_EQ(again.code, 0);
   EXPECT_THAT(again.err, HasSubstr("nothing changes"));
+}
+
+TEST_F(Measurements, OfFarFewerSamplesThanAskedForSayIt) {
+  std::ofstream(dir / "short.txt") << std::string(700, 'a');
+  const auto run =
+      run_fp8("measure --model $DEMO --data {} --samples 64 --seq-len 64 --out {}", dir / "short.txt", dir / "stats");
+  EXPECT_THAT(run.err, HasSubstr("--samples: found 64, but the data gives 10; "));
+  EXPECT_THAT(run.out, HasSubstr("10 of 64 samples asked for, of 64 tokens"));
+  const auto json = io::read_json(dir / "stats/inc_output_hooks_maxabs.json");
+  EXPECT_EQ(json["NumSamples"], 10);
+  EXPECT_EQ(json["PlannedSamples"], 64);
+  EXPECT_THAT(run_fp8("measurements show {}", dir / "stats").out, HasSubstr("10 of 64 samples"));
+  const std::string partial = "fp8: warning: measurements: 10 of 64 samples were measured: ";
+  EXPECT_THAT(run_fp8("quantize --model $DEMO --measurements {} --out {}", dir / "stats", dir / "fp8").err,
+              HasSubstr(partial));
+  const auto enough = run_fp8("measure --model $DEMO --data {} --samples 11 --seq-len 64 --out {} --json",
+                              dir / "short.txt", dir / "enough");
+  EXPECT_EQ(json_of(enough)["samples"], 10);
+  EXPECT_EQ(enough.err, "") << "one of eleven is no matter";
+}
+
+/// fp8 evaluate under a QUANT_CONFIG says what it did, as nothing else on its command line does.
+TEST_F(Measurements, ByQuantConfigAreSaid) {
+  const auto stats = (dir / "stats/inc").string();
+  const auto run = [&](const char* keys, const char* more = "") {
+    const auto path = (dir / "q.json").string();
+    std::ofstream(path) << R"({"dump_stats_path": ")" << stats << R"(", "blocklist": {"names": ["lm_head"]}, )" << keys
+                        << "}";
+    const auto done = run_fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 2 --seq-len 64 {}", more),
+                              {.environment = {{"QUANT_CONFIG", path}}});
+    EXPECT_EQ(done.code, 0) << done.err;
+    return std::regex_replace(done.err, std::regex("fp8: note: QUANT_CONFIG [^:]*/q.json: "), "");
+  };
+  const std::string measured =
+      "measured 29 modules and 12 nodes on 2 samples\nwrote " + stats + "_hooks_maxabs.json and 3 files beside it\n";
+  EXPECT_EQ(run(R"("mode": "MEASURE")"), measured);
+  const std::string again = run(R"("mode": "MEASURE")"),
+                    moved = "fp8: note: the measurement that stood there before is in ";
+  ASSERT_THAT(again, StartsWith(measured + moved));
+  const fs::path backup =
+      again.substr(measured.size() + moved.size(), again.size() - measured.size() - moved.size() - 1);
+  EXPECT_TRUE(fs::exists(backup / "inc_hooks_maxabs.json")) << backup;
+  EXPECT_EQ(backup.filename().string().find(':'), std::string::npos) << "not every file system takes colons";
+  EXPECT_EQ(run(R"("mode": "QUANTIZE")"),
+            "28 modules and 12 nodes run in fp8, 1 stay in high precision\nstatic scales of " + stats +
+                "_hooks_maxabs.json\n");
+  EXPECT_EQ(run(R"("mode": "QUANTIZE", "scale_method": "unit_scale")"),
+            "28 modules and 12 nodes run in fp8, 1 stay in high precision\nno measurement is read: the scales need "
+            "none\n");
+  EXPECT_EQ(run(R"("mode": "QUANTIZE")", "--quiet"), "");
 }
 
 TEST_F(Measurements, DiffFailsBeyondItsTolerance) {
