@@ -49,6 +49,16 @@ void check_codes(const std::string& name, const at::Tensor& tensor) {
               "fp8::dequantize gives its values");
 }
 
+/// What is on the first weight that has a handler of another kind: training's, a calibration's. Empty: none has.
+std::string other_handler(const std::vector<measure::WeightModule>& modules) {
+  for (const auto& m : modules) {
+    const auto tag = runtime::tag_in_memory(m.weight);
+    if (tag && handler_of(m.weight) == nullptr)
+      return m.name + " is in use by another conversion (" + tag->describe() + ")";
+  }
+  return "";
+}
+
 /// The contents of the file: host tensors by name, and which modules are fp8.
 struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -134,8 +144,12 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
   for (const auto& [name, tensor] : tensors) {
     if (!out.handlers.contains(name)) check_codes(name, tensor);
   }
-  TORCH_CHECK(out.any, "[save] expected a converted model, found no fp8 module");
-  return out;
+  if (out.any) return out;
+  const std::string other = other_handler(modules);
+  TORCH_CHECK(other.empty(), "[save] expected a model converted for inference, found that ", other,
+              ": restore() ends that, converting for inference makes the codes to save; te::to_inference(model) does "
+              "both for a model that trained in fp8");
+  TORCH_CHECK(false, "[save] expected a converted model, found no fp8 module");
 }
 
 /// Takes from the source's config.json what readers call the modules, and which heads they make of an embedding. Throws

@@ -32,6 +32,8 @@ for (const auto& batch : data) {
 }
 te::save_extra_state(*model, "checkpoint");                             // scales and histories, JSON and safetensors
 // README ends
+std::cout << te::to_inference(*model);  // training ends: fp8 codes, with scales of the amaxes that training has seen
+fp8::quant::save(*model, "trained_fp8", "compressed-tensors", {.overwrite = true});
   // clang-format on
   namespace distributed = fp8::runtime::distributed;
   const auto group = distributed::make_gloo_group(distributed::group_options_from_environment());

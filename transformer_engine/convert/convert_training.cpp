@@ -356,6 +356,17 @@ measure::MeasurementFile export_amax(const torch::nn::Module& model) {
 }
 measure::MeasurementFile export_amax(const std::vector<WeightModule>& modules) { return export_all(modules, {}); }
 
+quant::ConversionReport to_inference(const torch::nn::Module& model) {
+  quant::PlanOptions options;
+  options.activations = quant::ActivationScaling::static_tensor;
+  options.measurements = export_amax(model);
+  TORCH_CHECK(!options.measurements->modules.empty(),
+              "[to_inference] expected a model that trained in fp8 (convert_for_training(), then steps in an "
+              "fp8_autocast region), found no module with recorded amaxes");
+  restore(model);
+  return quant::convert(model, options);
+}
+
 std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model) {
   std::map<std::string, CastStatistics> all;
   for (const auto& [name, state] : fp8_states(model)) all[name] = state->take_statistics();

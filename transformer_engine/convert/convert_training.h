@@ -72,6 +72,11 @@ int restore(const torch::nn::Module& model);
 measure::MeasurementFile export_amax(const torch::nn::Module& model);
 measure::MeasurementFile export_amax(const std::vector<measure::WeightModule>& modules);
 
+/// From training to inference in one call: restore(), then the weights that trained in fp8 become fp8 codes, with
+/// static scales for activations, of the amaxes that training recorded; quant::save() writes a checkpoint of it. Throws
+/// c10::Error for a model that has recorded none; and what quant::convert() throws, the model then being restored.
+quant::ConversionReport to_inference(const torch::nn::Module& model);
+
 /// Per module, what casts did since the last call (saturation, underflow, stale scales), by name.
 std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model);
 

@@ -4,6 +4,8 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/save.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/f64.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/training_models.h"
@@ -282,6 +284,28 @@ TEST(ConvertTraining, ExportedAmaxesQuantizeTheModel) {
   options.measurements = measure::read_measurements((dir / "train").string());
   EXPECT_EQ(quant::convert(*task.model, options).converted.size(), 3u);
   EXPECT_LT(((task.forward(task.x) - before).norm() / before.norm()).item<double>(), 0.1);
+}
+
+TEST(ConvertTraining, ATrainedModelIsSavedAfterItsConversionForInference) {
+  const TempDir dir;
+  const Task task = mlp_task();
+  EXPECT_REFUSED(to_inference(*task.model), "[to_inference]", "no module with recorded amaxes");
+  const HPUPrecisionPlugin plugin = converted(task, DelayedScaling::nvidia());
+  torch::optim::AdamW optimizer(task.model->parameters(), torch::optim::AdamWOptions(1e-3));
+  train(task, plugin, optimizer, 3);
+  EXPECT_REFUSED(quant::save(*task.model, dir / "early", "compressed-tensors"), "[save]", "fc1", "fp8 training",
+                 "restore()", "te::to_inference(model)");
+  EXPECT_FALSE(std::filesystem::exists(dir / "early"));
+  const torch::NoGradGuard no_grad;
+  task.model->eval();
+  const at::Tensor before = task.forward(task.x);  // outside of a region: high precision
+  EXPECT_EQ(to_inference(*task.model).converted.size(), 3u);
+  EXPECT_LT(((task.forward(task.x) - before).norm() / before.norm()).item<double>(), 0.1);
+  quant::save(*task.model, dir / "model", "compressed-tensors");
+  const io::SafetensorsFile file(dir / "model/model.safetensors");
+  ASSERT_NE(file.find("fc1.weight"), nullptr);
+  EXPECT_EQ(file.find("fc1.weight")->dtype, io::DType::F8_E4M3);
+  EXPECT_NE(file.find("fc1.input_scale"), nullptr) << "static, of the amaxes of training";
 }
 
 // Training knows the linear layers' amaxes only: the convolutions stay in high precision, and the report says why.
