@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The documents' MNIST script as a program: `mnist FOLDER [EPOCHS]` trains in three precisions and prints
 //
-//   precision   val_loss  val_acc  test_acc  predicted
-//   32-true       0.0113   1.0000    1.0000        600
+//   precision    data  val_loss  val_acc  test_acc  predicted
+//   32-true     drawn    0.0113   1.0000    1.0000        600
 //
-// FOLDER has MNIST's files, or gets a set that takes their place.
+// FOLDER has MNIST's files, or gets drawn pictures that take their place: the column says which.
 #include <ATen/Context.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,17 +24,11 @@ namespace {
 
 namespace te = fp8::te;
 
-void run(const std::string& precision, const std::filesystem::path& folder, int epochs) {
-  using te::HPUAccelerator;
-  const auto device = HPUAccelerator::get_parallel_devices(1).at(0);
-  HPUAccelerator::setup_device(device);
+void run(const std::string& precision, mnist::MNISTDataModule& data, const at::Device& device, int epochs) {
   at::manual_seed(1);  // of the weights
 
   mnist::LitClassifier model;
   model.network().to(device);
-  mnist::MNISTDataModule data({.data_dir = folder, .num_workers = 2, .seed = 1, .device = device});
-  data.prepare_data();
-  data.setup();
 
   te::HPUPrecisionPlugin plugin(precision);
   if (precision == "fp8") plugin.convert_modules(model.network(), {.replace_layers = true});
@@ -48,8 +41,8 @@ void run(const std::string& precision, const std::filesystem::path& folder, int 
   const auto val = trainer.validate(model, *data.val_dataloader());
   const auto test = trainer.test(model, *data.test_dataloader());
   const auto predicted = trainer.predict(model, *data.predict_dataloader());
-  std::printf("%-10s %9.4f %8.4f %9.4f %10lld\n", precision.c_str(), val.loss, val.metrics.at("val_acc"),
-              test.metrics.at("test_acc"), static_cast<long long>(predicted.samples));
+  std::printf("%-10s %6s %9.4f %8.4f %9.4f %10lld\n", precision.c_str(), data.name(), val.loss,
+              val.metrics.at("val_acc"), test.metrics.at("test_acc"), static_cast<long long>(predicted.samples));
 }
 
 }  // namespace
@@ -61,8 +54,13 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    std::printf("precision   val_loss  val_acc  test_acc  predicted\n");
-    for (const char* precision : {"32-true", "bf16-mixed", "fp8"}) run(precision, argv[1], epochs);
+    const auto device = te::HPUAccelerator::get_parallel_devices(1).at(0);
+    te::HPUAccelerator::setup_device(device);
+    mnist::MNISTDataModule data({.data_dir = argv[1], .num_workers = 2, .seed = 1, .device = device});
+    data.prepare_data();
+    data.setup();
+    std::printf("precision    data  val_loss  val_acc  test_acc  predicted\n");
+    for (const char* precision : {"32-true", "bf16-mixed", "fp8"}) run(precision, data, device, epochs);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "mnist: error: %s\n", error.what());
     return 1;

@@ -2,6 +2,7 @@
 #include "mnist_data_module.h"
 
 #include <cmath>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -95,6 +96,8 @@ fs::path MNISTDataModule::folder() const {
 
 void MNISTDataModule::prepare_data() {
   if (folder() == options_.data_dir) return;
+  std::fprintf(stderr, "mnist: no MNIST in %s: pictures drawn by rule take its place, their accuracy is not MNIST's\n",
+               options_.data_dir.c_str());
   write_synthetic(folder(), true, options_.synthetic);
   write_synthetic(folder(), false, options_.synthetic / 4);
 }
