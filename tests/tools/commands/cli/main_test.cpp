@@ -281,7 +281,7 @@ TEST(Outputs, AreRefusedBeforeAnyWork) {
   const std::vector<std::vector<std::string>> commands = {
       args("embed --model gone --data gone.txt --out {}", dir / "o.safetensors"),
       args("evaluate --model gone --data gone.txt --dump-logits {}", dir / "o.safetensors"),
-      args("run gone.jit --inputs gone.wav --out {}", dir / "o.safetensors"),
+      args("run gone.jit --data gone.wav --out {}", dir / "o.safetensors"),
       args("inspect gone --html {}", dir / "o.html"),
       args("inspect gone --plot {}", dir / "o.svg"),
       args("measurements diff gone gone --html {}", dir / "o.html"),
