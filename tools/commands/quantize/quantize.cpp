@@ -174,18 +174,17 @@ void add_check(const std::filesystem::path& out, Report& report, const Context& 
     const auto more = verdict.problems.size() <= 1 || context.verbose
                           ? std::string()
                           : fmt::format(" ({} more with --verbose)", verdict.problems.size() - 1);
-    report.add_entry(
-        "readers",
-        {{"reader", verdict.reader},
-         {"rules", verdict.rules},
-         {"loads", loads.has_value() ? io::Json(*loads) : io::Json()},
-         {"problems", verdict.problems}},
-        {verdict.reader,
-         !loads.has_value() ? "not known: " + verdict.not_known
-         : *loads           ? fmt::format("rules of {}: accepted", verdict.release)
-                            : fmt::format("rules of {}: refused or misread: {}{}", verdict.release,
-                                          context.verbose ? io::joined(verdict.problems, "; ") : verdict.problems.front(),
-                                          more)});
+    report.add_entry("readers",
+                     {{"reader", verdict.reader},
+                      {"rules", verdict.rules},
+                      {"loads", loads.has_value() ? io::Json(*loads) : io::Json()},
+                      {"problems", verdict.problems}},
+                     {verdict.reader, !loads.has_value() ? "not known: " + verdict.not_known
+                                      : *loads           ? fmt::format("rules of {}: accepted", verdict.release)
+                                               : fmt::format("rules of {}: refused or misread: {}{}", verdict.release,
+                                                             context.verbose ? io::joined(verdict.problems, "; ")
+                                                                             : verdict.problems.front(),
+                                                             more)});
   }
 }
 
