@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/text.h"
@@ -78,6 +83,22 @@ void refuse_unread(const CLI::App& app) {
     if (!reads)
       io::fail<UsageError>("{}: {} has no effect here, it goes with: {}", app.get_name(), common.name,
                            names_of_readers(common));
+  }
+}
+
+void refuse_own_input(const CLI::App& app) {
+  constexpr std::string_view kInto[] = {"measure", "train"};  // files beside the model's, a run that goes on
+  const CLI::Option* out = app.get_option_no_throw("--out");
+  if (out == nullptr || out->count() == 0) return;
+  const bool into = std::ranges::find(kInto, app.get_name()) != std::end(kInto);
+  for (const auto& [name, shown] : {std::pair{"--data", "--data"}, {"--model", "MODEL"}}) {
+    const CLI::Option* input = app.get_option_no_throw(name);
+    if (input == nullptr || (into && input->check_name("--model"))) continue;
+    std::error_code ignored;
+    for (const std::string& file : input->results())
+      if (std::filesystem::equivalent(file, out->results()[0], ignored))
+        io::fail<UsageError>("{}: --out: found '{}', which is {}, allowed: another path", app.get_name(),
+                             out->results()[0], shown);
   }
 }
 

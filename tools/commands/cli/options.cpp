@@ -390,6 +390,7 @@ void Options::check() {
   if (!missing.empty())
     fail_missing(app_.get_name(), missing, std::ranges::count(missing, "MODEL") > 0 ? taken_words_ : "");
   refuse_unread(app_);
+  refuse_own_input(app_);
 }
 
 void fail_missing(const std::string& command, const std::vector<std::string>& names, const std::string& note) {
@@ -430,7 +431,7 @@ constexpr CommonOnes kCommonOnes[] = {
     {"doctor", "--all --device"},
     {"measurements merge", ""},
     {"measurements unify", "--ranks --world-size --experts --no-scales"},
-    {"measurements expand", "--world-size"},
+    {"measurements expand", "--ranks"},
     {"measurements postprocess", "--keep-orig"},
     {"measurements diff", "--tolerance --top"},
     {"measurements show", ""},

@@ -199,5 +199,7 @@ Shelf shelf_of(std::string_view command, std::string_view option);
 
 /// Throws UsageError for a common option that is given to a command that would not read it.
 void refuse_unread(const CLI::App& app);
+/// Throws UsageError for an --out that is what is read: --data, or the MODEL of a command that writes another one.
+void refuse_own_input(const CLI::App& app);
 
 }  // namespace fp8::commands

@@ -195,6 +195,8 @@ void run_inspect(const InspectOptions& o, Context& context) {
   if (!o.module.empty() && o.plot.empty()) throw UsageError("inspect: --module goes with --plot FILE");
   if (!o.plot.empty() && o.plot.extension() != ".svg")
     io::fail<UsageError>("--plot: found '{}', allowed: a name ending in .svg", o.plot.string());
+  if (o.tensors_only && (!o.html.empty() || !o.plot.empty()))
+    throw UsageError("inspect: --html and --plot draw what --tensors-only does not look at");
   if (is_training(o.path)) {
     refuse_plot(o, "a training run");
     refuse_cast_options(o, context, "a training run", /*compares=*/true);

@@ -212,7 +212,7 @@ std::vector<Command> measurements_commands() {
        "fp8 measurements merge stats-news stats-code --out merged", add_measurements_merge},
       {"unify", "Files of many ranks into files of fewer", "fp8 measurements unify stats --ranks 2 --out unified",
        add_measurements_unify},
-      {"expand", "A unified file into one per rank", "fp8 measurements expand unified --world-size 8 --out expanded",
+      {"expand", "A unified file into one per rank", "fp8 measurements expand unified --ranks 8 --out expanded",
        add_measurements_expand},
       {"postprocess", "vLLM: attention's products take the ranges that the key and value caches measured",
        "fp8 measurements postprocess stats/inc_output --keep-orig", add_measurements_postprocess},

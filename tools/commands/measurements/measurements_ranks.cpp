@@ -227,8 +227,9 @@ Action add_measurements_unify(Options& options) {
 Action add_measurements_expand(Options& options) {
   auto values = std::make_shared<ExpandOptions>();
   options.path("PATH", values->path, "Folder, prefix or file of a unified measurement", Options::Need::required);
-  options.integer("--world-size", values->world, 1, kMostRanks, "Ranks to write", "required");
-  options.require("--world-size");
+  options.integer("--ranks", values->world, 1, kMostRanks, "Ranks to write", "required");
+  options.require("--ranks");
+  options.renamed("--world-size", "--ranks");
   options.path("--out", values->out, "Folder to write to", Options::Need::required);
   options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) { expand(*values, context); };

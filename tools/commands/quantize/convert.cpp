@@ -69,6 +69,7 @@ void check_usage(ConvertCommand& c, const Context& context) {
   if (!block && (o.block.has_value() || o.power_of_two.has_value()))
     throw UsageError("convert: --block and --scale-format are --scheme block:N and block:e8m0");
   if (c.scheme.has_value()) quant::set_weights(o, *c.scheme);
+  if (c.verify && o.dry_run) throw UsageError("convert: --verify reads what --dry-run does not write");
   if (c.verify_only && (o.dry_run || c.share.join))
     throw UsageError("convert: --verify-only writes nothing, --dry-run and --join don't go with it");
 }

@@ -148,24 +148,6 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   return plan;
 }
 
-/// A scheme that no checkpoint of the form can hold is a command line that can't be right, whatever the model.
-void check_scheme(const QuantizeOptions& o, const quant::PlanOptions& plan) {
-  using enum quant::ActivationScaling;
-  if (plan.config.has_value()) return;
-  const bool is_static = plan.activations == static_tensor;
-  quant::Scheme scheme;
-  scheme.weights = plan.weights.value_or(is_static ? quant::WeightGranularity::tensor : scheme.weights);
-  const bool blocks = scheme.weights == quant::WeightGranularity::block;
-  if (is_static && blocks)
-    io::fail<UsageError>("quantize: --scheme {}: found --measurements, allowed: --dynamic, --weights-only",
-                         name_of(*o.scheme));
-  scheme.activations = blocks && plan.activations != none ? dynamic_group : plan.activations;
-  scheme.dialect = plan.dialect_or_ocp();
-  if (blocks) scheme.block = plan.block, scheme.power_of_two = plan.power_of_two;
-  if (const std::string problem = quant::form_named(o.form).scheme_problem(scheme); !problem.empty())
-    throw UsageError("quantize: " + io::spelled(problem, flag_of_option));
-}
-
 /// Adds the verdicts of the programs that read the form.
 void add_check(const std::filesystem::path& out, Report& report, const Context& context) {
   report.json["readers"] = io::Json::array();
@@ -192,7 +174,7 @@ void add_check(const std::filesystem::path& out, Report& report, const Context& 
 quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Share& share, Context& context) {
   quant::CheckpointOptions options;
   options.plan = plan_of(o, context);
-  check_scheme(o, options.plan);
+  check_scheme(o.form, options.plan);
   options.form = o.form;
   options.overwrite = o.overwrite;
   options.allow_nonfinite = o.allow_nonfinite;
@@ -445,29 +427,6 @@ void quantize(const QuantizeOptions& o, Context& context) {
   report.print(context);
 }
 
-/// --kv-cache, and what were options beside it.
-void add_kv_cache_option(Options& options, QuantizeOptions& o) {
-  const auto set = [&o](std::size_t i, const std::vector<std::string>& details) {
-    if (i > 0) o.kv_cache = i == 2;
-    return std::ranges::all_of(details, [&](const std::string& detail) {
-      const auto scales = parse_enum<quant::KvGranularity>(detail);
-      if (scales.has_value()) o.kv_scales = scales;
-      o.query_scale = o.query_scale || detail == "query";
-      return i == 2 ? scales.has_value() || detail == "query" : i == 0 && scales.has_value();
-    });
-  };
-  options.detailed_choice(
-      "--kv-cache", {"auto", "off", "fp8"}, set, "fp8:head, fp8:query, auto:head",
-      "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
-      "nothing else), and engines keep the cache in fp8; fp8:head: for each head (compressed-tensors); fp8:query: one "
-      "for queries too, of measurements by a QUANT_CONFIG, for engines that run attention in fp8 (default auto: off; "
-      "with --config as its lists say)");
-  options.choice<quant::KvGranularity>("--kv-cache-scales", o.kv_scales, "");
-  options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
-  options.flag("--query-scale", o.query_scale, "");
-  options.replaced("--query-scale", "--kv-cache fp8:query");
-}
-
 }  // namespace
 
 Action add_quantize(Options& options) {
@@ -502,7 +461,7 @@ Action add_quantize(Options& options) {
       "--format", forms, [values, forms](std::size_t i) { values->form = forms[i]; },
       "Form of the checkpoint: " +
           io::joined(quant::checkpoint_forms() | std::views::transform(&quant::CheckpointForm::help)));
-  add_kv_cache_option(options, *values);
+  add_kv_cache_option(options, {values->kv_cache, values->kv_scales, values->query_scale});
   options.patterns("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.patterns("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.choice<quant::ExpertForm>(

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::commands {
 namespace {
@@ -48,6 +50,44 @@ void add_scheme_option(Options& options, const SchemeTargets& targets, const std
   if (targets.unfused == nullptr) return;
   options.flag("--no-fuse-scales", *targets.unfused, "Own scales for q, k, v and for gate, up");
   options.replaced("--no-fuse-scales", "--scheme tensor:unfused");
+}
+
+void check_scheme(const std::string& form, const quant::PlanOptions& plan) {
+  using enum quant::ActivationScaling;
+  if (plan.config.has_value()) return;
+  const bool is_static = plan.activations == static_tensor;
+  quant::Scheme scheme;
+  scheme.weights = plan.weights.value_or(is_static ? quant::WeightGranularity::tensor : scheme.weights);
+  const bool blocks = scheme.weights == quant::WeightGranularity::block;
+  if (is_static && blocks)
+    throw UsageError("quantize: --scheme block and mx: found --measurements, allowed: --dynamic, --weights-only");
+  scheme.activations = blocks && plan.activations != none ? dynamic_group : plan.activations;
+  scheme.dialect = plan.dialect_or_ocp();
+  if (blocks) scheme.block = plan.block, scheme.power_of_two = plan.power_of_two;
+  if (const std::string problem = quant::form_named(form).scheme_problem(scheme); !problem.empty())
+    throw UsageError("quantize: " + io::spelled(problem, flag_of_option));
+}
+
+void add_kv_cache_option(Options& options, const KvCacheTargets& targets) {
+  const auto set = [targets](std::size_t i, const std::vector<std::string>& details) {
+    if (i > 0) targets.fp8 = i == 2;
+    return std::ranges::all_of(details, [&](const std::string& detail) {
+      const auto scales = parse_enum<quant::KvGranularity>(detail);
+      if (scales.has_value()) targets.scales = scales;
+      targets.query = targets.query || detail == "query";
+      return i == 2 ? scales.has_value() || detail == "query" : i == 0 && scales.has_value();
+    });
+  };
+  options.detailed_choice(
+      "--kv-cache", {"auto", "off", "fp8"}, set, "fp8:head, fp8:query, auto:head",
+      "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
+      "nothing else), and engines keep the cache in fp8; fp8:head: for each head (compressed-tensors); fp8:query: one "
+      "for queries too, of measurements by a QUANT_CONFIG, for engines that run attention in fp8 (default auto: off; "
+      "with --config as its lists say)");
+  options.choice<quant::KvGranularity>("--kv-cache-scales", targets.scales, "Of --kv-cache fp8");
+  options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
+  options.flag("--query-scale", targets.query, "Of --kv-cache fp8");
+  options.replaced("--query-scale", "--kv-cache fp8:query");
 }
 
 }  // namespace fp8::commands

@@ -23,7 +23,7 @@ class CommonOptions : public ::testing::Test {
     folder_ = new test::TempDir;
     std::ofstream(*folder_ / "quant.json") << R"({"mode": "QUANTIZE", "device_for_scales": "GAUDI3"})";
     ASSERT_EQ(run_fp8("measure --model $DEMO --data $HELDOUT --samples 1 --out {}", at("stats")).code, 0);
-    ASSERT_EQ(run_fp8("measurements expand {} --world-size 2 --out {}", at("stats"), at("ranks")).code, 0);
+    ASSERT_EQ(run_fp8("measurements expand {} --ranks 2 --out {}", at("stats"), at("ranks")).code, 0);
     ASSERT_EQ(run_fp8("quantize --model $DEMO --dynamic --out {}", at("fp8")).code, 0);
   }
   static void TearDownTestSuite() {
@@ -75,7 +75,7 @@ std::vector<Case> cases(const std::function<std::string(const std::string&)>& at
       {args("config explain {}", at("quant.json")), false, true},
       {args("measurements merge {} {} --out OUT", at("stats"), at("stats"))},
       {args("measurements unify {} --out OUT", at("ranks"))},
-      {args("measurements expand {} --world-size 2 --out OUT", at("stats"))},
+      {args("measurements expand {} --ranks 2 --out OUT", at("stats"))},
       {args("measurements postprocess {} --out OUT", at("stats"))},
       {args("measurements diff {} {}", at("stats"), at("stats"))},
       {args("measurements show {}", at("stats"))},

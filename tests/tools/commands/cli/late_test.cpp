@@ -48,7 +48,7 @@ const Misuse kMisuses[] = {
     {{"config"}, {"show", "quant.json"}, "config: found 'show', allowed: explain, check"},
     {{"measurements", "merge"}, {"stats"}, "merge: --out is required"},
     {{"measurements", "unify"}, {"--out", "o"}, "unify: PATH is required"},
-    {{"measurements", "expand"}, {"--out", "o"}, "expand: PATH and --world-size are required"},
+    {{"measurements", "expand"}, {"--out", "o"}, "expand: PATH and --ranks are required"},
     {{"measurements", "postprocess"}, {"--keep"}, "postprocess: unknown option '--keep'"},
     {{"measurements", "diff"}, {"stats"}, "diff: AFTER is required"},
     {{"measurements", "show"}, {}, "show: PATH is required"},

@@ -28,6 +28,16 @@ TEST(Fp8, WrongUsageIsExitCode2) {
     expect_error(run_fp8({"--json", command}), 2, "unknown option '--json', allowed: --help, --version or a command");
 }
 
+TEST(Fp8, NoOutputTakesThePlaceOfTheInput) {
+  const test::TempDir folder;
+  const std::string text = (folder / "text.txt").string();
+  std::ofstream(text) << "In the beginning";
+  fs::create_hard_link(text, folder / "link.txt");
+  for (const auto& out : {fs::path(text), folder / "." / "text.txt", folder / "link.txt"})
+    expect_error(run_fp8("embed $DEMO --data {} --out {}", text, out), 2, "which is --data, allowed: another path");
+  EXPECT_EQ(read_file(text), "In the beginning");
+}
+
 TEST(Fp8, BadValuesNameTheAllowedOnes) {
   EXPECT_GOLDEN(wrong_usage(text));
   expect_error(run_fp8("evaluate --model {} --data d", ""), 2, "--model");

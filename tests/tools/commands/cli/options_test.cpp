@@ -184,7 +184,7 @@ TEST(OptionShelves, NewcomersSeeFew) {
   EXPECT_EQ(shelf_of("quantize", "--dynamic"), Shelf::common);
   EXPECT_EQ(shelf_of("quantize", "--shard-size"), Shelf::advanced);
   EXPECT_EQ(shelf_of("quantize", "--lease-seconds"), Shelf::processes);
-  EXPECT_EQ(shelf_of("measurements expand", "--world-size"), Shelf::common);
+  EXPECT_EQ(shelf_of("measurements expand", "--ranks"), Shelf::common);
   EXPECT_EQ(shelf_of("quantize", "--json"), Shelf::common);
   EXPECT_EQ(shelf_of("somebody's", "--shares"), Shelf::common);
 }

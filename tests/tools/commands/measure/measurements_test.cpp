@@ -71,7 +71,7 @@ TEST_F(Measurements, UnifyAndExpandWithScales) {
             1);  // again: the mod_list is there
   EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["LocalRank"], -1);
   EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["Nodes"]["m"]["inputs"][0][0][0], 10);
-  EXPECT_EQ(json_of(args("measurements expand {} --world-size 8 --out {} --json", dir / "one", eight))["sets"], 2);
+  EXPECT_EQ(json_of(args("measurements expand {} --ranks 8 --out {} --json", dir / "one", eight))["sets"], 2);
   EXPECT_EQ(files_in(eight).size(), 8u * 5);
   EXPECT_EQ(io::read_json(dir / "eight/p_hooks_maxabs_MAXABS_POW2_7_8.json")["Nodes"]["m"]["inputs"][0], 8);
 }
@@ -90,8 +90,7 @@ TEST_F(Measurements, MissingRanksAndWrongNumbersAreNamed) {
               HasSubstr("say which with --world-size"));
   EXPECT_THAT(command_error(args("measurements unify {} --world-size 8 --out {}", in, out)),
               HasSubstr("7 of 8 ranks are missing"));
-  EXPECT_THAT(command_error(args("measurements expand {} --world-size 2 --out {}", in, out)),
-              HasSubstr("unify them first"));
+  EXPECT_THAT(command_error(args("measurements expand {} --ranks 2 --out {}", in, out)), HasSubstr("unify them first"));
   EXPECT_THAT(command_error(args("measurements show {}", dir / "gone")),
               HasSubstr("gone: expected measurement or scale files"));
 }
