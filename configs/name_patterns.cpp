@@ -8,6 +8,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <map>
 
@@ -208,8 +209,56 @@ bool matches_wildcard(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
+namespace {
+
+/// The alternatives of a list of numbers and ranges, "0|3|4|5"; empty if it is none.
+std::string alternatives_of(std::string_view list) {
+  constexpr std::size_t kMost = 10'000;
+  std::string out;
+  std::size_t count = 0;
+  while (!list.empty()) {
+    const std::string_view entry = list.substr(0, list.find(','));
+    const std::size_t hyphen = entry.find('-');
+    std::size_t first = 0, last = 0;
+    const auto read = [](std::string_view text, std::size_t& value) {
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+      return error == std::errc() && end == text.data() + text.size();
+    };
+    if (!read(entry.substr(0, hyphen), first)) return "";
+    if (hyphen == std::string_view::npos)
+      last = first;
+    else if (!read(entry.substr(hyphen + 1), last))
+      return "";
+    for (; first <= last; ++first) {
+      if (++count > kMost) return "";
+      out += (out.empty() ? "" : "|") + std::to_string(first);
+    }
+    list.remove_prefix(std::min(entry.size() + 1, list.size()));
+  }
+  return count > 1 ? out : "";
+}
+
+/// `pattern` with each ".{0,3-5}" that is a part of a name as the alternatives that it stands for.
+std::string without_lists(std::string_view pattern) {
+  std::string text;
+  for (std::size_t at = 0; at < pattern.size(); ++at) {
+    const std::size_t end = pattern.substr(at).starts_with(".{") ? pattern.find('}', at) : std::string_view::npos;
+    const bool part = end != std::string_view::npos && (end + 1 == pattern.size() || pattern[end + 1] == '.') &&
+                      (at == 0 || pattern[at - 1] != '\\');
+    const std::string numbers = part ? alternatives_of(pattern.substr(at + 2, end - at - 2)) : "";
+    text += numbers.empty() ? std::string(1, pattern[at]) : "\\.(?:" + numbers + ")(?![0-9])";
+    if (!numbers.empty()) at = end;
+  }
+  return text;
+}
+
+}  // namespace
+
 NamePatterns::NamePatterns(const std::vector<std::string>& patterns, std::string_view where) {
-  for (const auto& pattern : patterns) add(pattern, where);
+  for (const auto& pattern : patterns) {
+    patterns_.emplace_back(without_lists(pattern), where);
+    written_.push_back(pattern);
+  }
 }
 
 void NamePatterns::add_ignored(std::string_view entry, std::string_view where) {

@@ -325,9 +325,9 @@ void CheckpointPlan::drop_idle_hints() {
     if (scheme.is_static() && (!measured.has_value() || measured->find(m->name) == nullptr)) return false;
     return form_.weight_problem({m->name, m->shape[0], m->shape[1], scheme}).empty();
   };
+  const std::string hint = io::spelled(include_hint(), options_.plan.spelling);
   for (auto& s : plan_.skipped) {
-    if (s.reason.ends_with(include_hint()) && !can_be(modules_.find(s.name)))
-      s.reason.resize(s.reason.size() - include_hint().size());
+    if (s.reason.ends_with(hint) && !can_be(modules_.find(s.name))) s.reason.resize(s.reason.size() - hint.size());
   }
 }
 

@@ -9,8 +9,9 @@
 namespace fp8::quant {
 
 ModulePatterns::ModulePatterns(const PlanOptions& options)
-    : options_(options), include_(options.include, io::option("include")) {
-  for (const auto& pattern : options.exclude) exclude_.add(pattern, io::option("exclude"));
+    : options_(options),
+      include_(options.include, io::option("include")),
+      exclude_(options.exclude, io::option("exclude")) {
   for (const auto& entry : options.ignore) exclude_.add_ignored(entry, io::option("ignore"));
 }
 

@@ -76,6 +76,24 @@ TEST(Plan, IgnoreIsLlmCompressors) {
   }
 }
 
+TEST(Plan, FoldedNamesCanBeCopied) {
+  std::vector<ModuleInfo> model;
+  for (int i = 0; i < 13; ++i) model.push_back({"model.layers." + std::to_string(i) + ".up_proj", "Linear", {8, 4}});
+  const auto kept = [&](const std::string& pattern) {
+    PlanOptions o;
+    o.exclude = {pattern};
+    std::vector<std::string> names;
+    for (const auto& s : make_plan(model, o).skipped) names.push_back(s.name.substr(13, s.name.find('.', 13) - 13));
+    return names;
+  };
+  EXPECT_THAT(kept("model.layers.{0,2-4}.up_proj"), ElementsAre("0", "2", "3", "4"));
+  EXPECT_THAT(kept("model.layers.{1,12}.up_proj"), ElementsAre("1", "12")) << "no three characters";
+  EXPECT_THAT(kept("layers.{1,2}"), ElementsAre("1", "2")) << "not 10 to 12";
+  EXPECT_THAT(kept("model.layers.*.up_proj"), ::testing::SizeIs(13));
+  EXPECT_THAT(kept(R"(layers\.\d{2}\.)"), ElementsAre("10", "11", "12")) << "a regular expression as ever";
+  EXPECT_THAT(kept(R"(layers\.1{1,2}\.)"), ElementsAre("1", "11"));
+}
+
 // A model in memory has an expert's gate above its up in one module; its files have two names for it.
 TEST(Plan, PatternsMeanTheNamesOfTheCheckpoint) {
   const std::vector<ModuleInfo> model = {{"experts.moe_op.w13_list.0", "MoeMatmul", {8, 4}},

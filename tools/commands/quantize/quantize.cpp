@@ -477,8 +477,8 @@ Action add_quantize(Options& options) {
       "--towers", {"keep", "fp8"}, [values](std::size_t i) { values->modules.towers = i == 1; },
       "Vision and audio towers and their projectors: in high precision (default), or like the rest");
   options.list("--ignore", values->ignore,
-               "Keep modules in high precision as llm-compressor does: names (lm_head,model.norm), or re:EXPRESSION, "
-               "matched from a name's start");
+               "Keep modules in high precision as llm-compressor's ignore does: whole names (several with commas), or "
+               "re:EXPRESSION, matched from a name's start");
   options.list(
       "--ignore-spelling", values->ignore_spelling,
       "One more entry for the file's list of modules in high precision, as its form spells them (\"re:.*\\.gate$\")");
