@@ -114,6 +114,8 @@ ROWS = {
     "chat": lambda lines: quality_row(lines, "SmolLM2-135M, chats by its template"),
 }
 
+OF_TEXT = ("smollm2", "chat")
+
 
 def stored():
     """(what the first line says, {row: lines})"""
@@ -123,7 +125,7 @@ def stored():
 
 def table(head, rows):
     """The table of README.md, and the sentence below it."""
-    shown = [[*ROWS[row](lines), spread(lines), f"`./tools/bench --readme {row}`"] for row, lines in rows.items() if lines]
+    shown = [[*ROWS[row](lines), spread(lines), f"`./tools/bench --readme {row}{' --text TEXT' if row in OF_TEXT else ''}`"] for row, lines in rows.items() if lines]
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in [["what", "fp8", "others", "spread", "command"], ["---"] * 5, *shown])
     when = sorted({(line["date"], line["commit"]) for lines in rows.values() for line in lines})
     versions = ", ".join(f"{name} {version}" for name, version in head["peers"].items())
@@ -194,7 +196,7 @@ def measure_quality(chat):
 
         if options.text is None:
             sys.exit("readme: error: found no --text, allowed: a text of 1 MB or more, such as WikiText-2 (raw, validation)")
-        return quality.smollm2_lines(peers.FP8, pathlib.Path(options.text), chat)
+        return [{**line, "text": pathlib.Path(options.text).name} for line in quality.smollm2_lines(peers.FP8, pathlib.Path(options.text), chat)]
 
     return measure
 
