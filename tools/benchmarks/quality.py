@@ -100,10 +100,10 @@ def smollm2_lines(fp8, text, chat):
 
 
 def judged(fp8, folder, reference, data, *more):
-    """Perplexities, KL in nats, agreement and the number of tokens."""
+    """Perplexities, KL in nats, agreement, the number of tokens, and intervals where evaluate gives them."""
     text = peer_packages.run([fp8, "evaluate", "--json", "--model", folder, "--reference", reference, "--data", data, *more])
     found = json.loads(text)
-    return {key: found[key] for key in ("perplexity", "reference_perplexity", "kl", "top1_agreement", "tokens")}
+    return {key: found[key] for key in ("perplexity", "reference_perplexity", "kl", "top1_agreement", "tokens", "intervals") if key in found}
 
 
 def kl(fp8, of, folder):

@@ -89,6 +89,12 @@ def change(line, before):
     return f"{100 * (line['perplexity'] / before['perplexity'] - 1):+.2f} %"
 
 
+def kl_of(line):
+    """With its 95 % interval, where evaluate gave one."""
+    around = line.get("intervals", {}).get("kl")
+    return f"{line['kl']:.4f}" + (f" ({around[0]:.4f} to {around[1]:.4f})" if around else "")
+
+
 def demo_row(lines):
     changes, kl = [100 * (line["perplexity"] / line["reference_perplexity"] - 1) for line in lines], [line["kl"] for line in lines]
     return ["perplexity of the demo model, 16 KB of text in chunks of 64 to 256; KL",
@@ -99,7 +105,7 @@ def quality_row(lines, what):
     found = {line["who"]: line for line in lines}
     before, plain, best = found["bf16"], found["fp8 --dynamic"], found["fp8 --dynamic, gptq and mse"]
     return [f"{what}, {before['tokens']:,} tokens: perplexity, KL",
-            f"{plain['perplexity']:.3f} ({change(plain, before)}), {plain['kl']:.4f}; with both roundings {best['perplexity']:.3f} ({change(best, before)}), {best['kl']:.4f}",
+            f"{plain['perplexity']:.3f} ({change(plain, before)}), {kl_of(plain)}; with both roundings {best['perplexity']:.3f} ({change(best, before)}), {kl_of(best)}",
             f"bf16 {before['perplexity']:.3f}"]
 
 
