@@ -48,8 +48,8 @@ class Check {
     look_at_experts();
     look_outside();
     look_at_mx();
-    if (!stored.kv.empty() && is_compressed_tensors() && has_cached_towers(modules_.names()))
-      of_transformers_.push_back("kv_cache_scheme: transformers asks for scales of the tower's attention, too");
+    if (!stored.kv.empty()) look_at_caches(stored.kv);
+    look_at_fp8_form();
     auto incomplete = incomplete_parts(checkpoint_, model_config_, modules_);
     misread_.insert(misread_.end(), incomplete.begin(), incomplete.end());
   }
@@ -143,6 +143,40 @@ class Check {
     if (dtype != "bfloat16")
       of_transformers_.push_back(mx->first + ": transformers decodes MXFP8 to bfloat16, the model is " +
                                  io::printable(dtype) + ", and products of the two fail; expected a model in bfloat16");
+  }
+
+  /// transformers has scales of caches in compressed-tensors alone, which gives them to every attention that takes a
+  /// cache and has a projection of one of these names (lifecycle/initialize.py).
+  void look_at_caches(const std::vector<KvScales>& kv) {
+    if (!is_compressed_tensors()) {
+      of_transformers_.push_back(kv.front().attention + ": transformers has no scales of caches in this form");
+      return;
+    }
+    if (has_cached_towers(modules_.names()))
+      of_transformers_.push_back("kv_cache_scheme: transformers asks for scales of the tower's attention, too");
+    if (lacks_kv_heads(modules_.names(), model_config_))
+      of_transformers_.emplace_back("kv_cache_scheme: transformers has no scales of caches in this family");
+    constexpr const char* kProjections[] = {"k_proj", "v_proj", "qkv_proj", "kv_b_proj"};
+    const auto lost = std::ranges::find_if(kv, [&](const KvScales& scales) {
+      return std::ranges::none_of(kProjections, [&](const char* projection) {
+        return modules_.find(scales.attention + "." + projection) != nullptr;
+      });
+    });
+    if (lost != kv.end())
+      of_transformers_.push_back(lost->attention +
+                                 ": transformers takes scales of caches beside k_proj, v_proj, qkv_proj or kv_b_proj");
+  }
+
+  /// In compressed-tensors alone transformers splits modules with their scales, and has weights in their own types.
+  void look_at_fp8_form() {
+    if (is_compressed_tensors()) return;
+    if (mixes_floats(modules_.names()))
+      of_transformers_.emplace_back("config.json: transformers mixes float32 with bfloat16 in this family and form");
+    const auto split = std::ranges::find_if(
+        quantized_, [&](const auto& module) { return modules_.names().parts_on_load(module).count > 1; });
+    if (split != quantized_.end())
+      of_transformers_.push_back(*split +
+                                 ": transformers splits it on load, which it can't do with scales in this form");
   }
 
   /// Modules in fp8 that no block of the language model has: not those of draft layers that are like its own.

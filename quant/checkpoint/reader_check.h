@@ -8,6 +8,8 @@
 //   modules that run as one product, halved                    vLLM refuses the file
 //   a table of embeddings in fp8                               no reader decodes it
 //   single experts of a family whose reader takes stacks       transformers has no names for them
+//   a module that is split on load, in a form without a way   transformers fails, or drops its scales
+//   scales of caches that no attention of transformers takes   transformers drops them
 //   a family whose experts transformers can't join             transformers refuses the file
 //   MXFP8 in a model that is not bfloat16                      transformers decodes it to bfloat16, and products fail
 //   a stack of experts, and no entry for their layer           vLLM builds fp8 experts and looks for their scales

@@ -99,8 +99,8 @@ const std::vector<Family>& rows() {
        .embeddings = "embed_tokens.*",
        .heads = "lm_heads.*"},
       {.model_types = "zamba",
-       .refused =  // 5.23: modeling_zamba.py:857
-       "its layers share one transformer block, and transformers ties the weights without their scales"},
+       .refused = "its layers share one transformer block, and transformers ties the weights without their scales "
+                  "(modeling_zamba.py:857)"},
       {.model_types = "blt", .outside = "local_encoder. local_decoder. global_transformer. patcher."},
       {.model_types = "xglm xlstm"},
       // Encoders
@@ -182,8 +182,9 @@ const std::vector<Family>& rows() {
        .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
       {.model_types = "diffusion_gemma",
-       .refused =  // 5.23: modeling_diffusion_gemma.py:1467
-       "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale"},
+       .refused =
+           "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale "
+           "(modeling_diffusion_gemma.py:1467)"},
       {.model_types = "molmo2",
        .split = "self_attn.att_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.ff_proj>mlp.up_proj+mlp.gate_proj",

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#include "fp8/quant/names/readers.h"
+#include "fp8/runtime/io/base/fail.h"
+
 namespace fp8::quant {
 namespace {
 
@@ -244,9 +247,11 @@ std::string ModelNames::refused(const std::vector<std::string>& modules) const {
     if (!row->refused.empty()) return std::string(row->refused);
     for (const Text entry : parts_of(row->split, ' ')) {
       const Split split = split_of(entry);
-      if (split.whole && lacks(split.module))  // transformers 5.23: quantizers/base.py:375, core_model_loading.py:1247
-        return "transformers asks every quantized file of this family for the scales of " + std::string(split.module) +
-               " and fails to load one without that module";
+      if (split.whole && lacks(split.module))
+        return io::message(
+            "transformers asks every quantized file of this family for the scales of {} and fails to load one without "
+            "that module ({}: quantizers/base.py:375, core_model_loading.py:1247)",
+            split.module, release_of(CheckpointReader::transformers));
     }
   }
   return "";

@@ -27,6 +27,12 @@ constexpr std::string_view kNotInTransformers =
 /// transformers' classes of attention in a tower whose forward takes "past_key_values".
 constexpr std::string_view kCachedTowers = "audioflamingo3 deepseek_ocr2 dots3_note llama4";
 
+/// Types without num_key_value_heads in transformers' class of their config.
+constexpr std::string_view kNoKvHeads = "bart bloom falcon gpt2 gpt_neox gptj mpt mt5 opt t5";
+
+/// Types with weights in transformers' _keep_in_fp32_modules_strict that a product with bfloat16 follows.
+constexpr std::string_view kMixesFloats = "granite_speech5_ctc inkling2 inkling2_text";
+
 /// vLLM's registry (model_executor/models/registry.py), without draft models and without those that it runs through
 /// transformers' classes.
 constexpr std::string_view kVllmClasses =
@@ -151,6 +157,12 @@ std::string release_of(CheckpointReader reader) {
 }
 
 bool has_cached_towers(const ModelNames& names) { return holds(kCachedTowers, names.model_type()); }
+
+bool mixes_floats(const ModelNames& names) { return holds(kMixesFloats, names.model_type()); }
+
+bool lacks_kv_heads(const ModelNames& names, const io::Json& config) {
+  return holds(kNoKvHeads, names.model_type()) && !config.contains("num_key_value_heads");
+}
 
 std::string why_not_known(CheckpointReader reader, const ModelNames& names, const io::Json& config) {
   if (!names.known()) return "no row of the table of families is of model_type " + io::in_quotes(names.model_type());

@@ -13,6 +13,7 @@ import reference
 
 LARGEST_ERROR = 0.2    # relative error of the logits
 LARGEST_KL = 2e-2
+COARSE = 2             # times these: with one scale per tensor
 LEAST_SHARE = 0.95     # of the linear weights' elements in fp8
 
 HEAD = re.compile(r"(lm_head|score|classifier(\.out_proj)?|qa_outputs)\.weight$")  # the last layer, not those before it
@@ -36,8 +37,10 @@ FORMS |= {
     "fp8-tensor": ["--dynamic", "--scheme", "tensor", "--format", "fp8"],
     "fp8-static": [STATIC, "--format", "fp8"],
     "fp8-block": ["--dynamic", *BLOCK, "--format", "fp8"],
+    "fp8-kv": ["--dynamic", *BLOCK, "--format", "fp8", STATIC, "--kv-cache", "fp8"],
 }
-BLOCKS = ("block", "mx", "weights-block", "fp8-block")
+TENSORS = ("dynamic-tensor", "weights-tensor", "static-tensor", "static-kv", "fp8-tensor", "fp8-static")
+BLOCKS = ("block", "mx", "weights-block", "fp8-block", "fp8-kv")
 
 
 def run(binary, arguments, folder):
@@ -130,8 +133,9 @@ def fold(names):
     return sorted({re.sub(r"(?<=\.)\d+(?=\.|$)", "N", name) for name in names})
 
 
-def loaded(class_name, out, saved, torch):
-    """What transformers does with a written folder: ({what the row tells of it}, why it is not the model; empty: it is)."""
+def loaded(class_name, out, saved, slack, torch):
+    """What transformers does with a written folder: ({what the row tells of it}, why it is not the model; empty: it is).
+    slack: times the largest errors."""
     try:
         model, problems = reference.load(class_name, out, torch)
     except Exception as error:  # noqa: BLE001: whatever the reader says is the cause
@@ -144,7 +148,7 @@ def loaded(class_name, out, saved, torch):
     except Exception as error:  # noqa: BLE001
         return {"keys": problems}, ["run: " + first_line(error), *causes]
     causes += [f"{name}: relative error {error:.3g}, KL {kl:.3g}" for name, (error, kl) in errors.items()
-               if not error <= LARGEST_ERROR or not kl <= LARGEST_KL]
+               if not error <= slack * LARGEST_ERROR or not kl <= slack * LARGEST_KL]
     return {"keys": problems, "errors": {name: [round(e, 5), float(f"{kl:.3g}")] for name, (e, kl) in errors.items()}}, causes
 
 
@@ -172,7 +176,7 @@ def check(model_type, class_name, folder, form, stats, binary, work, more, torch
                                          misfits(report) if form in BLOCKS else ())
         row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
         readers = {verdict["reader"]: verdict for verdict in report["readers"]}
-        did, causes = loaded(class_name, out, saved, torch)
+        did, causes = loaded(class_name, out, saved, COARSE if form in TENSORS else 1, torch)
         verdict, causes = judged(readers["transformers"], causes)
         row |= did | {"rules": [verdict["rules"] for verdict in readers.values()], "vllm": readers["vLLM"]["loads"]}
         bad = [f"heads in fp8: {' '.join(fold(heads)[:4])}"] if heads else []

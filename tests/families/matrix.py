@@ -113,9 +113,10 @@ HEADING = f"""<!-- SPDX-License-Identifier: Apache-2.0 -->
 
 Results of the last run of `tests/families/matrix.py`. Each row is a tiny random checkpoint, quantized by `fp8
 quantize`, loaded with transformers and compressed-tensors (versions: tools/setup) and compared with the high precision
-model: relative error of the logits at most {check.LARGEST_ERROR}, KL at most {check.LARGEST_KL}, at least {100 * check.LEAST_SHARE:.0f} % of the linear weights' elements in
-fp8 outside embeddings, heads, routers and towers. What `fp8 quantize --check` says of transformers must be what happens:
-a row is right where both accept the file, unread where both do not, and wrong where they differ.
+model: relative error of the logits at most {check.LARGEST_ERROR}, KL at most {check.LARGEST_KL} (twice that with one scale per tensor), at
+least {100 * check.LEAST_SHARE:.0f} % of the linear weights' elements in fp8 outside embeddings, heads, routers and towers. What `fp8 quantize
+--check` says of transformers must be what happens: a row is right where both accept the file, unread where both do not,
+and wrong where they differ.
 
     ./tools/test --families --table tests/families/table.md
 

@@ -163,25 +163,34 @@ TEST(ReaderCheck, ScalesThatAReaderHasNot) {
   config["model_type"] = "qwen3_moe";
   fine.write("config.json", config);
   EXPECT_EQ(problems(check_readers(fine.path()), "transformers").find("experts of"), std::string::npos);
+  const std::string joined = "model.layers.0.mlp.ff_proj";  // transformers makes two modules of it
+  config["model_type"] = "molmo2";
+  const HandCheckpoint split(nullptr, {codes(joined, 4, 4), f32(joined + ".weight_scale_inv", {2, 2}, {1, 1, 1, 1})});
+  split.write("config.json", config);
+  EXPECT_THAT(problems(check_readers(split.path()), "transformers"), HasSubstr(joined + ": transformers splits it"));
 }
 
-/// compressed-tensors' config says of caches that there are some; Llama 4's vision attention takes one in transformers.
-TEST(ReaderCheck, ScalesOfCachesThatTowersLack) {
+/// compressed-tensors' config says of caches that there are some; Llama 4's vision attention takes one in transformers,
+/// and attention without a projection of keys takes none.
+TEST(ReaderCheck, ScalesOfCachesThatTransformersMissesOrDrops) {
   const std::string attention = "model.layers.0.self_attn.";
   const Output like("compressed-tensors");
   auto config = io::read_json(like.dir / "out/config.json");
   config["quantization_config"]["kv_cache_scheme"] = {
       {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
-  const HandCheckpoint hand(
-      nullptr, {codes(attention + "o_proj", 4, 4), f32(attention + "o_proj.weight_scale", {4, 1}, {1, 1, 1, 1}),
-                f32(attention + "k_scale", {1}, {1}), f32(attention + "v_scale", {1}, {1})});
-  for (const char* type : {"llama4", "llama4_text"}) {
+  const auto found = [&](const std::string& projection, const char* type) {
+    const HandCheckpoint hand(nullptr, {codes(attention + projection, 4, 4),
+                                        f32(attention + projection + ".weight_scale", {4, 1}, {1, 1, 1, 1}),
+                                        f32(attention + "k_scale", {1}, {1}), f32(attention + "v_scale", {1}, {1})});
     config["model_type"] = type;
     hand.write("config.json", config);
-    const bool said =
-        problems(check_readers(hand.path()), "transformers").find("kv_cache_scheme: ") != std::string::npos;
-    EXPECT_EQ(said, std::string(type) == "llama4") << type;
-  }
+    return problems(check_readers(hand.path()), "transformers");
+  };
+  EXPECT_THAT(found("k_proj", "llama4"), HasSubstr("kv_cache_scheme: "));
+  EXPECT_THAT(found("k_proj", "llama4_text"), Not(HasSubstr("kv_cache_scheme: ")));
+  EXPECT_THAT(found("k_proj", "opt"), HasSubstr("no scales of caches in this family"));
+  EXPECT_THAT(found("k_proj", "falcon"), Not(HasSubstr("scales of caches")));
+  EXPECT_THAT(found("query_key_value", "falcon"), HasSubstr("self_attn: transformers takes scales of caches beside"));
 }
 
 /// By the sources of vLLM 0.32 (compressed_tensors.py, compressed_tensors_moe_w8a8_fp8.py, fp8.py, modelopt.py,
@@ -238,6 +247,19 @@ TEST(ReaderCheck, SchemesOfEachFormAndPlace) {
       EXPECT_THAT(found, HasSubstr(wanted)) << c.scheme.describe();
     }
   }
+}
+
+TEST(ReaderCheck, WhatVllmRefusesIsWarnedOfInTheSameWords) {
+  TempDir dir;
+  write_llama(dir / "m", small_llama(at::kFloat));
+  CheckpointOptions o;
+  set_weights(o.plan, WeightWord::block);
+  o.plan.block = {4, 4};
+  const auto report = quantize_checkpoint(dir / "m", dir / "out", o);
+  std::string found = problems(check_readers(dir / "out"), "vLLM");
+  ASSERT_THAT(found, HasSubstr("found 4x4"));
+  found.pop_back();
+  EXPECT_THAT(report.warnings, Contains("not for vLLM 0.32: " + found));
 }
 
 /// transformers joins the experts that it has stacked, and has those of Llama 4 as modules; vLLM joins all.

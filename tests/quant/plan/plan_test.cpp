@@ -209,9 +209,6 @@ TEST(Plan, StaticTakesItsScalesFromTheMeasurement) {
   EXPECT_EQ(plan.modules[0].measured_weight_amax, 1.0f);
   EXPECT_EQ(plan.measurements, o.measurements->fingerprint());
   EXPECT_TRUE(plan.warnings.empty());
-  o.weights = WeightGranularity::channel;
-  ASSERT_EQ(make_plan(kModel, o).warnings.size(), 1u);
-  EXPECT_NE(make_plan(kModel, o).warnings[0].find("vLLM"), std::string::npos);
 }
 
 TEST(Plan, UnmeasuredModulesAreNamed) {
