@@ -244,6 +244,21 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
   return forms[form == of_first.end() ? 0 : static_cast<std::size_t>(form - of_first.begin())];
 }
 
+namespace {
+
+/// Routers stand where the experts do: of stacks that transformers wrote not where the model in memory has them.
+void rename_beside_experts(measure::MeasurementFile& file, const io::Checkpoint& checkpoint) {
+  const auto rename = [&](std::string& name) {
+    if (name.ends_with(kMixture) || name.find(std::string(kMixture) + ".") != std::string::npos) return;
+    const std::string tensor = beside_experts(name + std::string(kWeight), checkpoint)[0].tensor;
+    if (checkpoint.contains(tensor)) name = tensor.substr(0, tensor.size() - kWeight.size());
+  };
+  for (auto& m : file.modules) rename(m.module);
+  std::ranges::for_each(file.selected, rename);
+}
+
+}  // namespace
+
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
                                                 std::vector<std::string>& warnings) {
   const auto ends_in_mixture = [&](const std::string& name) {
@@ -260,6 +275,7 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
   std::erase_if(file.selected, is_tied);
   const bool any = std::ranges::any_of(file.modules, [&](const auto& m) { return ends_in_mixture(m.module); });
   if (!any) return file;
+  rename_beside_experts(file, checkpoint);
   const auto* family = family_of_experts(checkpoint);
   measure::MeasurementFile out = file;
   out.model.reset();  // of the model in memory, which has other names

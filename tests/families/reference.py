@@ -24,7 +24,8 @@ def load(class_name, folder, torch):
     config = json.loads((folder / "config.json").read_text())
     model_class = getattr(transformers, class_name)
     options = {"dtype": getattr(torch, config["dtype"])}
-    if "quantization_config" in config and model_class.forward is torch.nn.Module.forward:
+    quantization = config.get("quantization_config", {})
+    if quantization.get("quant_method") == "compressed-tensors" and model_class.forward is torch.nn.Module.forward:
         # compressed-tensors decodes when the model's own forward begins, which such a model has not
         options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
     try:
