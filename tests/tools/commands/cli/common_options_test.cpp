@@ -334,7 +334,9 @@ TEST(Flags, WhatTheProgramPrefersIsADefault) {
 }
 
 /// Of modelopt's checkpoints and of our own pages: words that look like variables.
-const std::set<std::string> kOtherWords = {"FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_REPORT_DATA"};
+const std::set<std::string> kOtherWords = {
+    "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_REPORT_DATA", "FP8_DYNAMIC", "FP8_STATIC", "FP8_BLOCK",
+    "FP8_WEIGHT_ONLY",           "FP8_KV"};
 
 /// The texts of a binary, as `strings` finds them: whole, so that what the compiler laid into code is none.
 std::set<std::string> names_in(const fs::path& path) {
