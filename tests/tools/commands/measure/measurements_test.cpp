@@ -209,7 +209,7 @@ TEST_F(Measurements, OfFarFewerSamplesThanAskedForSayIt) {
 /// fp8 evaluate under a QUANT_CONFIG says what it did, as nothing else on its command line does.
 TEST_F(Measurements, ByQuantConfigAreSaid) {
   const auto stats = (dir / "stats/inc").string();
-  const auto run = [&](const char* keys, const char* more = "") {
+  const auto run = [&](const char* keys, const std::vector<std::string>& more = {}) {
     const auto path = (dir / "q.json").string();
     std::ofstream(path) << R"({"dump_stats_path": ")" << stats << R"(", "blocklist": {"names": ["lm_head"]}, )" << keys
                         << "}";
@@ -229,12 +229,12 @@ TEST_F(Measurements, ByQuantConfigAreSaid) {
   EXPECT_TRUE(fs::exists(backup / "inc_hooks_maxabs.json")) << backup;
   EXPECT_EQ(backup.filename().string().find(':'), std::string::npos) << "not every file system takes colons";
   EXPECT_EQ(run(R"("mode": "QUANTIZE")"),
-            "28 modules and 12 nodes run in fp8, 1 stay in high precision\nstatic scales of " + stats +
+            "28 modules and 12 nodes run in fp8, 2 stay in high precision\nstatic scales of " + stats +
                 "_hooks_maxabs.json\n");
   EXPECT_EQ(run(R"("mode": "QUANTIZE", "scale_method": "unit_scale")"),
-            "28 modules and 12 nodes run in fp8, 1 stay in high precision\nno measurement is read: the scales need "
+            "28 modules and 12 nodes run in fp8, 2 stay in high precision\nno measurement is read: the scales need "
             "none\n");
-  EXPECT_EQ(run(R"("mode": "QUANTIZE")", "--quiet"), "");
+  EXPECT_EQ(run(R"("mode": "QUANTIZE")", {"--quiet"}), "");
 }
 
 TEST_F(Measurements, DiffFailsBeyondItsTolerance) {
