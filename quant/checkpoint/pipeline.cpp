@@ -97,6 +97,8 @@ StreamResult Pipeline::write(const fs::path& out, StreamOptions stream, bool joi
   auto result = make_checkpoint(out, units_, stream, join, [&](OutputFolder& folder) {
     FolderTexts texts = plan_.texts;
     if (!plan_.nonfinite.empty()) texts.sidecar["nonfinite"] = nonfinite_json(plan_.nonfinite);
+    if (texts.card.has_value())
+      texts.card->weights_bytes = weights_bytes(), texts.card->source_bytes = source_.total_bytes();
     warnings = finish_folder(folder, source_.folder(), plan_.form,
                              plan_.form == nullptr ? io::Json() : plan_.form->config(plan_.config), std::move(texts),
                              run_mark(units_, stream));
@@ -106,6 +108,20 @@ StreamResult Pipeline::write(const fs::path& out, StreamOptions stream, bool joi
   result.warnings.insert(result.warnings.begin(), warnings.begin(), warnings.end());
   return result;
 }
+
+namespace {
+
+/// Puts a section into the source's card, which has been carried through.
+void write_card(OutputFolder& folder, const CardFacts& facts, std::vector<std::string>& notes) {
+  constexpr std::uint64_t kMost = 1 << 20;
+  const fs::path path = folder.path().file(kCardName);
+  std::error_code error;
+  if (const auto size = fs::file_size(path, error); !error && size > kMost)
+    return notes.push_back(io::message("{}: {} bytes, no card: nothing is said in it", kCardName, size));
+  folder.write_text(kCardName, model_card(error ? "" : io::read_file(path, kMost), facts));
+}
+
+}  // namespace
 
 std::vector<std::string> finish_folder(OutputFolder& folder, const fs::path& source, const CheckpointForm* form,
                                        const io::Json& quantization, FolderTexts texts, const std::string& mark) {
@@ -117,7 +133,9 @@ std::vector<std::string> finish_folder(OutputFolder& folder, const fs::path& sou
   }
   if (!mark.empty()) texts.sidecar["run"] = mark;
   if (!texts.sidecar.is_null()) folder.write_json(kSidecarName, texts.sidecar);
-  return source.empty() ? std::vector<std::string>() : folder.carry_through(source);
+  auto left = source.empty() ? std::vector<std::string>() : folder.carry_through(source);
+  if (texts.card.has_value()) write_card(folder, *texts.card, left);
+  return left;
 }
 
 }  // namespace fp8::quant

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint/model_card.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
@@ -53,6 +54,7 @@ struct PlannedPiece {
 struct FolderTexts {
   io::Json edits = io::Json::object();  ///< members of config.json beside quantization_config; null removes one
   io::Json sidecar;                     ///< fp8.json; null: none is written
+  std::optional<CardFacts> card = {};   ///< README.md says so; none: the source's stays as it is
 };
 
 struct FolderPlan {

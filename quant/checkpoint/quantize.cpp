@@ -130,6 +130,28 @@ FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
   return texts;
 }
 
+/// What the card says.
+CardFacts card_of(const CheckpointPlan& planned, const ConfigSpec& config, const CheckpointOptions& options) {
+  CardFacts card{model_name(planned.source().folder()), planned.form().name(), config.scheme.describe(), "quantized"};
+  card.modules = config.quantized.size();
+  card.kept = skipped_of(planned);
+  card.costs = options.costs;
+  if (!planned.plan().measurements.empty())
+    card.more.emplace_back("scales of activations", "measured on calibration data");
+  if (config.scheme.convention == Convention::inc) card.more.emplace_back("scale method", config.scale_method);
+  if (!config.weights_only.empty())
+    card.more.emplace_back("modules with activations in high precision", std::to_string(config.weights_only.size()));
+  if (!config.kv.empty())
+    card.more.emplace_back("key-value cache", "scales for fp8 in " + std::to_string(config.kv.size()) + " layers");
+  if (options.rounded != nullptr) {
+    const io::Json rounding = options.rounded->json();
+    const auto summary = RoundingSummary::of(rounding);
+    if (summary.has_value())
+      card.more.emplace_back("rounding", rounding.value("method", std::string()) + ", output SQNR " + summary->text());
+  }
+  return card;
+}
+
 /// Finds the codes of the checkpoint's weights: experts are called otherwise in the model that was run, and hold gate
 /// above up there.
 class RoundedPlaces {
@@ -217,6 +239,7 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);
   if (options.rounded != nullptr) plan.texts.sidecar[kRoundingKey] = options.rounded->json(&planned.source());
+  plan.texts.card = card_of(planned, plan.config, options);
   return plan;
 }
 

@@ -35,8 +35,9 @@ struct CheckpointOptions : StreamOptions {
   /// Codes that were made before (quant/model/layer_rounding.h), of modules of the source; null: all are rounded to
   /// nearest.
   std::shared_ptr<const RoundedCodes> rounded;
-  bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
-  bool join = false;     ///< makes `out` of the shares of world_size ranks, or of `shares`
+  std::vector<std::string> costs;  ///< what was measured of the output, sentences for its card
+  bool dry_run = false;            ///< plan and byte counts only; nothing is written, no data read
+  bool join = false;               ///< makes `out` of the shares of world_size ranks, or of `shares`
 };
 
 /// Where a quantized module's weight lies in the source: a tensor, or expert `expert` of a stack (-1: no stack).

@@ -53,8 +53,28 @@ io::Json sidecar_of(const ConvertSource& source, const FolderPlan& plan) {
   return make_sidecar(said, plan.config.scheme);
 }
 
+/// What the card says.
+CardFacts card_of(const ConvertSource& source, const FolderPlan& plan) {
+  const bool decoded = plan.form == nullptr;
+  CardFacts card{model_name(source.checkpoint.folder()), decoded ? "" : plan.form->name(),
+                 decoded ? kernels::name_of(plan.type) : plan.config.scheme.describe(),
+                 "converted from " + source.form_name()};
+  card.modules = plan.weights.size();
+  for (const auto& w : plan.weights)
+    if (!w.reason.empty()) card.kept.push_back({w.to.module, w.reason});
+  const auto exact = std::ranges::count_if(plan.weights, [](const auto& w) { return w.exact; });
+  if (exact == std::ssize(plan.weights))
+    card.costs = {"Nothing: every weight has the value that it has in the source."};
+  else
+    card.costs = {
+        io::message("{} of {} weights have the values of the source, the others are rounded anew. Not evaluated.",
+                    exact, plan.weights.size())};
+  return card;
+}
+
 FolderTexts texts_of(const ConvertSource& source, const FolderPlan& plan) {
   FolderTexts texts;
+  texts.card = card_of(source, plan);
   texts.sidecar = sidecar_of(source, plan);
   texts.sidecar["converted"] = {{"from", source.form_name()},
                                 {"exact", std::ranges::all_of(plan.weights, [](const auto& w) { return w.exact; })}};

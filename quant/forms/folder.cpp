@@ -37,15 +37,19 @@ void OutputFolder::write_json(const std::string& name, const io::Json& value) {
   io::write_json(directory_.file(name), value);
 }
 
+void OutputFolder::write_text(const std::string& name, std::string_view text) {
+  io::AtomicFile file(directory_.file(name), text.size());
+  file.append(text);
+  file.commit();
+}
+
 void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
   io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", io::kConfigFile)
                                        : io::read_json_edit(io::source_file(source.parent_path(), source.filename()));
   config.apply(edits);
   for (const char* key : {"quantization_config", "compression_config"}) config.erase_below(key);
   config.erase("compression_config");
-  io::AtomicFile file(directory_.file(io::kConfigFile), config.text().size());
-  file.append(config.text());
-  file.commit();
+  write_text(io::kConfigFile, config.text());
 }
 
 std::vector<std::string> OutputFolder::carry_through(const fs::path& source) { return carry_files(source, directory_); }

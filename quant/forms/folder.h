@@ -28,6 +28,7 @@ class OutputFolder {
       : directory_(out, overwrite, partial, source) {}
   io::OutputDirectory& path() { return directory_; }
   void write_json(const std::string& name, const io::Json& value);
+  void write_text(const std::string& name, std::string_view text);
   /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or
   /// removed where they are null. Every other byte stays: order of keys, spelling of numbers, indentation.
   void write_config(const std::filesystem::path& source, const io::Json& edits);

@@ -95,6 +95,18 @@ std::optional<std::string> file_with(const fs::path& model, const char* extensio
 
 }  // namespace
 
+std::string model_name(const fs::path& model) {
+  constexpr std::string_view kCache = "models--";
+  fs::path folder = fs::absolute(model).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();
+  const fs::path snapshots = folder.parent_path();
+  std::string hub = snapshots.parent_path().filename().string();
+  if (snapshots.filename() != "snapshots" || !hub.starts_with(kCache)) return folder.filename().string();
+  hub.erase(0, kCache.size());
+  if (const auto owner = hub.find("--"); owner != std::string::npos) hub.replace(owner, 2, "/");
+  return hub;
+}
+
 void require_model_folder(const fs::path& model) {
   std::error_code ignored;
   if (!fs::exists(model, ignored))

@@ -21,6 +21,9 @@ namespace fp8::quant {
 /// Throws io::Error naming path, what was found and what to do instead, for what is no folder of a transformers model.
 void require_model_folder(const std::filesystem::path& model);
 
+/// The name of a model without the way to it: "org/name" in a hub's cache, else the folder's own.
+std::string model_name(const std::filesystem::path& model);
+
 /// Files of a model's folder that are not used: weights that are not read, an adapter, what is left of a
 /// quantization's config; one line each.
 std::vector<std::string> notices_beside(const io::Checkpoint& checkpoint);

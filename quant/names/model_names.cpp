@@ -304,6 +304,16 @@ bool is_tower_name(Text module) { return matches_any(kTowers, module); }
 bool is_conv1d_name(Text module) { return matches_any(kConv1d, module); }
 bool is_key_projection(Text module) { return matches_any(kKeyProjections, module); }
 bool is_row_parallel_name(Text module) { return matches_any(kRowParallel, module); }
+std::array<int, 3> place_in_layer(Text module) {
+  const bool attends = any_part(
+      module, '.', [](Text part) { return part.find("attn") != Text::npos || part.find("ttention") != Text::npos; });
+  int within = 0;
+  for (const auto& group : kFused) {
+    const auto found = std::ranges::find(group, last_part(module));
+    if (found != group.end()) within = static_cast<int>(found - group.begin());
+  }
+  return {attends ? 0 : 1, is_router_name(module) ? 0 : is_row_parallel_name(module) ? 2 : 1, within};
+}
 bool is_adapter_name(Text module) {
   return any_part(module, '.', [](Text part) { return part.starts_with("lora_"); });
 }

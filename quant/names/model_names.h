@@ -12,6 +12,7 @@
 //
 // A cell of the table is a list of patterns, separated by spaces.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -156,6 +157,9 @@ bool is_key_projection(std::string_view module);
 /// Of a layer's way back, so that ranks share out its input, not its output: o_proj, out_proj, down_proj,
 /// dense_4h_to_h, fc2, w2, c_proj.
 bool is_row_parallel_name(std::string_view module);
+/// Where a forward meets a module of a layer, as far as its name tells: attention before the rest, ways in before the
+/// way back, routers first, q before k before v. Less is earlier.
+std::array<int, 3> place_in_layer(std::string_view module);
 /// Part of a LoRA adapter: "q_proj.lora_A.default".
 bool is_adapter_name(std::string_view module);
 

@@ -86,7 +86,8 @@ TEST_F(Quantize, MxHasAnExponentForEach32) {
     EXPECT_EQ(e, std::ceil(std::log2(static_cast<double>(amax_of({first, first + 32})) / 448))) << i;
   }
   const auto kl = [&](const char* name) {
-    return json_of(fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 4", folder / name))["kl"]
+    return json_of(fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 4 --seq-len 256",
+                       folder / name))["kl"]
         .get<double>();
   };
   quantize(demo_model(), folder / "channel", {"--dynamic"});
@@ -145,7 +146,8 @@ TEST_F(Quantize, IncludeAndExcludeChooseModules) {
               Contains("model.layers.2.mlp.down_proj"));
   EXPECT_EQ(file.bytes_of("model.layers.2.mlp.down_proj.weight"),
             source().bytes_of("model.layers.2.mlp.down_proj.weight"));
-  const auto result = json_of(fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT", folder / "out"));
+  const auto result =
+      json_of(fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --seq-len 256", folder / "out"));
   EXPECT_LT(result["kl"].get<double>(), 0.01);
   expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "."}, {"no module is left"});
   expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "("}, {"--exclude"}, 2);
@@ -161,8 +163,8 @@ TEST_F(Quantize, ATiedHeadGetsItsOwnWeight) {
   const Tensors file = Tensors::read(folder / "head/model.safetensors");
   EXPECT_EQ(file.header["lm_head.weight"]["shape"], file.header["model.embed_tokens.weight"]["shape"]);
   for (const char* name : {"kept", "head"}) {
-    const auto result = json_of(fp8("evaluate --json --model {} --reference {} --data {} --samples 16", folder / name,
-                                    model, data / "text/ts_calib.txt"));
+    const auto result = json_of(fp8("evaluate --json --model {} --reference {} --data {} --samples 16 --seq-len 256",
+                                    folder / name, model, data / "text/ts_calib.txt"));
     EXPECT_GT(result["kl"].get<double>(), 0.0);
     EXPECT_LT(result["kl"].get<double>(), 0.05);
   }
@@ -187,8 +189,9 @@ TEST_F(Quantize, RowsOfZerosHaveScaleOneAndCodesZero) {
   EXPECT_EQ(scale_of(tensor, all), 1.0f);
   EXPECT_EQ(tensor.bytes_of(all + ".weight"), std::string(tensor.bytes_of(all + ".weight").size(), '\0'));
   for (const char* name : {"channel", "tensor"}) {
-    const auto result = json_of(
-        fp8("evaluate --json --model {} --reference {} --data $HELDOUT --samples 8", folder / name, model.name()));
+    const auto result =
+        json_of(fp8("evaluate --json --model {} --reference {} --data $HELDOUT --samples 8 --seq-len 256",
+                    folder / name, model.name()));
     EXPECT_LT(result["kl"].get<double>(), 0.05);
   }
 }
@@ -223,12 +226,14 @@ TEST_F(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
   for (const char* named : {"stray.safetensors is not read", "hidden files): pytorch_model.bin"})
     EXPECT_THAT(run.err, HasSubstr(named));
   quantize(demo_model(), folder / "whole", {"--dynamic"});
-  EXPECT_THAT(names_in(folder / "shards"), ElementsAre("config.json", "fp8.json", "generation_config.json",
+  EXPECT_THAT(names_in(folder / "shards"), ElementsAre("README.md", "config.json", "fp8.json", "generation_config.json",
                                                        "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
-  auto files = results(folder / "shards");
+  auto files = results(folder / "shards"), whole_files = results(folder / "whole");
   EXPECT_EQ(files.at("generation_config.json"), "{\"eos_token_id\": 0}");
   files.erase("generation_config.json");
-  EXPECT_EQ(files, results(folder / "whole"));
+  EXPECT_THAT(whole_files.at("README.md"), HasSubstr("base_model: kjv-byte-1.7M\n"));
+  for (auto* all : {&files, &whole_files}) all->erase("README.md");  // which names the source
+  EXPECT_EQ(files, whole_files);
   std::filesystem::remove(model.path() / "stray.safetensors");  // which evaluate would name too
   EXPECT_TRUE(logits(model.name(), heldout_text(), "2") == logits(demo_model(), heldout_text(), "2"));
 }
