@@ -154,14 +154,16 @@ class Subject {
     return fp8("quantize --json --model {} --out {} {}", model_, folder_ / "refused", more);
   }
   test::Run evaluate(const Environment& environment) const {
-    return fp8(args("evaluate --json --model {} --reference {} --data {} --samples 1", model_, model_, heldout_),
-               environment);
+    return fp8(
+        args("evaluate --json --model {} --reference {} --data {} --samples 1 --seq-len 256", model_, model_, heldout_),
+        environment);
   }
   const test::TempDir& folder() const { return folder_; }
 
  private:
   double kl(const std::string& model, const Environment& environment) const {
-    return json_of(fp8(args("evaluate --json --model {} --reference {} --data {} --samples 8", model, model_, heldout_),
+    return json_of(fp8(args("evaluate --json --model {} --reference {} --data {} --samples 8 --seq-len 256", model,
+                            model_, heldout_),
                        environment))
         .value("kl", 1e9);
   }
@@ -265,8 +267,9 @@ class OutlierModel : public Model {
 TEST(Observers, ClippingOnesServeAModelWithOutliers) {
   const OutlierModel model;
   ASSERT_GT(model.layers(), 1);
-  const auto same = json_of(
-      fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 2 --dtype f32", model.name()));
+  const auto same =
+      json_of(fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 2 --seq-len 256 --dtype f32",
+                  model.name()));
   EXPECT_LT(same.value("kl", 1e9), 1e-6) << "the same function";
   const Subject subject(model.name(), calibration_text(), heldout_text());
   expect_all_serve(subject, {"maxabs", "percentile", "mse", "kl"});

@@ -42,7 +42,8 @@ TEST_F(Program, JsonIsOneObjectAndNothingElse) {
   for (const char* key :
        {"modules_quantized", "modules_skipped", "weights_bytes", "source_bytes", "seconds", "peak_rss_bytes"})
     EXPECT_TRUE(json_of(quantized).contains(key)) << key;
-  const auto evaluated = fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 2", out);
+  const auto evaluated =
+      fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 2 --seq-len 256", out);
   for (const char* key : {"perplexity", "tokens", "weights_bytes", "seconds", "tokens_per_second",
                           "reference_perplexity", "kl", "top1_agreement"})
     EXPECT_TRUE(json_of(evaluated).contains(key)) << key;

@@ -211,7 +211,7 @@ TEST(QuantConfig, TheReferenceIsLeftAlone) {
   s.measure_it();
   const std::string config = s.config({{"mode", "QUANTIZE"}, {"allowlist", kLinear}});
   const Arguments arguments =
-      args("evaluate --json --model {} --reference {} --data $HELDOUT --samples 4", s.model, s.model);
+      args("evaluate --json --model {} --reference {} --data $HELDOUT --samples 4 --seq-len 256", s.model, s.model);
   const auto plain = json_of(fp8(arguments)), quantized = json_of(fp8(arguments, {{"QUANT_CONFIG", config}}));
   EXPECT_EQ(plain["kl"], 0.0);
   EXPECT_EQ(plain["perplexity"], plain["reference_perplexity"]);
@@ -271,7 +271,8 @@ void expect_measured_and_quantized(const io::Json& config) {
   std::filesystem::remove_all(folder);
   json_of(fp8("measure --json --model $DEMO --data $CALIB --samples 1 --config q.json --out {}", folder));
   json_of(fp8("quantize --json --model $DEMO --config q.json --out fp8"));
-  expect_quantized(json_of(fp8("evaluate --json --model fp8 --reference $DEMO --data $HELDOUT --samples 1")));
+  expect_quantized(
+      json_of(fp8("evaluate --json --model fp8 --reference $DEMO --data $HELDOUT --samples 1 --seq-len 256")));
 }
 
 TEST(PublishedConfigs, EachRunsOrIsRefusedWithTheReason) {

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of `fp8 inspect --html` in headless Chromium: check_pages.py --binary build/bin/fp8 --work DIR
 
-Each page (damage, comparison, fp8 alone, measurement, difference, training, trace, a large model), at 400 and 1200 px,
-light and dark, from file://: nothing is wider than the window, the console stays empty, nothing is fetched, what must
+Each page (damage, comparison, fp8 alone, measurement, difference, training, trace, a large model, what quantize and
+evaluate say of their models), at 400 and 1200 px, light and dark, from file://: nothing is wider than the window, the console stays empty, nothing is fetched, what must
 be said is said, colours have a contrast of 4.5 at least, search and sorting work, and paper holds all of it.
-Screenshots and PDFs stay in DIR. Without a browser it says so and exits 0. No page needs LibTorch, so the static
-program will do.
+Screenshots and PDFs stay in DIR. Without a browser it says so and exits 0. Only evaluate's pages need LibTorch: the
+static program makes all others.
 
 The browser is spoken to through --remote-debugging-pipe: JSON with a NUL behind it, on descriptors 3 and 4.
 """
@@ -23,6 +23,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 MODEL = ROOT / "tools/demo_data/kjv-byte-1.7M"
+TEXT = ROOT / "tools/demo_data/kjv_heldout_16k.txt"
 SIZES = [(400, 800), (1200, 900)]
 DEADLINE = 60  # seconds for one answer of the browser
 
@@ -192,6 +193,13 @@ def make_pages(binary, work):
     page("comparison", ["against", "nothing to exclude", "weight saturated"], "inspect", tensor, "--reference", MODEL)
     page("forms", ["against", "28 modules"], "inspect", tensor, "--reference", channel)
     page("fp8", ["28 modules; SQNR needs the original", "none saturates"], "inspect", channel)
+    page("quantize", ["not evaluated", "before", "Modules by precision", "The worst 5 of 29 modules", "nothing unusual",
+                      "fp8 quantize kjv-byte-1.7M --out quantize-out", "Outside of the layers", "lm_head"],
+         "quantize", MODEL, "--out", work / "quantize-out", "--dynamic", "--include", "lm_head", "--overwrite")
+    evaluate = ["evaluate", "--data", TEXT, "--seq-len", "256", "--samples", "8", "--reference", MODEL, tensor]
+    if subprocess.run([binary, *map(str, evaluate)], capture_output=True, check=False).returncode == 0:  # LibTorch is there
+        page("evaluate", ["perplexity change", "95 %:", "Intervals:", "of 30 with a matrix", "against kjv-byte-1.7M"], *evaluate)
+        page("several", ["Quality and size", "kjv-byte-1.7M (reference)", "channel: modules by precision"], *evaluate, channel)
     before, after = work / "before", work / "after"
     for folder, factor in ((before, 1.0), (after, 1.3)):
         folder.mkdir(exist_ok=True)
@@ -250,7 +258,7 @@ def make_pages(binary, work):
 
 def check(browser, file, texts, work):
     problems = []
-    report = file.stem != "trace"
+    report = file.stem not in ("trace", "several")
     for width, height in SIZES:
         for scheme in ("light", "dark"):
             browser.open(file, width, height, scheme)

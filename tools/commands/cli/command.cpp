@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
@@ -63,6 +64,18 @@ Parser::Parser(const Command& command, const std::string& name, Context& context
   app_.set_version_flag("-V,--version", "fp8 " FP8_VERSION, "The version");
   action_ = command.add(options_);
   options_.common(context);
+}
+
+std::string shown_command(const std::string& command, const Options& options) {
+  std::string text = "fp8 " + command;
+  for (const auto& [option, values] : options.given()) {
+    const bool flag = values.size() == 1 && values[0] == "true";
+    if (option == "--html") continue;
+    if (option != "--model") text += " " + option;
+    for (const auto& value : flag ? std::vector<std::string>() : values)
+      text += " " + (value.find('/') == std::string::npos ? value : quant::model_name(value));
+  }
+  return text;
 }
 
 CommandPage page_of(const Command& command, const std::string& group) {

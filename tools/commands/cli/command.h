@@ -73,6 +73,9 @@ const std::vector<Topic>& topics();
 /// quantize/preset.cpp.
 std::string preset_text(std::size_t width);
 
+/// "fp8 evaluate a --reference b": what was given, paths without their folders.
+std::string shown_command(const std::string& command, const Options& options);
+
 /// A command as help, completions and man pages show it; group: "measurements" or "".
 CommandPage page_of(const Command& command, const std::string& group);
 /// With all commands, and all of their options.

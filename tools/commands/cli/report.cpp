@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
@@ -271,19 +272,31 @@ std::string cell_of(const io::Json& value, As as) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+std::vector<std::string> headers_of(std::string command, const std::filesystem::path& path,
+                                    const std::vector<std::string>& more) {
+  std::vector<std::string> headers = {std::move(command), ">" + (path.empty() ? "" : quant::model_name(path))};
+  headers.insert(headers.end(), more.begin(), more.end());
+  return headers;
+}
+
 }  // namespace
 
-Report::Report(std::string command, const std::filesystem::path& path)
-    : table_({std::move(command), ">" + path.filename().string()}) {}
+Report::Report(std::string command, const std::filesystem::path& path) : Report(std::move(command), path, {}) {}
+
+Report::Report(std::string command, const std::filesystem::path& path, const std::vector<std::string>& more)
+    : table_(headers_of(std::move(command), path, more)), more_(more.size()) {}
 
 void Report::add(const std::string& key, std::string label, io::Json value, As as) {
   std::string text = cell_of(value, as);
   add(key, std::move(label), std::move(value), std::move(text));
 }
 
-void Report::add(const std::string& key, std::string label, io::Json value, std::string text) {
+void Report::add(const std::string& key, std::string label, io::Json value, std::string text, std::string beside) {
   json[key] = std::move(value);
-  table_.row({std::move(label), std::move(text)});
+  std::vector<std::string> cells = {std::move(label), std::move(text)};
+  cells.resize(cells.size() + more_);
+  if (more_ > 0) cells[2] = std::move(beside);
+  table_.row(std::move(cells));
 }
 
 void Report::add_entry(const std::string& key, io::Json entry, std::vector<std::string> cells) {

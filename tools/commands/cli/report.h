@@ -64,8 +64,10 @@ enum class As : std::uint8_t { plain, grouped, bytes, seconds };
 class Report {
  public:
   explicit Report(std::vector<std::string> headers) : table_(std::move(headers)) {}
-  /// Two columns, headed by the command and the last part of the path that it worked on.
+  /// Two columns, headed by the command and the name of what it worked on, without the way to it.
   Report(std::string command, const std::filesystem::path& path);
+  /// The same, and more columns of texts, which add() leaves empty where it is given none.
+  Report(std::string command, const std::filesystem::path& path, const std::vector<std::string>& more);
 
   /// Fixes the order of the next JSON members where the table has another; they are null until they are added.
   void order(std::initializer_list<const char*> keys) {
@@ -74,7 +76,7 @@ class Report {
   /// A member of the JSON, and in a table of two columns a row with the label and the value: a number as it says.
   void add(const std::string& key, std::string label, io::Json value, As as = As::plain);
   /// The same; `text` stands for the value in the table.
-  void add(const std::string& key, std::string label, io::Json value, std::string text);
+  void add(const std::string& key, std::string label, io::Json value, std::string text, std::string beside = "");
   /// One more entry of the JSON's list `key`, and a row of the table.
   void add_entry(const std::string& key, io::Json entry, std::vector<std::string> cells);
   /// A row of the table alone.
@@ -90,6 +92,7 @@ class Report {
 
  private:
   Table table_;
+  std::size_t more_ = 0;  ///< columns beside label and value
 };
 
 }  // namespace fp8::commands

@@ -96,18 +96,22 @@ io::Json facts_of(const EvaluateOptions& o, const Context& context) {
   const auto files_of = [](const fs::path& model) {
     return model.empty() ? io::Json() : SourceFiles(model, {}).ends();
   };
-  return {{"model", files_of(o.model)},
-          {"reference", files_of(o.reference)},
-          {"data", {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}}},
-          {"device", context.device},
-          {"dtype", context.dtype ? io::Json(name_of(*context.dtype)) : io::Json()},
-          {"dialect", context.dialect ? io::Json(kernels::name_of(*context.dialect)) : io::Json()},
-          {"attention", o.attention == models::AttentionKind::fused ? "fused" : "eager"},
-          {"kv-cache", name_of(o.kv_cache.mode)},
-          {"kv-cache-scales", o.kv_cache.scales ? io::Json(name_of(*o.kv_cache.scales)) : io::Json()},
-          {"measurements",
-           o.kv_cache.measurements.empty() ? io::Json() : SourceFiles({}, files_at(o.kv_cache.measurements)).ends()},
-          {"QUANT_CONFIG", quant_config_facts()}};
+  io::Json models = io::Json::array();
+  for (const auto& model : o.models) models.push_back(files_of(model));
+  return {
+      {"model", models.size() == 1 ? models[0] : models},
+      {"reference", files_of(o.reference)},
+      {"data",
+       {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}, {"stride", o.stride}}},
+      {"device", context.device},
+      {"dtype", context.dtype ? io::Json(name_of(*context.dtype)) : io::Json()},
+      {"dialect", context.dialect ? io::Json(kernels::name_of(*context.dialect)) : io::Json()},
+      {"attention", o.attention == models::AttentionKind::fused ? "fused" : "eager"},
+      {"kv-cache", name_of(o.kv_cache.mode)},
+      {"kv-cache-scales", o.kv_cache.scales ? io::Json(name_of(*o.kv_cache.scales)) : io::Json()},
+      {"measurements",
+       o.kv_cache.measurements.empty() ? io::Json() : SourceFiles({}, files_at(o.kv_cache.measurements)).ends()},
+      {"QUANT_CONFIG", quant_config_facts()}};
 }
 
 }  // namespace

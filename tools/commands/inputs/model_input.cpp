@@ -45,21 +45,33 @@ void warn_of(const models::LoadedModel& loaded, const std::filesystem::path& fol
                              loaded.unused[0]));
 }
 
-text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
-                             const models::ModelShape& shape) {
+namespace {
+
+/// The chunks, whose ids are within the vocabulary.
+text::Chunks load_text(const DataOptions& options, const std::filesystem::path& model,
+                       const models::ModelShape& shape) {
   std::optional<text::Tokenizer> tokenizer;
   if (text::data_kind(options.data) != text::DataKind::tensors) tokenizer.emplace(model);
   auto chunks =
       text::load_chunks(options.data, tokenizer ? &*tokenizer : nullptr,
                         {options.seq_len, options.samples, options.skip, options.shorter, check_interrupted}, model);
+  for (const auto id : chunks.ids)
+    if (id < 0 || id >= shape.vocab)
+      throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", text::data_name(options.data),
+                                  id, shape.vocab - 1));
+  return chunks;
+}
+
+}  // namespace
+
+text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
+                             const models::ModelShape& shape) {
   const auto name = text::data_name(options.data);
+  auto chunks = load_text(options, model, shape);
   if (chunks.length < 2) io::fail<io::Error>("{}: found chunks of {} token, allowed: 2 or more", name, chunks.length);
   if (chunks.length > shape.context)
     throw io::Error(fmt::format("{}: chunks of {} tokens (--seq-len), allowed: up to max_position_embeddings {}", name,
                                 chunks.length, shape.context));
-  for (const auto id : chunks.ids)
-    if (id < 0 || id >= shape.vocab)
-      throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", name, id, shape.vocab - 1));
   return chunks;
 }
 
@@ -129,6 +141,29 @@ Samples::Samples(std::vector<text::Pair> pairs, std::int64_t start) : pairs_(std
   predicted_ = rows_;
 }
 
+Samples::Samples(text::Chunks text, std::int64_t length, std::int64_t stride)
+    : chunks_(std::move(text)), stride_(stride), seen_(std::max<std::int64_t>(length - stride, 1)) {
+  const std::int64_t tokens = length_of(chunks_.ids);
+  chunks_.length = length;
+  chunks_.count = 1 + std::max<std::int64_t>(tokens - seen_ - 1, 0) / stride;  // each has a token to predict
+  for (std::int64_t i = 0; i < chunks_.count; ++i) {
+    columns_.push_back(columns_.back() + std::min(length, tokens - i * stride));
+    rows_ += rows(i);
+  }
+  predicted_ = rows_;
+}
+
+std::int64_t Samples::rows(std::int64_t sample) const {
+  if (!pairs_.empty()) return length_of(pairs_[static_cast<std::size_t>(sample)].answer);
+  const std::int64_t columns = column(sample + 1) - column(sample);
+  if (stride_ == 0) return columns;
+  return sample == 0 ? columns - 1 : columns - seen_;
+}
+
+std::int64_t Samples::predicted(std::int64_t sample) const {
+  return rows(sample) - (pairs_.empty() && stride_ == 0 ? 1 : 0);
+}
+
 std::int64_t Samples::count() const { return length_of(columns_) - 1; }
 
 std::int64_t Samples::longest() const {
@@ -149,6 +184,11 @@ io::Json Samples::fingerprint() const {
 
 std::int64_t Samples::together(std::int64_t first, std::int64_t most) const {
   const auto end = std::min(first + most, count());
+  if (stride_ > 0) {  // the first window is judged whole, the last may be shorter
+    std::int64_t next = first + 1;
+    while (first > 0 && next < end && column(next + 1) - column(next) == chunks_.length) ++next;
+    return next - first;
+  }
   if (pairs_.empty()) return end - first;
   const auto& one = pairs_[static_cast<std::size_t>(first)];
   std::int64_t next = first + 1;
@@ -166,6 +206,16 @@ Samples Samples::part(std::int64_t first, std::int64_t count) const {
 }
 
 SampleBatch Samples::batch(std::int64_t first, std::int64_t count) const {
+  if (stride_ > 0) {
+    const std::int64_t columns = column(first + 1) - column(first), judged = rows(first), seen = columns - judged - 1;
+    std::vector<std::int64_t> part;
+    for (auto i = first; i < first + count; ++i) {
+      const auto begin = chunks_.ids.begin() + i * stride_;
+      part.insert(part.end(), begin, begin + columns);
+    }
+    const auto ids = at::tensor(part, at::kLong).view({count, columns});
+    return {ids, 0, ids.narrow(1, seen, judged + 1), seen};
+  }
   if (pairs_.empty()) {
     const auto begin = chunks_.ids.begin() + first * chunks_.length;
     const std::vector<std::int64_t> part(begin, begin + count * chunks_.length);
@@ -185,7 +235,34 @@ SampleBatch Samples::batch(std::int64_t first, std::int64_t count) const {
           at::tensor(tokens, at::kLong).view({count, -1})};
 }
 
+namespace {
+
+/// A text whose windows overlap.
+Samples load_windows(const DataOptions& options, const std::filesystem::path& folder, const models::ModelShape& shape) {
+  const auto name = text::data_name(options.data);
+  if (shape.task != models::Task::causal)
+    io::fail<io::Error>("{}: --stride goes with models that predict the next token of a text", folder.string());
+  if (text::data_kind(options.data) == text::DataKind::tensors)
+    io::fail<io::Error>("{}: --stride slides over a text, found rows of token ids", name);
+  if (options.stride > options.seq_len)
+    io::fail<io::Error>("--stride: found {}, allowed: 1 to the window's length {} (--seq-len)", options.stride,
+                        options.seq_len);
+  if (options.seq_len > shape.context)
+    io::fail<io::Error>("{}: windows of {} tokens (--seq-len), allowed: up to max_position_embeddings {}", name,
+                        options.seq_len, shape.context);
+  DataOptions one = options;  // chunks of one token are the text
+  one.seq_len = 1, one.shorter = false;
+  one.skip = options.skip * options.stride;
+  if (options.samples > 0) one.samples = (options.samples - 1) * options.stride + options.seq_len;
+  auto text = load_text(one, folder, shape);
+  if (text.count < 2) io::fail<io::Error>("{}: found {} token, allowed: 2 or more", name, text.count);
+  return {std::move(text), options.seq_len, options.stride};
+}
+
+}  // namespace
+
 Samples load_samples(const DataOptions& options, const std::filesystem::path& folder, const models::ModelShape& shape) {
+  if (options.stride > 0) return load_windows(options, folder, shape);
   if (shape.task == models::Task::answer) return load_answers(options, folder, shape);
   return Samples(load_chunks_for(options, folder, shape));
 }

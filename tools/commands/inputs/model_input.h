@@ -4,6 +4,7 @@
 //
 //   language models, encoders    chunks of one length                         logits of all columns
 //   models that answer a source  [source | start, answer but its last token]  logits of the answer's columns
+//   windows (DataOptions::stride)  chunks that overlap: each predicts the tokens that no window before it has
 //
 // The answer is shifted as in training: column i predicts its token i.
 #pragma once
@@ -52,6 +53,8 @@ struct SampleBatch {
   at::Tensor ids;           ///< [B, columns] int64 on the CPU
   std::int64_t source = 0;  ///< columns in front that have no logits: CausalLM::forward()
   at::Tensor tokens;        ///< [B, 1 + predicted]: row i of the logits predicts tokens[i + 1]
+  /// Rows of logits in front that are not judged: an earlier window has their tokens.
+  std::int64_t seen = 0;
 };
 
 class Samples {
@@ -59,6 +62,8 @@ class Samples {
   explicit Samples(text::Chunks chunks);
   /// start: what stands in front of an answer.
   Samples(std::vector<text::Pair> pairs, std::int64_t start);
+  /// Windows of `length` tokens of one text, each `stride` tokens behind the one before it; the last may be shorter.
+  Samples(text::Chunks text, std::int64_t length, std::int64_t stride);
 
   std::int64_t count() const;
   /// Columns of samples in front of `sample`; column(count()): of all.
@@ -66,8 +71,11 @@ class Samples {
   std::int64_t longest() const;  ///< columns of one sample, at most
   /// Rows of logits of all, tokens that are predicted, and tokens of the sources.
   std::int64_t rows() const { return rows_; }
+  /// Those of one sample.
+  std::int64_t rows(std::int64_t sample) const;
+  std::int64_t predicted(std::int64_t sample) const;
   std::int64_t predicted() const { return predicted_; }
-  std::int64_t sources() const { return column(count()) - rows_; }
+  std::int64_t sources() const { return pairs_.empty() ? 0 : column(count()) - rows_; }
   /// [samples, a checksum of their ids]: the same of the same samples, wherever their text lies.
   io::Json fingerprint() const;
 
@@ -81,7 +89,8 @@ class Samples {
  private:
   text::Chunks chunks_;
   std::vector<text::Pair> pairs_;
-  std::int64_t start_ = 0, rows_ = 0, predicted_ = 0;
+  std::int64_t start_ = 0, rows_ = 0, predicted_ = 0, stride_ = 0;
+  std::int64_t seen_ = 0;  ///< tokens of a window that the one before it has, or the one that nothing predicts
   std::vector<std::int64_t> columns_ = {0};
 };
 

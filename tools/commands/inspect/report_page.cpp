@@ -89,6 +89,13 @@ void add_rounding(const io::Json& rounding, io::Json& modules) {
   }
 }
 
+/// What modules are called within a layer, in the order of the model.
+std::vector<std::string> in_model_order(std::set<std::string> names) {
+  std::vector<std::string> sorted(names.begin(), names.end());
+  std::ranges::stable_sort(sorted, {}, [](const std::string& name) { return quant::place_in_layer(name); });
+  return sorted;
+}
+
 }  // namespace
 
 std::string script_json(const io::Json& value) {
@@ -109,8 +116,13 @@ std::string filled_page(std::string_view page, const std::vector<std::pair<std::
 }
 
 std::string report_page(const io::Json& report, const std::string& figures) {
+  std::set<std::string> columns;
+  for (const auto& module : report["modules"])
+    if (auto [layer, name] = layer_of(module["name"]); layer >= 0) columns.insert(std::move(name));
+  io::Json data = report;
+  data["columns"] = in_model_order(std::move(columns));
   return filled_page(kReportPageHtml,
-                     {{kTitleMark, "fp8 report"}, {kFiguresMark, figures}, {kDataMark, script_json(report)}});
+                     {{kTitleMark, "fp8 report"}, {kFiguresMark, figures}, {kDataMark, script_json(data)}});
 }
 
 void write_report_page(const std::filesystem::path& path, const io::Json& report, const std::string& figures) {
@@ -199,10 +211,14 @@ Grid grid_of(const io::Json& modules, const Metric& metric) {
     if (!fresh && metric.worse(*value, at->second)) at->second = *value;
   }
   std::set<std::int64_t> layers;
-  for (const auto& [place, value] : grid.cells) {  // by name
-    if (grid.rows.empty() || grid.rows.back() != place.first) grid.rows.push_back(place.first);
+  std::set<std::string> inside, outside;
+  for (const auto& [place, value] : grid.cells) {
+    (place.second < 0 ? outside : inside).insert(place.first);
     layers.insert(place.second);
   }
+  grid.rows = in_model_order(std::move(inside));
+  for (const auto& name : outside)
+    if (std::ranges::find(grid.rows, name) == grid.rows.end()) grid.rows.push_back(name);
   grid.layers.assign(layers.begin(), layers.end());
   return grid;
 }

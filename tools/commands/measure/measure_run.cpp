@@ -105,7 +105,7 @@ std::optional<measure::MeasurementFile> finished_before(const MeasureRun& run) {
 
 namespace {
 
-constexpr std::int64_t kSamples = 512, kTokens = 2048, kLeastTokens = 128 * 256;
+constexpr std::int64_t kSamples = 512, kLeastTokens = 128 * 256;
 constexpr double kOperations = 6e13;  // ten minutes at 100 GFLOP/s
 
 std::int64_t parameters_of(const std::filesystem::path& model) {
@@ -119,11 +119,10 @@ std::int64_t parameters_of(const std::filesystem::path& model) {
 
 std::int64_t default_samples(std::int64_t parameters, std::int64_t seq_len) {
   const double tokens = kOperations / (2.0 * static_cast<double>(std::max<std::int64_t>(parameters, 1)));
-  const auto affordable = static_cast<std::int64_t>(std::min(tokens, static_cast<double>(kSamples * kTokens)));
+  const auto affordable =
+      static_cast<std::int64_t>(std::min(tokens, static_cast<double>(kSamples * kTokensPerForward)));
   return std::clamp<std::int64_t>(std::max(affordable, kLeastTokens) / seq_len, 1, kSamples);
 }
-
-std::int64_t default_batch(std::int64_t seq_len) { return std::clamp<std::int64_t>(kTokens / seq_len, 1, 8); }
 
 MeasureOptions sized(const MeasureOptions& options) {
   MeasureOptions o = options;
@@ -134,8 +133,7 @@ MeasureOptions sized(const MeasureOptions& options) {
   }
   quant::require_model_folder(o.model);
   const std::int64_t context = models::read_config(o.model).values->shape.context;
-  o.shorter = o.seq_len == 0;
-  if (o.seq_len == 0) o.seq_len = std::clamp<std::int64_t>(context, 2, kTokens);
+  o.fit_length(context);
   if (o.samples == 0) o.samples = default_samples(parameters_of(o.model), o.seq_len);
   if (o.batch == 0) o.batch = default_batch(o.seq_len);
   return o;

@@ -107,8 +107,6 @@ std::optional<measure::MeasurementFile> finished_before(const MeasureRun& run);
 
 /// Chunks of seq_len tokens, at least 1.
 std::int64_t default_samples(std::int64_t parameters, std::int64_t seq_len);
-/// Chunks per forward: as many as 2048 tokens, at most 8.
-std::int64_t default_batch(std::int64_t seq_len);
 
 /// How many samples are lacking where the data gave `count`, and warns of them: --samples asked for more, by over a
 /// tenth. Else 0.

@@ -12,6 +12,8 @@
 
 namespace fp8::commands {
 
+std::int64_t default_batch(std::int64_t seq_len) { return std::clamp<std::int64_t>(kTokensPerForward / seq_len, 1, 8); }
+
 void add_data_option(Options& options, const std::string& name, text::DataFiles& target, const std::string& help,
                      Options::Need need) {
   const auto set = [&target, name](const std::vector<std::string>& names) { target = data_files(name, names); };

@@ -17,13 +17,23 @@
 
 namespace fp8::commands {
 
+inline constexpr std::int64_t kTokensPerForward = 2048;
+/// Chunks per forward: as many as make kTokensPerForward, at most 8.
+std::int64_t default_batch(std::int64_t seq_len);
+
 /// Of a text. 0: what the command makes of what is left out.
 struct DataOptions {
   text::DataFiles data;
   std::int64_t samples = -1, seq_len = 256, skip = 0, batch = 8;
+  std::int64_t stride = 0;  ///< windows of a text begin so many tokens apart; 0: chunks, one behind the other
   const char* seq_len_text = "2048, or all the model takes";  ///< what 0 means, for the help
   bool shorter = false;                                       ///< a text of fewer than seq_len tokens is taken as it is
 
+  /// Fills in a length that was left open: kTokensPerForward, or all the model takes, of which a shorter text is one.
+  void fit_length(std::int64_t context) {
+    shorter = seq_len == 0;
+    if (shorter) seq_len = std::clamp<std::int64_t>(context, 2, kTokensPerForward);
+  }
   /// Tokens of a sample by which weights are rounded.
   std::int64_t calibration_length(std::int64_t context) const {
     return seq_len == 0 ? std::min<std::int64_t>(512, context) : seq_len;

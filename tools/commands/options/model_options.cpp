@@ -16,9 +16,13 @@ decltype(evaluate_model) evaluate_model;
 
 Action add_evaluate(Options& options) {
   auto values = std::make_shared<EvaluateOptions>();
-  options.model(values->model, "Checkpoint folder");
+  options.models(values->models, "Checkpoint folder; of several each is compared with the reference");
   options.path("--reference", values->reference, "Checkpoint folder to compare with");
   add_data_options(options, *values);
+  options.integer("--stride", values->stride, 1, 1 << 20,
+                  "Slide a window of --seq-len tokens over the text, so many at a time, and score the tokens that no "
+                  "window before it had, instead of chunks",
+                  "none");
   add_attention_option(options, values->attention);
   add_kv_cache_options(options, values->kv_cache);
   add_nonfinite_option(options, values->allow_nonfinite);
@@ -27,10 +31,12 @@ Action add_evaluate(Options& options) {
       "--dump-logits", values->dump_logits,
       "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]; of answers, one after "
       "the other, [tokens, vocabulary]");
+  options.output("--html", values->html, "Write a page there that says what was lost and won, to be shown and printed");
   add_rank_timeout_option(options, values->rank_timeout);
-  return [values](Context& context) {
+  return [values, &options](Context& context) {
     check_kv_cache_options(values->kv_cache, context);
     check_profile_options(values->profile);
+    if (!values->html.empty()) values->command = shown_command("evaluate", options);
     evaluate_model(*values, context);
   };
 }

@@ -15,7 +15,10 @@
 namespace fp8::commands {
 
 struct EvaluateOptions : DataOptions {
-  std::filesystem::path model, reference, dump_logits;
+  EvaluateOptions() { seq_len = 0, batch = 0; }
+  std::vector<std::filesystem::path> models;
+  std::filesystem::path reference, dump_logits, html;
+  std::string command;  ///< as a page shows it
   models::AttentionKind attention = models::AttentionKind::fused;
   KvCacheOptions kv_cache;
   ProfileOptions profile;

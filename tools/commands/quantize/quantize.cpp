@@ -11,11 +11,13 @@
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/module_patterns.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/inspect/cost_page.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/quantize/budget.h"
 #include "fp8/tools/commands/quantize/preset.h"
@@ -30,7 +32,8 @@ namespace {
 struct QuantizeOptions {
   BudgetOptions data;
   std::string budget;
-  std::filesystem::path model, out, config;
+  std::filesystem::path model, out, config, html;
+  std::string command;  ///< as a page shows it
   std::string measurements;
   std::vector<std::string> include, exclude, ignore, ignore_spelling;
   quant::ExpertForm experts = quant::ExpertForm::each;
@@ -301,6 +304,10 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
     }
     return found;
   };
+  options.costs = {
+      fmt::format("KL divergence from the source: {:.1e} nats a token ({:.1e} with all modules in fp8), on {} "
+                  "for `--budget {}`.",
+                  budget.kl, budget.kl_of_all, io::joined(text::short_names(data.data)), o.budget)};
   options.plan.keep.merge(in_file(budget.keep));
   options.plan.weights_only = budget.weights_only = in_file(budget.weights_only);
   return budget;
@@ -371,6 +378,16 @@ Report report_of(const QuantizeOptions& o, const Share& share, const quant::Plan
   return report;
 }
 
+void write_page(const QuantizeOptions& o, const std::optional<BudgetResult>& budget, const io::Json& rounding) {
+  Cost cost = cost_of(o.out, o.model);
+  if (budget.has_value())
+    cost.more.emplace_back("KL divergence for --budget",
+                           fmt::format("{:.3e} ({:.3e} with all in fp8)", budget->kl, budget->kl_of_all));
+  if (const auto summary = quant::RoundingSummary::of(rounding); summary.has_value())
+    cost.more.emplace_back("rounding, output SQNR", summary->text());
+  write_cost_page(o.html, {o.command, quant::model_name(o.model), {std::move(cost)}});
+}
+
 void quantize(const QuantizeOptions& o, Context& context) {
   const Stopwatch watch;
   if (!o.ignore.empty())  // for one version: it was the other option's name
@@ -380,6 +397,8 @@ void quantize(const QuantizeOptions& o, Context& context) {
   const bool part = share.shares.has_value() || share.world_size > 1;
   if (o.check && (o.dry_run || (part && !o.share.join)))
     throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
+  if (!o.html.empty() && (o.dry_run || (part && !o.share.join)))
+    throw UsageError("quantize: --html shows a whole output, not that of --dry-run or one rank's share");
   quant::CheckpointOptions options = checkpoint_options(o, share, context);
   const auto how = rounding_of(o, options.plan);
   const quant::PlanOptions in_memory = options.plan;
@@ -424,6 +443,10 @@ void quantize(const QuantizeOptions& o, Context& context) {
   }
   const bool elsewhere = share.shares.has_value() && !done.shares.joined && !done.finished_before;
   if (o.check && !elsewhere) add_check(o.out, report, context);
+  if (!o.html.empty() && !elsewhere) {
+    write_page(o, budget, report.json.value("rounding", io::Json()));
+    report.json["html"] = o.html.string();
+  }
   report.print(context);
 }
 
@@ -495,8 +518,11 @@ Action add_quantize(Options& options) {
                "Read the output again and say of each program that reads its form whether it loads, or what it would "
                "refuse or misread");
   options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
-  return [values](Context& context) {
+  options.output("--html", values->html,
+                 "Write a page there on what the checkpoint saves and what its weights lost, to be shown and printed");
+  return [values, &options](Context& context) {
     apply_preset(*values);
+    if (!values->html.empty()) values->command = shown_command("quantize", options);
     quantize(*values, context);
   };
 }

@@ -32,7 +32,7 @@
 namespace fp8::commands {
 namespace {
 
-using LayerModules = std::vector<measure::WeightModule>;
+using WeightModules = std::vector<measure::WeightModule>;
 using Clock = std::chrono::steady_clock;
 
 /// A folder for hidden states, which goes when they are no longer needed.
@@ -92,7 +92,7 @@ class RoundingRun {
   std::string name_of(std::int64_t layer) const {
     return layer == head() ? stream_.head_name() : stream_.layer_name(layer);
   }
-  LayerModules modules_of(std::int64_t layer) const {
+  WeightModules modules_of(std::int64_t layer) const {
     return layer == head() ? stream_.head_modules() : stream_.layer_modules(layer);
   }
 
@@ -261,7 +261,7 @@ class RoundingRun {
   /// Throws io::Error for a planned module that no layer has, before the work begins.
   void require_layers() const {
     std::set<std::string> found;
-    const auto add = [&](const LayerModules& modules) {
+    const auto add = [&](const WeightModules& modules) {
       for (const auto& m : modules) found.insert(m.name);
     };
     for (std::int64_t layer = 0; layer <= head(); ++layer) add(modules_of(layer));
@@ -309,7 +309,7 @@ class RoundingRun {
   }
 
   /// The modules of `modules` that are planned, and their plan.
-  quant::Plan plan_of(const LayerModules& modules) const {
+  quant::Plan plan_of(const WeightModules& modules) const {
     quant::Plan plan;
     for (const auto& p : plan_.modules) {
       if (std::ranges::find(modules, p.info.name, &measure::WeightModule::name) != modules.end())
@@ -348,7 +348,7 @@ class RoundingRun {
   /// False where the layer calls a module a second time, on a tensor that others do not take: then each module has
   /// matrices of its own. The first sample tells.
   template <class F>
-  bool shares_inputs(const LayerModules& modules, const quant::Plan& plan, const F& f) const {
+  bool shares_inputs(const WeightModules& modules, const quant::Plan& plan, const F& f) const {
     quant::LayerRounding trial(modules, plan, options_.how);
     trial.begin_samples(0, 1);
     f(0, 1, /*keep=*/false);
@@ -360,7 +360,7 @@ class RoundingRun {
   template <class F>
   void round(std::int64_t layer, const F& f) {
     sources_.check_unchanged();
-    const LayerModules modules = modules_of(layer);
+    const WeightModules modules = modules_of(layer);
     const quant::Plan plan = plan_of(modules);
     if (plan.modules.empty() || !take(layer))
       return for_batches([&](std::int64_t first, std::int64_t count) { f(first, count, /*keep=*/true); });

@@ -34,9 +34,17 @@ at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits,
   const auto h = run_layers(ids, cache, source);
   if (logits == Logits::none) return {};
   const auto first = logits == Logits::last ? h.size(1) - 1 : source;
+  return this->logits(norm(columns_of(h, first, h.size(1) - first)));
+}
+
+at::Tensor CausalLM::head_input(const at::Tensor& ids, std::int64_t source) {
+  const auto h = run_layers(ids, nullptr, source);
+  return norm(columns_of(h, source, h.size(1) - source));
+}
+
+at::Tensor CausalLM::logits(const at::Tensor& columns) {
   auto head = parts().head;
-  const auto n = norm(columns_of(h, first, h.size(1) - first));
-  return head ? finish(head->forward(n)) : n;
+  return head ? finish(head->forward(columns)) : columns;
 }
 
 at::Tensor CausalLM::hidden(const at::Tensor& ids) {

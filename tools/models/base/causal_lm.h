@@ -92,6 +92,10 @@ class CausalLM : public torch::nn::Module {
   /// all rows alike, and have no logits; 0 with a cache that knows the source.
   at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr, Logits logits = Logits::all,
                      std::int64_t source = 0);
+  /// forward() in two steps, so that the logits of some positions alone are in memory: the head's input, and the logits
+  /// of columns of it.
+  at::Tensor head_input(const at::Tensor& ids, std::int64_t source = 0);
+  at::Tensor logits(const at::Tensor& columns);
   /// ids [B, L] -> what norm() makes of the last layer's hidden states, [B, L, H]. Task::answer: of a source.
   at::Tensor hidden(const at::Tensor& ids);
   /// capacity: the most tokens (prompt and generated) it will hold. Throws c10::Error for an encoder.

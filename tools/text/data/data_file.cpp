@@ -127,12 +127,6 @@ bool begins_rows(std::string_view head) {
 
 }  // namespace
 
-std::string data_name(const fs::path& file) {
-  if (file == kStandardInput) return "standard input";
-  if (file == kBuiltInText) return "the built-in text";
-  return file.string();
-}
-
 std::string data_name(const DataFiles& files) {
   if (files.empty()) return "no file";
   return data_name(files[0]) + (files.size() > 1 ? " and " + std::to_string(files.size() - 1) + " more" : "");

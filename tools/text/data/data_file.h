@@ -32,9 +32,18 @@ struct DataFiles : std::vector<std::filesystem::path> {
 enum class DataKind : std::uint8_t { text, rows, tensors };
 
 /// How messages call it: its path, "standard input", "the built-in text".
-std::string data_name(const std::filesystem::path& file);
+inline std::string data_name(const std::filesystem::path& file) {
+  return file == kStandardInput ? "standard input" : file == kBuiltInText ? "the built-in text" : file.string();
+}
 /// The first one, and how many more.
 std::string data_name(const DataFiles& files);
+
+/// Of each, data_name() without the folders that it lies in.
+inline std::vector<std::string> short_names(const DataFiles& files) {
+  std::vector<std::string> names;
+  for (const auto& file : files) names.push_back(std::filesystem::path(data_name(file)).filename().string());
+  return names;
+}
 
 /// Throws io::Error for a missing file, a folder, and a name of another kind. Reads standard input to its end.
 DataKind data_kind(const std::filesystem::path& file);

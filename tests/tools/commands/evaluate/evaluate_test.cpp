@@ -22,10 +22,15 @@ io::Json quiet_json_of(const test::Run& run) {
 }
 
 TEST(Evaluate, PerplexityOfKjvByteEqualsTransformers) {
-  const auto json = quiet_json_of(evaluate(args("--model $DEMO --data $HELDOUT --dtype f32 --json")));
+  const auto json = quiet_json_of(evaluate(args("--model $DEMO --data $HELDOUT --dtype f32 --seq-len 256 --json")));
   EXPECT_NEAR(json["perplexity"].get<double>() / 2.653164, 1, 1e-5);
+  // exp(mean +- 1.99834 * 0.0142343), the standard error of the 64 chunks' means
+  EXPECT_NEAR(json["intervals"]["perplexity"][0].get<double>() / 2.578758, 1, 2e-5);
+  EXPECT_NEAR(json["intervals"]["perplexity"][1].get<double>() / 2.729717, 1, 2e-5);
   EXPECT_EQ(json["tokens"], 16384);
   EXPECT_EQ(json["chunks"], 64);
+  EXPECT_EQ(json["seq_len"], 256);
+  EXPECT_EQ(json["data"], io::Json::array({"kjv_heldout_16k.txt"}));
   // of the file, in bf16: 2*256*192 + 4*(2*192*192 + 2*192*64 + 3*192*512 + 2*192) + 192 parameters
   EXPECT_EQ(json["weights_bytes"], 2 * 1672896);
   EXPECT_GT(json["seconds"].get<double>(), 0);
@@ -33,9 +38,71 @@ TEST(Evaluate, PerplexityOfKjvByteEqualsTransformers) {
   EXPECT_FALSE(json.contains("kl"));
 }
 
+TEST(Evaluate, ChunksAreAsLongAsTheModelTakes) {
+  const auto json = quiet_json_of(evaluate(args("--model $DEMO --data $HELDOUT --dtype f32 --json")));
+  EXPECT_NEAR(json["perplexity"].get<double>() / 5.178564, 1, 1e-5);
+  EXPECT_EQ(json["chunks"], 32);
+  EXPECT_EQ(json["seq_len"], 512);
+  const test::TempDir folder;
+  std::ofstream(folder / "short.txt") << read_file(text()).substr(0, 100);  // one chunk
+  const auto short_one = quiet_json_of(evaluate(args("--model $DEMO --data {} --json", folder / "short.txt")));
+  EXPECT_EQ(short_one["tokens"], 100);
+  EXPECT_EQ(short_one["intervals"]["perplexity"], nullptr);
+  expect_failed(evaluate(args("--model $DEMO --data {} --seq-len 256", folder / "short.txt")),
+                {"100 tokens, fewer than one chunk of 256"});
+}
+
+/// transformers' perplexity guide: each window's last tokens are scored, by logits that transformers gave in f32.
+TEST(Evaluate, WindowsSlideAsInTransformersGuide) {
+  const test::TempDir folder;
+  const auto of = [&](std::size_t bytes, const std::vector<std::string>& more) {
+    std::ofstream(folder / "text.txt") << read_file(text()).substr(0, bytes);
+    return evaluate(args("--model $DEMO --data {} --dtype f32 --json {}", folder / "text.txt", more));
+  };
+  const auto json = quiet_json_of(of(5000, args("--seq-len 256 --stride 128")));
+  EXPECT_NEAR(json["perplexity"].get<double>() / 2.743539, 1, 1e-5);
+  EXPECT_EQ(json["tokens"], 4999);
+  EXPECT_EQ(json["chunks"], 39);
+  EXPECT_EQ(json["stride"], 128);
+  const auto odd = quiet_json_of(of(3000, args("--seq-len 256 --stride 100 --batch 3 --reference $DEMO")));
+  EXPECT_NEAR(odd["perplexity"].get<double>() / 2.720442, 1, 1e-5);
+  EXPECT_EQ(odd["tokens"], 2999);
+  EXPECT_EQ(odd["chunks"], 29);
+  EXPECT_NEAR(odd["kl"].get<double>(), 0, 1e-9);
+  EXPECT_EQ(odd["top1_agreement"], 1.0);
+  const auto apart = quiet_json_of(of(16384, args("--seq-len 512 --stride 512")));
+  EXPECT_NEAR(apart["perplexity"].get<double>() / 5.178564, 1, 1e-5);
+  expect_failed(of(5000, args("--seq-len 64 --stride 65")),
+                {"--stride: found 65, allowed: 1 to the window's length 64"});
+}
+
+TEST(Evaluate, SeveralModelsAreAsEachByItself) {
+  const test::TempDir folder;
+  const auto fp8 = folder / "fp8";
+  ASSERT_EQ(run_fp8("quantize --model $DEMO --dynamic --out {} --quiet", fp8).code, 0);
+  const auto common = args("--data $HELDOUT --samples 3 --reference $DEMO --json");
+  const auto on_hpu = [](const std::vector<std::string>& more) { return run_fp8("evaluate --threads 1 {}", more); };
+  const auto json = quiet_json_of(on_hpu(args("--model $DEMO {} {} --html {}", fp8, common, folder / "page.html")));
+  ASSERT_EQ(json["models"].size(), 2u);
+  EXPECT_EQ(json["models"][0]["model"], "kjv-byte-1.7M");
+  EXPECT_EQ(json["models"][0]["perplexity_change"], 0.0);
+  EXPECT_EQ(json["data"], io::Json::array({"kjv_heldout_16k.txt"}));
+  auto alone = quiet_json_of(on_hpu(args("--model {} {}", fp8, common))), among = json["models"][1];
+  for (const char* free : {"seconds", "forward_seconds", "tokens_per_second"}) alone.erase(free), among.erase(free);
+  EXPECT_EQ(among, alone);
+  EXPECT_GT(alone["intervals"]["kl"][1], alone["kl"]);
+  const auto page = read_file(folder / "page.html");
+  for (const char* said :
+       {"kjv-byte-1.7M (reference)", "Quality and size", "fp8 evaluate kjv-byte-1.7M fp8 --reference"})
+    EXPECT_THAT(page, HasSubstr(said));
+  EXPECT_THAT(page, ::testing::Not(HasSubstr(folder.path().string())));
+  expect_failed(evaluate(args("--model $DEMO {} --data $HELDOUT --dump-logits {}", fp8, folder / "l")),
+                {"--dump-logits goes with one model, found 2"}, 2);
+}
+
 TEST(Evaluate, PerplexityOfStories260KEqualsTransformers) {
   FP8_NEED_TEST_DATA(data);
-  const auto json = quiet_json_of(evaluate(args("--model {} --data {} --dtype f32 --samples 96 --json",
+  const auto json = quiet_json_of(evaluate(args("--model {} --data {} --dtype f32 --samples 96 --seq-len 256 --json",
                                                 data / "models/stories260K", data / "text/ts_calib.txt")));
   EXPECT_NEAR(json["perplexity"].get<double>() / 7.012570, 1, 1e-5);
   EXPECT_EQ(json["tokens"], 96 * 256);

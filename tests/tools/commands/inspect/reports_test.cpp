@@ -9,6 +9,7 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/inspect/cost_page.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
@@ -37,7 +38,9 @@ std::string data_of(const std::string& page) {
 
 TEST(ReportPage, CarriesTheReportAndAsksForNothingElse) {
   const auto page = report_page(report("model.layers.0.mlp.up_proj"));
-  EXPECT_EQ(io::parse_json(data_of(page), "page"), report("model.layers.0.mlp.up_proj"));
+  io::Json expected = report("model.layers.0.mlp.up_proj");
+  expected["columns"] = {"mlp.up_proj"};
+  EXPECT_EQ(io::parse_json(data_of(page), "page"), expected);
   EXPECT_THAT(page, Not(HasSubstr("src=")));
   EXPECT_THAT(page, Not(HasSubstr("href=")));
   EXPECT_THAT(page, Not(HasSubstr("@FP8_REPORT_")));
@@ -136,6 +139,67 @@ TEST(DamageTable, NamesSayWeightOrInput) {
   EXPECT_THAT(damage_table({m, m}, 1, 0), HasSubstr("module  weight SQNR dB  weight saturated  weight underflow"));
   m.input = m.weight;
   EXPECT_THAT(damage_table({m}, 1, 0), HasSubstr("module  module SQNR dB  weight SQNR dB  input SQNR dB"));
+}
+
+/// A checkpoint as `evaluate --html` looks at it.
+Cost cost(const std::string& name) {
+  Cost c;
+  c.name = name;
+  c.form = "compressed-tensors";
+  c.bytes = 600, c.of_bytes = 1000;
+  c.precisions = {{"E4M3 channel weights", 2, 500}, {"BF16", 1, 90}, {"norms, biases and other tensors", 0, 10}};
+  c.damage.modules = {module_of("layers.0.mlp.down_proj", 18), module_of("layers.0.self_attn.q_proj", 31)};
+  c.damage.modules[0].weight.saturated = 1;
+  c.damage.skipped = {{"lm_head", "a head"}};
+  c.numbers = io::Json::parse(R"({"model": "m", "perplexity": 2.5, "reference_perplexity": 2.4, "kl": 0.001,
+      "perplexity_change": 0.04, "tokens": 512, "chunks": 2, "seq_len": 256, "data": ["text.txt"], "dtype": "bf16",
+      "intervals": {"perplexity": [2.4, 2.6], "reference_perplexity": null, "perplexity_change": [-0.01, 0.09],
+                    "kl": [0.0005, 0.0015], "level": 0.95}})");
+  return c;
+}
+
+TEST(CostPage, OfOneModel) {
+  const auto page = cost_page({"fp8 evaluate m --reference r", "r", {cost("m")}}, "2026-01-02");
+  for (const char* said :
+       {"+4.000 %", "95 %: -1.000 to +9.000 %", "60.0 %", "1.0 kB before, 600 B after", "of 3 with a matrix",
+        "<td class=\"text\">2.4000 to 2.6000</td>", "2 of 256 tokens", "E4M3 channel weights",
+        "The worst 2 of 2 modules",
+        "weight SQNR 18.0 dB, below 25 dB; 1 % of the weights are beyond what the scale leaves room for",
+        "nothing unusual", "fp8 evaluate m --reference r", "2026-01-02", "\"m against r\"", "a head"})
+    EXPECT_THAT(page, HasSubstr(said));
+  EXPECT_THAT(page, Not(HasSubstr("@FP8_REPORT_")));
+}
+
+TEST(CostPage, OfSeveralAndOfOneThatNobodyEvaluated) {
+  const auto several = cost_page({"fp8 evaluate a b", "r", {cost("a"), cost("<b>")}}, "2026-01-02");
+  for (const char* said :
+       {"Quality and size", "r (reference)", "&lt;b&gt;", "a: modules by precision", "a, <b> against r"})
+    EXPECT_THAT(several, HasSubstr(std::string(said) == "a, <b> against r" ? "a, \\u003cb>" : said));
+  auto written = cost("m");
+  written.numbers = nullptr;
+  written.more = {{"KL divergence for --budget", "1e-3"}};
+  const auto page = cost_page({"fp8 quantize r --out m", "r", {written}}, "2026-01-02");
+  for (const char* said : {"not evaluated", "KL divergence for --budget", "made of"})
+    EXPECT_THAT(page, HasSubstr(said));
+}
+
+/// Attention before the rest, in the order of a forward.
+TEST(ReportPage, ColumnsAreInTheOrderOfTheModel) {
+  io::Json all = {{"kind", "damage"}, {"title", "m"}, {"summary", ""}, {"modules", io::Json::array()}};
+  for (const char* name :
+       {"lm_head", "h.0.mlp.down_proj", "h.0.mlp.gate_proj", "h.0.mlp.up_proj", "h.0.self_attn.k_proj",
+        "h.0.self_attn.o_proj", "h.0.self_attn.q_proj", "h.0.self_attn.v_proj"})
+    all["modules"].push_back({{"name", name}, {"sqnr_db", 30.0}, {"weight", nullptr}});
+  const io::Json order = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                          "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
+  EXPECT_EQ(io::parse_json(data_of(report_page(all)), "page")["columns"], order);
+  std::vector<std::string> rows;
+  for (const auto& text : heat_map(all).texts)
+    if (text.anchor == Anchor::end) rows.push_back(text.text);
+  ASSERT_EQ(rows.size(), 8u);
+  EXPECT_EQ(rows.back(), "lm_head");
+  rows.pop_back();
+  EXPECT_EQ(io::Json(rows), order);
 }
 
 TEST(KeptTable, FoldsByNameAndReason) {

@@ -159,7 +159,8 @@ TEST_F(Budget, IsMetWithTheFewestModulesKept) {
   }
   EXPECT_EQ(modules, 28u);
   EXPECT_GT(larger_kl_later, 0u) << "the order of KL alone would be another";
-  const auto score = json_of(run_fp8("evaluate --model {} --reference $DEMO --data $HELDOUT --samples 8 --json", out));
+  const auto score =
+      json_of(run_fp8("evaluate --model {} --reference $DEMO --data $HELDOUT --samples 8 --seq-len 256 --json", out));
   EXPECT_NEAR(score["kl"].get<double>(), budget["kl"].get<double>(), 1e-3 * budget["kl"].get<double>());
   const auto sidecar = io::read_json(dir / "q" / "fp8.json");
   const auto name = budget["kept"][0]["name"].get<std::string>();
@@ -191,8 +192,8 @@ TEST_F(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
   const auto json =
       json_of(run_fp8("quantize --model $DEMO --out {} --config {} --budget kl=1 --data $HELDOUT --samples 4 --json",
                       dir / "q", config("QUANTIZE")));
-  const auto score =
-      json_of(run_fp8("evaluate --model {} --reference $DEMO --data $HELDOUT --samples 4 --json", dir / "q"));
+  const auto score = json_of(
+      run_fp8("evaluate --model {} --reference $DEMO --data $HELDOUT --samples 4 --seq-len 256 --json", dir / "q"));
   EXPECT_EQ(score["kv_cache"], "fp8");
   EXPECT_NEAR(score["kl"].get<double>(), json["budget"]["kl"].get<double>(), 1e-3 * score["kl"].get<double>())
       << "without the attention products, which no checkpoint holds";
@@ -362,6 +363,34 @@ TEST_P(DamagedCheckpoint, IsToldInOneLine) {
     EXPECT_THAT(run->err, HasSubstr("fp8: error: "));
   }
   EXPECT_FALSE(fs::exists(dir / "out"));
+}
+
+/// What a hub and a boss are shown: no path stands in it.
+TEST(Shown, ACardAndAPage) {
+  const test::TempDir dir;
+  std::filesystem::create_directory(dir / "org-model");
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
+    std::filesystem::copy_file(std::filesystem::path(test::demo_model()) / name, dir / "org-model" / name);
+  put(dir / "org-model/README.md", "---\nlicense: apache-2.0\n---\n# Org's model\n");
+  const auto out = dir / "out", back = dir / "back", page = dir / "page.html";
+  const auto done = json_of(run_fp8("quantize --model {} --dynamic --budget kl=1 --samples 1 --out {} --html {} --json",
+                                    dir / "org-model", out, page));
+  EXPECT_EQ(done["html"], page.string());
+  const std::string card = read_file(out / "README.md"), shown = read_file(page);
+  EXPECT_THAT(card, StartsWith("---\nlicense: apache-2.0\nbase_model: org-model\n"));
+  EXPECT_THAT(card, HasSubstr("nats a token"));
+  EXPECT_TRUE(card.ends_with("\n# Org's model\n"));
+  for (const char* said :
+       {"The worst 5 of 28 modules", "KL divergence for --budget", "fp8 quantize org-model --out out"})
+    EXPECT_THAT(shown, HasSubstr(said));
+  for (const auto& text : {card, shown}) EXPECT_THAT(text, Not(HasSubstr(dir.path().string())));
+  ASSERT_EQ(run_fp8("convert --model {} --to bf16 --out {}", out, back).code, 0);
+  const std::string again = read_file(back / "README.md");
+  EXPECT_THAT(again, StartsWith("---\nlicense: apache-2.0\nbase_model: org-model\nlibrary_name: transformers\n---\n"));
+  EXPECT_THAT(again, HasSubstr("# out in high precision"));
+  EXPECT_TRUE(again.ends_with("\n# Org's model\n"));
+  expect_failed(run_fp8("quantize --model $DEMO --dynamic --dry-run --out {} --html {}", out, page),
+                {"--html shows a whole output"}, 2);
 }
 
 TEST(UnusualCheckpoint, UnalignedAndTransposedWeightsAreQuantizedAsTheyMean) {

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/evaluate/scoring.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/leaf/leaf.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::int64_t kMaxLogits = std::int64_t{1} << 28;  // f32: 1 GiB
+
+/// Receives the f32 logits of consecutive chunks.
+class LogitsFile {
+ public:
+  LogitsFile(const std::filesystem::path& path, std::vector<std::int64_t> shape)
+      : writer_(path, {{"logits", io::DType::F32, std::move(shape)}}) {}
+
+  void append(const at::Tensor& logits) {
+    const auto wide = logits.to(at::kFloat).contiguous();
+    writer_.write("logits", wide.const_data_ptr(), offset_, wide.nbytes());
+    offset_ += wide.nbytes();
+  }
+  void commit() { writer_.commit(); }
+
+ private:
+  io::SafetensorsWriter writer_;
+  std::uint64_t offset_ = 0;
+};
+
+/// The shape of all logits: answers differ in length, and windows are judged in part; they stand one after the other.
+std::vector<std::int64_t> logits_shape(const models::ModelShape& shape, const Samples& samples,
+                                       const EvaluateOptions& options) {
+  if (shape.task == models::Task::answer || options.stride > 0) return {samples.rows(), shape.outputs()};
+  return {samples.count(), shape.task == models::Task::classify ? 1 : samples.longest(), shape.outputs()};
+}
+
+/// The scores of each chunk, from any process.
+class Scores {
+ public:
+  explicit Scores(std::int64_t chunks) : table_(at::zeros({chunks, kColumns}, at::kDouble)) {}
+
+  /// Of rows of chunks from `first` on. tokens: of those rows, as score_chunks() takes ids. Hidden states without a
+  /// reference add nothing but their not being finite.
+  void add(const Evaluation& of, std::int64_t first, const at::Tensor& logits, const at::Tensor& tokens,
+           const at::Tensor& expected) {
+    auto rows = table_.accessor<double, 2>();
+    const bool embeds = of.task == models::Task::embed;
+    if (!of.predicts() && !logits.isfinite().all().item<bool>()) rows[first][kNll] = std::nan("");
+    if (embeds && expected.defined())
+      for (std::int64_t i = first; const double cosine : cosines(logits, expected)) rows[i++][kCosine] = cosine;
+    if (embeds) return;
+    const auto ids = of.predicts() ? tokens : at::Tensor();
+    for (std::int64_t i = first; const auto& score : score_chunks(logits, ids, expected)) {
+      rows[i][kNll] += score.nll;
+      rows[i][kKl] += score.kl;
+      rows[i++][kAgree] += static_cast<double>(score.agree);
+    }
+    if (!of.predicts() || !expected.defined()) return;
+    for (std::int64_t i = first; const auto& score : score_chunks(expected, ids, {}))
+      rows[i++][kReferenceNll] += score.nll;
+  }
+  bool are_finite(std::int64_t first, std::int64_t count) const {
+    return table_.narrow(0, first, count).isfinite().all().item<bool>();
+  }
+  /// Every process gets those of all: each row is one's, and the others' bits of it are 0.
+  void exchange(runtime::distributed::ProcessGroup& group) {
+    group.all_reduce(table_.view(at::kLong), runtime::distributed::ReduceOp::sum);
+  }
+  void give(Evaluation& to) const {
+    for (const auto& [column, list] :
+         {std::pair{kNll, &to.nll}, std::pair{kReferenceNll, &to.reference_nll}, std::pair{kKl, &to.kl},
+          std::pair{kAgree, &to.agree}, std::pair{kCosine, &to.cosine}}) {
+      const auto values = table_.select(1, column).contiguous();
+      list->assign(values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel());
+    }
+  }
+
+ private:
+  enum Column : std::int64_t { kNll, kReferenceNll, kKl, kAgree, kCosine, kColumns };
+  at::Tensor table_;
+};
+
+/// One forward of both models, judged slice by slice.
+class JudgedForward {
+ public:
+  JudgedForward(const Scoring& s, const SampleBatch& part) : s_(s), part_(part) {
+    const auto device = resolve_device(s.context);
+    const auto ids = part.ids.to(device);
+    hidden_ = rows_of(*s.model.model, ids);
+    if (s.reference != nullptr) expected_ = rows_of(*s.reference->model, ids);
+  }
+
+  /// Adds to the scores and to `evaluation.forward_seconds`.
+  void judge(std::int64_t first, Scores& scores, Evaluation& evaluation, std::optional<LogitsFile>& dump) {
+    const std::int64_t rows = hidden_.size(1);
+    const bool whole = evaluation.task == models::Task::embed || evaluation.task == models::Task::classify;
+    const std::int64_t most =
+        whole ? rows : std::max<std::int64_t>(kMaxLogits / (hidden_.size(0) * s_.model.model->shape().outputs()), 1);
+    for (std::int64_t row = 0; row < rows; row += most) {
+      const std::int64_t count = std::min(most, rows - row);
+      const Stopwatch head;
+      const auto logits = s_.model.model->logits(models::columns_of(hidden_, row, count)).to(at::kCPU);
+      seconds_ += head.seconds();
+      at::Tensor expected;
+      if (s_.reference != nullptr)
+        expected = s_.reference->model->logits(models::columns_of(expected_, row, count)).to(at::kCPU);
+      if (dump) dump->append(logits);
+      const auto tokens =
+          whole ? part_.tokens : part_.tokens.narrow(1, row, std::min(count + 1, part_.tokens.size(1) - row));
+      scores.add(evaluation, first, logits, tokens, expected);
+    }
+    evaluation.forward_seconds += seconds_;
+  }
+
+ private:
+  /// The head's input of what is judged.
+  at::Tensor rows_of(models::CausalLM& model, const at::Tensor& ids) {
+    const Stopwatch forward;
+    const auto h = model.head_input(ids, part_.source);
+    if (&model == s_.model.model.get()) seconds_ += forward.seconds();
+    return s_.options.stride == 0 ? h : h.narrow(1, part_.seen, part_.tokens.size(1) - 1);
+  }
+
+  const Scoring& s_;
+  const SampleBatch& part_;
+  at::Tensor hidden_, expected_;
+  double seconds_ = 0;
+};
+
+/// Runs the forwards of this process.
+void score_range(const Scoring& s, const Forwards& forwards, SampleRange range, Scores& scores,
+                 Evaluation& evaluation) {
+  std::optional<LogitsFile> dump;
+  if (!s.options.dump_logits.empty())
+    dump.emplace(s.options.dump_logits, logits_shape(s.model.model->shape(), s.samples, s.options));
+  Progress progress(s.context, "evaluate", std::max<std::int64_t>(range.count, 1));
+  const auto profiler = profiler_of(s.options.profile, s.context);
+  const runtime::PhaseScope phase("evaluate");
+  const auto starts = forwards.starts(range);
+  const runtime::ProfiledStage stage(profiler.get(), "evaluate", static_cast<std::int64_t>(starts.size()) - 1);
+  for (std::size_t i = 0; i + 1 < starts.size(); ++i) {
+    check_interrupted();
+    const std::int64_t first = starts[i], count = starts[i + 1] - first;
+    const auto part = s.samples.batch(first, count);
+    s.quant_config.begin_samples(first, count);
+    JudgedForward(s, part).judge(first, scores, evaluation, dump);
+    if (!scores.are_finite(first, count))
+      throw io::Error(
+          fmt::format("{}: NaN or infinite logits in chunks {} to {}", s.folder.string(), first, first + count - 1));
+    progress.update(first + count - range.first);
+    stage.step();
+  }
+  if (dump) dump->commit();
+}
+
+}  // namespace
+
+Evaluation evaluate_on(const Scoring& s) {
+  const auto& samples = s.samples;
+  const auto& shape = s.model.model->shape();
+  Evaluation evaluation{shape.task, samples.count(), samples.rows()};
+  for (std::int64_t i = 0; i < samples.count(); ++i) {
+    evaluation.rows.push_back(shape.task == models::Task::classify ? 1.0 : static_cast<double>(samples.rows(i)));
+    evaluation.predicted.push_back(static_cast<double>(samples.predicted(i)));
+  }
+  const std::int64_t batch = s.options.batch > 0 ? s.options.batch : default_batch(samples.longest()),
+                     step = std::clamp<std::int64_t>(kMaxLogits / (samples.longest() * shape.outputs()), 1, batch);
+  const Forwards forwards(samples.count(), [&](std::int64_t first) { return samples.together(first, step); });
+  Scores scores(samples.count());
+  const Stopwatch watch;
+  const SampleRange range =
+      s.group != nullptr ? forwards.share(s.group->rank(), s.group->size()) : forwards.share(0, 1);
+  score_range(s, forwards, range, scores, evaluation);
+  if (s.group != nullptr) {
+    scores.exchange(*s.group);
+    auto slowest = static_cast<float>(evaluation.forward_seconds);
+    s.group->all_reduce_max(&slowest, 1);
+    evaluation.forward_seconds = slowest;
+  }
+  evaluation.seconds = watch.seconds();
+  scores.give(evaluation);
+  return evaluation;
+}
+
+}  // namespace fp8::commands
