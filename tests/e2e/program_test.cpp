@@ -159,7 +159,7 @@ void expect_same_checkpoints(const Arguments& arguments) {
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_EQ(contents(folder / name), contents(folder / "0")) << i;
   }
-  EXPECT_EQ(names_in(folder / "0").size(), 5u);
+  EXPECT_EQ(names_in(folder / "0").size(), 6u);
 }
 
 class DeterminismOfScales : public ::testing::Test {
