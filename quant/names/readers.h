@@ -36,8 +36,8 @@ std::string why_not_known(CheckpointReader reader, const ModelNames& names, cons
 /// True for models whose towers take a cache in transformers: a form that describes caches in its config alone
 /// (compressed-tensors) then asks for scales of theirs, which no engine has.
 bool has_cached_towers(const ModelNames& names);
-/// True for models whose weights transformers wants in float32 here and there, which form "fp8" does not tell it: products
-/// of these with bfloat16 fail.
+/// True for models whose weights transformers wants in float32 here and there, which form "fp8" does not tell it:
+/// products of these with bfloat16 fail.
 bool mixes_floats(const ModelNames& names);
 /// True for models whose config in transformers counts no key-value heads, which compressed-tensors asks for.
 bool lacks_kv_heads(const ModelNames& names, const io::Json& config);

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
