@@ -144,7 +144,7 @@ CardFacts card_of(const CheckpointPlan& planned, const ConfigSpec& config, const
   if (!config.kv.empty())
     card.more.emplace_back("key-value cache", "scales for fp8 in " + std::to_string(config.kv.size()) + " layers");
   if (options.rounded != nullptr) {
-    const io::Json rounding = options.rounded->json();
+    const io::Json rounding = options.rounded->json(&planned.source());
     const auto summary = RoundingSummary::of(rounding);
     if (summary.has_value())
       card.more.emplace_back("rounding", rounding.value("method", std::string()) + ", output SQNR " + summary->text());
