@@ -28,7 +28,7 @@ std::string_view take_line(std::string_view& text) {
 }
 
 /// A key of the front matter with all of its lines; what stands before the first key has none.
-struct Entry {
+struct FrontMatterEntry {
   std::string key, lines;
 };
 
@@ -44,26 +44,26 @@ std::string_view key_of(std::string_view line) {
 
 /// A card taken apart.
 struct Card {
-  std::vector<Entry> entries;
+  std::vector<FrontMatterEntry> entries;
   std::string section, text;  ///< ours, and all else
 
-  Entry* find(std::string_view key) {
-    const auto found = std::ranges::find(entries, key, &Entry::key);
+  FrontMatterEntry* find(std::string_view key) {
+    const auto found = std::ranges::find(entries, key, &FrontMatterEntry::key);
     return found == entries.end() ? nullptr : &*found;
   }
   void erase(std::string_view key) {
-    std::erase_if(entries, [&](const Entry& e) { return e.key == key; });
+    std::erase_if(entries, [&](const FrontMatterEntry& e) { return e.key == key; });
   }
   void set(const std::string& key, const std::string& lines) {
-    if (Entry* found = find(key))
+    if (FrontMatterEntry* found = find(key))
       found->lines = lines;
     else
       entries.push_back({key, lines});
   }
 };
 
-std::vector<Entry> entries_of(std::string_view front) {
-  std::vector<Entry> entries;
+std::vector<FrontMatterEntry> entries_of(std::string_view front) {
+  std::vector<FrontMatterEntry> entries;
   while (!front.empty()) {
     const auto line = take_line(front);
     const auto key = key_of(line);
@@ -118,7 +118,7 @@ std::string trimmed(std::string_view text) {
 }
 
 /// The values of a list: "[a, b]", "- a" on lines of their own, or one word.
-std::vector<std::string> list_of(const Entry& entry) {
+std::vector<std::string> list_of(const FrontMatterEntry& entry) {
   std::vector<std::string> values;
   const auto add = [&](std::string_view text) {
     if (const auto value = trimmed(text); !value.empty()) values.push_back(value);
@@ -154,7 +154,7 @@ void set_front(Card& card, const CardFacts& facts) {
   }
   if (card.find("library_name") == nullptr) card.set("library_name", "library_name: transformers\n");
   std::vector<std::string> tags;
-  if (const Entry* found = card.find("tags")) tags = list_of(*found);
+  if (const FrontMatterEntry* found = card.find("tags")) tags = list_of(*found);
   if (ours) {
     const auto forms = form_names();
     std::erase_if(tags, [&](const auto& tag) { return tag == "fp8" || std::ranges::count(forms, tag) > 0; });
