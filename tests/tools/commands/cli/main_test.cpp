@@ -227,9 +227,9 @@ std::vector<fs::path> examples() {
 
 bool runs(const std::string& command) { return std::system((command + " > /dev/null 2>&1").c_str()) == 0; }
 
-/// Long options in a text, without values: "--shares", ...
+/// Options in a text, without values: "--shares", "-o", ...
 std::vector<std::string> options_in(const std::string& text) {
-  static const std::regex option("(^|[\\s,])(--[a-z][a-z-]*)");
+  static const std::regex option("(^|[\\s,])(--[a-z][a-z-]*|-[a-z](?=[\\s,]|$))");
   std::vector<std::string> found;
   for (std::sregex_iterator at(text.begin(), text.end(), option), end; at != end; ++at) found.push_back((*at)[2]);
   return found;
@@ -254,7 +254,7 @@ TEST(Examples, AreThere) {
   for (const auto& file : examples()) names.push_back(file.filename().string());
   EXPECT_THAT(names, UnorderedElementsAre("slurm_array.sh", "slurm_ddp.sh", "mpirun.sh", "torchrun_two_nodes.sh",
                                           "ray_calibrate.py", "vllm_generate.py", "quantize_module.py", "moe.sh",
-                                          "qwen_vl.sh", "inc_handover.sh"));
+                                          "qwen_vl.sh", "inc_handover.sh", "tiny_models.py"));
 }
 
 TEST(Examples, Parse) {

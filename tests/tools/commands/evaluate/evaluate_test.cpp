@@ -205,7 +205,7 @@ TEST(Evaluate, InterruptLeavesNothingBehind) {
     EXPECT_EQ(run.code, 128 + signals[0]) << run.err;  // as shells count
     EXPECT_TRUE(std::filesystem::is_empty(out)) << signals.size();
     if (signals.size() == 1) {
-      EXPECT_EQ(run.err, "fp8: error: interrupted\n");
+      EXPECT_TRUE(run.err.ends_with("fp8: error: interrupted\n")) << run.err;  // how long it takes may be said before
     }
   }
 }

@@ -333,9 +333,8 @@ TEST_F(KvCache, KeysAreMeasuredAfterTheRotaryEmbedding) {
 TEST_F(KvCache, EvaluateShowsTheEffect) {
   for (const bool head : {false, true}) {
     const auto json = json_of(
-        run("evaluate",
-            args("--json --data $HELDOUT --reference $DEMO --kv-cache fp8 --measurements {} --kv-cache-scales {}",
-                 stats(), head ? "head" : "tensor")));
+        run("evaluate", args("--json --data $HELDOUT --seq-len 256 --reference $DEMO --kv-cache {} --measurements {}",
+                             head ? "fp8:head" : "fp8", stats())));
     const Expected& expected = head ? kHead : kTensor;
     EXPECT_NEAR(json["perplexity"].get<double>() / expected.perplexity, 1, 2e-4);
     EXPECT_NEAR(json["kl"].get<double>() / expected.kl, 1, 0.05);

@@ -389,7 +389,7 @@ TEST(Shown, ACardAndAPage) {
   EXPECT_THAT(again, StartsWith("---\nlicense: apache-2.0\nbase_model: org-model\nlibrary_name: transformers\n---\n"));
   EXPECT_THAT(again, HasSubstr("# out in high precision"));
   EXPECT_TRUE(again.ends_with("\n# Org's model\n"));
-  expect_failed(run_fp8("quantize --model $DEMO --dynamic --dry-run --out {} --html {}", out, page),
+  expect_failed(run_fp8("quantize --model $DEMO --dynamic --dry-run --out {} --html {}", out, dir / "other.html"),
                 {"--html shows a whole output"}, 2);
 }
 
