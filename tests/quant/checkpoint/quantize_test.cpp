@@ -276,9 +276,9 @@ TEST_F(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
   const auto files = test::folder_bytes(folder / "out");
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files) names.push_back(name);
-  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "README.md", "chat_template.jinja", "config.json", "fp8.json",
-                                             "generation_config.json", "model.safetensors", "tokenizer.json",
-                                             "tokenizer.model"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "README.md", "chat_template.jinja", "config.json",
+                                             "fp8.json", "generation_config.json", "model.safetensors",
+                                             "tokenizer.json", "tokenizer.model"}));
   EXPECT_EQ(files.at("tokenizer.model"), "tokenizer.model");
 }
 
