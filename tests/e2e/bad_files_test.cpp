@@ -245,7 +245,8 @@ TEST(Texts, UnusableTextsWriteNoMeasurement) {
     SCOPED_TRACE(name);
     const std::string data = (folder / name).string();
     expect_refused(fp8("measure --json --model $DEMO --data {} --seq-len 256 --out {}", data, out), {name});
-    expect_refused(fp8(args("evaluate --json --model $DEMO --data {}", data), {{"QUANT_CONFIG", config}}), {name});
+    expect_refused(fp8(args("evaluate --json --model $DEMO --data {} --seq-len 256", data), {{"QUANT_CONFIG", config}}),
+                   {name});
     EXPECT_FALSE(std::filesystem::exists(out));
   }
   expect_refused(fp8("measure --model $DEMO --data $CALIB --skip 100000 --out {}", out), {"--skip"});

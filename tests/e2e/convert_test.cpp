@@ -89,9 +89,7 @@ TEST(Convert, RefusesInOneLine) {
   const auto refused = [&](const Arguments& more, int code, const std::string& part) {
     Arguments arguments = args("convert --out {} {}", out, more);
     const auto run = fp8(arguments);
-    EXPECT_EQ(run.code, code) << run.err;
-    EXPECT_EQ(run.error_lines(), 1) << run.err;
-    EXPECT_THAT(run.err, HasSubstr(part));
+    expect_failed(run, {part}, code);
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   };
   refused({"--model", quantized()}, 2, "--format is required");

@@ -56,7 +56,7 @@ inline test::Run fp8_limited(int resource, rlim_t bytes, const Arguments& argume
 
 inline void expect_success(const test::Run& run) {
   EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_EQ(run.err, "");
+  EXPECT_EQ(run.without(), "");
 }
 
 inline void write_file(const std::filesystem::path& path, const std::string& text) {

@@ -280,7 +280,7 @@ TEST_F(Resumed, ASourceThatChangesIsReported) {
   for (const bool cut : {false, true}) {
     SCOPED_TRACE(cut ? "cut short" : "replaced");
     fs::remove_all(folder / "out");
-    auto process = start_fp8(measuring({"--samples", "1500", "--batch", "2"}, false));
+    auto process = start_fp8(measuring({"--samples", "312", "--batch", "2"}, false));
     wait_for([&] { return fs::exists(snapshot() / "state"); });
     if (cut) {
       fs::resize_file(weights, bytes.size() / 2);

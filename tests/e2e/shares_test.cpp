@@ -119,7 +119,8 @@ TEST_F(Shares, PartsOfSomethingElseAreNotJoined) {
   expect_success(fp8(other));
   expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
   expect_refused(fp8(measuring("out", {"--wait"})), {"--wait is --join wait"}, 2);
-  expect_refused(fp8(measuring("out", {"--shares", "0"})), {"--shares: found '0', allowed: an integer from 1"}, 2);
+  expect_refused(fp8(measuring("out", {"--shares", "0"})), {"--shares: found '0', allowed: K or K:SECONDS, K from 1"},
+                 2);
   expect_refused(fp8(measuring("out", args("--join x"))), {"--join: found 'x', allowed: nothing, a number"}, 2);
   expect_refused(fp8(measuring("out", args("--join --shares 3"))), {"no shares to join"});
 }

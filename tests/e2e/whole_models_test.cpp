@@ -97,8 +97,9 @@ INSTANTIATE_TEST_SUITE_P(All, Attention,
 TEST(AttentionKinds, InHighPrecisionBothGiveTheSameDistribution) {
   const auto evaluate = [](const std::string& attention) {
     const test::TempDir folder;
-    expect_success(fp8("evaluate --model $DEMO --data $HELDOUT --samples 2 --dtype f32 --attention {} --dump-logits {}",
-                       attention, folder / "logits"));
+    expect_success(fp8(
+        "evaluate --model $DEMO --data $HELDOUT --seq-len 256 --samples 2 --dtype f32 --attention {} --dump-logits {}",
+        attention, folder / "logits"));
     const std::string bytes = Tensors::read(folder / "logits").bytes_of("logits");
     std::vector<float> logits(bytes.size() / sizeof(float));
     std::memcpy(logits.data(), bytes.data(), bytes.size());
@@ -176,7 +177,8 @@ TEST_F(Mixtral, QuantConfigMeasuresAndQuantizesItsExperts) {
 TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
   for (const std::string scheme : {"--dynamic", "--weights-only"}) {
     const auto out = folder / ("fp8" + scheme);
-    quantize(model(), out, {scheme});
+    const auto run = fp8("quantize --model {} --out {} {}", model(), out, scheme);
+    EXPECT_EQ(run.error(), "");  // vLLM has no such experts with weights alone, and a warning says so
     const auto tensors = Tensors::read(out / "model.safetensors");
     EXPECT_EQ(tensors.header.at("model.layers.0.block_sparse_moe.experts.2.w3.weight").at("dtype"), "F8_E4M3");
     EXPECT_NE(tensors.header.at("model.layers.0.block_sparse_moe.gate.weight").at("dtype"), "F8_E4M3");  // the router

@@ -77,11 +77,14 @@ struct Run {
 
   /// Number of lines on stderr.
   std::ptrdiff_t error_lines() const { return std::count(err.begin(), err.end(), '\n'); }
-  /// stderr without its warnings.
-  std::string error() const {
+  /// stderr without its warnings and notes.
+  std::string error() const { return without("fp8: warning: "); }
+  /// stderr without its notes, and lines that begin with `head`.
+  std::string without(std::string_view head = "fp8: note: ") const {
     std::istringstream lines(err);
     std::string text;
-    for (std::string line; std::getline(lines, line);) text += line.starts_with("fp8: warning: ") ? "" : line + '\n';
+    for (std::string line; std::getline(lines, line);)
+      text += line.starts_with(head) || line.starts_with("fp8: note: ") ? "" : line + '\n';
     return text;
   }
 };

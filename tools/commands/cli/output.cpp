@@ -185,8 +185,8 @@ void Progress::announce_if_long(std::int64_t done, double seconds) {
   const auto memory = std::exchange(announces_, nullptr);
   const double whole = seconds * static_cast<double>(total_) / static_cast<double>(done);
   if (whole > kLong)
-    context_.say(fmt::format("{}: about {} in all, reckoned from the first {}; memory so far {}", what_, about(whole),
-                             human_seconds(seconds), human_bytes(memory())));
+    context_.note(fmt::format("{}: about {} in all, reckoned from the first {}; memory so far {}", what_, about(whole),
+                              human_seconds(seconds), human_bytes(memory())));
 }
 
 void Progress::update(std::uint64_t done, std::uint64_t total) {

@@ -70,7 +70,7 @@ std::string forecast_text(const Work& work, double flops) {
 void say_forecast(const Work& work, at::ScalarType dtype, const Context& context) {
   if (context.quiet || work.operations < kSaid * kSlowest) return;
   const auto text = forecast_text(work, tried_flops(dtype, resolve_device(context)));
-  if (!text.empty()) context.say(text);
+  if (!text.empty()) context.note(text);
 }
 
 }  // namespace fp8::commands

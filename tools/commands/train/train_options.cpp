@@ -123,6 +123,10 @@ Rows model_rows(TrainOptions& o) {
     add_data_option(options, flag, o.data, help, Options::Need::optional);
   };
   return {
+      // Before MODEL, as arguments are told apart by their places.
+      {"stage", shared([&o](Options& options) {
+         options.choice<Stage>("STAGE", o.run.stage, "What a run file is started for (default fit)");
+       })},
       {"init", path(o.init), "config.json (or its folder): train from drawn weights, steered by --seed",
        lm.with_key("model.init").recorded("init")},
       {"model", model(o.model), "Checkpoint folder: go on from these weights",
@@ -238,9 +242,6 @@ Rows run_rows(TrainOptions& o) {
        "GaudiTrainingArguments of Optimum Habana as a JSON (fp8 config explain FILE); options and run files win", lm},
       {"gaudi_config", path(o.gaudi_config),
        "gaudi_config.json of Optimum Habana, or its folder (default: gaudi_config_name of --training-args)", lm},
-      {"stage", shared([&run](Options& options) {
-         options.choice<Stage>("STAGE", run.stage, "What a run file is started for (default fit)");
-       })},
       {"config", list(run.configs),
        "Run file (YAML or JSON, as LightningCLI's), several times if wanted: later ones win, then "
        "--trainer.max_steps=5 and its like, then options"},

@@ -126,7 +126,7 @@ TEST_F(RunFile, MistakesAreNamedByPlaceAndKey) {
   };
   EXPECT_GOLDEN(outcome(args("--config {}", written(folder / "x.yaml", text + "\n"))));
   EXPECT_GOLDEN(outcome(args(text)), " of options");
-  EXPECT_THAT(train({"best"}).err, HasSubstr("STAGE: found 'best', allowed: fit, validate, test, predict"));
+  EXPECT_THAT(train({"fitt"}).err, HasSubstr("STAGE: found 'fitt', allowed: fit, validate, test, predict"));
 }
 
 TEST_F(RunFile, OptionsWinOverFilesAndFilesOverTheEnvironment) {
