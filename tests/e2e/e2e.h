@@ -205,8 +205,8 @@ inline void quantize(const std::string& model, const std::filesystem::path& out,
 inline std::string logits(const std::string& model, const std::string& text, const std::string& samples,
                           const Arguments& more = {}, const Environment& environment = {}) {
   const test::TempDir folder;
-  Arguments arguments = args("evaluate --model {} --data {} --samples {} --dump-logits {} {}", model, text, samples,
-                             folder / "logits", more);
+  Arguments arguments = args("evaluate --model {} --data {} --samples {} --seq-len 256 --dump-logits {} {}", model,
+                             text, samples, folder / "logits", more);
   expect_success(fp8(arguments, environment));
   return read_file(folder / "logits");
 }

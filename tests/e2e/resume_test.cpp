@@ -311,7 +311,7 @@ TEST(Interrupt, EvaluateUnderQuantConfigKeepsWhatItSaw) {
   const auto out = folder / "out", config = folder / "config.json";
   write_config(config, R"("mode": "MEASURE", "measure_exclude": "NONE", "allowlist": {"types": ["Linear"]})",
                out / "inc_output");
-  expect_partial_measurements(args("evaluate --model $DEMO --data $CALIB --samples 600"), out,
+  expect_partial_measurements(args("evaluate --model $DEMO --data $CALIB --seq-len 256 --samples 600"), out,
                               {{"QUANT_CONFIG", config.string()}});
   std::filesystem::remove_all(out);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("config.json"));
