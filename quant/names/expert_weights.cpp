@@ -183,7 +183,7 @@ constexpr ExpertFamily kFamilies[] = {
      .spellings = {{kNumbered}}},
     {.model_types = "kimi_linear minimax minimax_m2 mixtral", .spellings = {{kMixtral}}},
     {.model_types = "phimoe", .spellings = {{kPhi}}},
-    {.model_types = "nemotron_h", .spellings = {{kNoGate}}},
+    {.model_types = "nemo_speechlm nemotron_h", .spellings = {{kNoGate}}},
     // Files stack them.
     {.model_types = "llama4 llama4_text", .spellings = {{kTransposed}}, .listed = true},
     {.model_types = "qwen3_vl_moe qwen3_vl_moe_text", .spellings = {{kEitherWay}}, .vllm_only = true},
@@ -201,7 +201,7 @@ constexpr ExpertFamily kFamilies[] = {
      .keep = "experts with biases, gate and up by turns: readers take them stacked only"},
     {.model_types = "dbrx diffusion_gemma diffusion_gemma_text granitemoe_swa "
                     "inkling2 inkling2_text inkling_mm_model "
-                    "inkling_text jetmoe mistral4 muse_spark nemo_speechlm zaya",
+                    "inkling_text jetmoe mistral4 muse_spark zaya",
      .keep = "readers take the experts of this family stacked only"},
 };
 

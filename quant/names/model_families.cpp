@@ -154,7 +154,9 @@ const std::vector<Family>& rows() {
       {.model_types = "fsmt", .heads = "output_projection"},
       {.model_types = "seamless_m4t seamless_m4t_v2", .tied = "lm_head=shared"},
       // Vision
-      {.model_types = "dinov2 dinov2_with_registers", .split = "!mlp.weights_in>mlp.gate_proj+mlp.up_proj"},
+      {.model_types = "dinov2 dinov2_with_registers",
+       .split = "!mlp.weights_in>mlp.gate_proj+mlp.up_proj",
+       .renamed = "mlp.weights_out>mlp.down_proj"},
       {.model_types = "tipsv2",
        .split = "!mlp.w12>mlp.gate_proj+mlp.up_proj !attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj"},
       {.model_types = "vit vit_msn vit_mae beit deit ijepa audio-spectrogram-transformer segformer swin swinv2 "

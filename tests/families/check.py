@@ -13,7 +13,7 @@ import reference
 
 LARGEST_ERROR = 0.2    # relative error of the logits
 LARGEST_KL = 2e-2
-COARSE = 2             # times these: with one scale per tensor
+COARSE = 2             # times these: where one scale is for all of a tensor, or a power of two
 LEAST_SHARE = 0.95     # of the linear weights' elements in fp8
 
 HEAD = re.compile(r"(lm_head|score|classifier(\.out_proj)?|qa_outputs)\.weight$")  # the last layer, not those before it
@@ -39,7 +39,7 @@ FORMS |= {
     "fp8-block": ["--dynamic", *BLOCK, "--format", "fp8"],
     "fp8-kv": ["--dynamic", *BLOCK, "--format", "fp8", STATIC, "--kv-cache", "fp8"],
 }
-TENSORS = ("dynamic-tensor", "weights-tensor", "static-tensor", "static-kv", "fp8-tensor", "fp8-static")
+COARSELY_SCALED = ("dynamic-tensor", "weights-tensor", "static-tensor", "static-kv", "fp8-tensor", "fp8-static", "mx")
 BLOCKS = ("block", "mx", "weights-block", "fp8-block", "fp8-kv")
 
 
@@ -176,7 +176,7 @@ def check(model_type, class_name, folder, form, stats, binary, work, more, torch
                                          misfits(report) if form in BLOCKS else ())
         row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
         readers = {verdict["reader"]: verdict for verdict in report["readers"]}
-        did, causes = loaded(class_name, out, saved, COARSE if form in TENSORS else 1, torch)
+        did, causes = loaded(class_name, out, saved, COARSE if form in COARSELY_SCALED else 1, torch)
         verdict, causes = judged(readers["transformers"], causes)
         row |= did | {"rules": [verdict["rules"] for verdict in readers.values()], "vllm": readers["vLLM"]["loads"]}
         bad = [f"heads in fp8: {' '.join(fold(heads)[:4])}"] if heads else []

@@ -18,6 +18,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -111,12 +112,13 @@ VERDICTS = ("right", "unread", "wrong", "not known", "refused", "not measured", 
 HEADING = f"""<!-- SPDX-License-Identifier: Apache-2.0 -->
 # The matrix of families
 
-Results of the last run of `tests/families/matrix.py`. Each row is a tiny random checkpoint, quantized by `fp8
-quantize`, loaded with transformers and compressed-tensors (versions: tools/setup) and compared with the high precision
-model: relative error of the logits at most {check.LARGEST_ERROR}, KL at most {check.LARGEST_KL} (twice that with one scale per tensor), at
-least {100 * check.LEAST_SHARE:.0f} % of the linear weights' elements in fp8 outside embeddings, heads, routers and towers. What `fp8 quantize
---check` says of transformers must be what happens: a row is right where both accept the file, unread where both do not,
-and wrong where they differ.
+Results of the last run of `tests/families/matrix.py`. A tiny random checkpoint of each type is quantized by `fp8
+quantize` in each form, loaded with transformers and compressed-tensors (versions: tools/setup) and compared with the
+high precision model: relative error of the logits at most {check.LARGEST_ERROR}, KL at most {check.LARGEST_KL} (twice that with one scale per
+tensor or powers of two), at least {100 * check.LEAST_SHARE:.0f} % of the linear weights' elements in fp8 outside embeddings, heads, routers and
+towers. What `fp8 quantize --check` says of transformers must be what happens: a form is right where both accept the
+file, unread where both do not, and wrong where they differ. A line has the forms of one verdict, with their largest
+error and KL. Static forms are those of types that `fp8 measure` runs.
 
     ./tools/test --families --table tests/families/table.md
 
@@ -124,14 +126,22 @@ and wrong where they differ.
 
 
 def table(rows):
-    """Markdown: one line per type and form."""
-    lines = [HEADING + "| type | class | form | verdict | in fp8 | kept | relative error | KL | cause |", "|---|---|---|---|---|---|---|---|---|"]
+    """Markdown: one line for the forms of a type that have the same verdict for the same reason."""
+    lines = [HEADING + "| type | class | verdict | forms | modules in fp8 | relative error | KL | cause |", "|---|---|---|---|---|---|---|---|"]
+    groups = {}
     for row in rows:
-        errors = row.get("errors", {})
-        share = f"{row['modules']} modules, {100 * row['share']:.1f} %" if "share" in row else ""
-        lines.append(" | ".join(["| " + row["type"], row["class"], row["form"], row["verdict"], share, " ".join(row.get("kept", [])[:3]),
-                                 ", ".join(f"{run} {e:.3g}" for run, (e, _) in errors.items()),
-                                 ", ".join(f"{kl:.2g}" for _, kl in errors.values()), row["cause"].replace("|", "\\|")]) + " |")
+        if row["verdict"] == "not measured":
+            continue
+        said = "" if row["verdict"] == "right" else re.sub(r"^\S+\.\S+: ", "", row["cause"])  # without the module
+        said = said if len(said) <= 160 else said[:157] + "..."
+        groups.setdefault((row["type"], row["class"], row["verdict"], said), []).append(row)
+    for (model_type, class_name, verdict, said), group in groups.items():
+        pairs = [pair for row in group for pair in row.get("errors", {}).values() if verdict == "right"]
+        modules = sorted({row["modules"] for row in group if "modules" in row})
+        lines.append(" | ".join([f"| {model_type}", class_name, verdict, " ".join(row["form"] for row in group),
+                                 " to ".join(str(count) for count in dict.fromkeys((*modules[:1], *modules[-1:]))),
+                                 f"{max(error for error, _ in pairs):.3g}" if pairs else "", f"{max(kl for _, kl in pairs):.2g}" if pairs else "",
+                                 said.replace("|", "\\|")]) + " |")
     return "\n".join(lines) + "\n"
 
 
