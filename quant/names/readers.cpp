@@ -30,8 +30,8 @@ constexpr std::string_view kCachedTowers = "audioflamingo3 deepseek_ocr2 dots3_n
 /// Types without num_key_value_heads in transformers' class of their config.
 constexpr std::string_view kNoKvHeads = "bart bloom falcon gpt2 gpt_neox gptj mpt mt5 opt t5";
 
-/// Types with modules that transformers makes float32 (_keep_in_fp32_modules_strict, token2wav.float()), where a product
-/// with bfloat16 follows.
+/// Types with modules that transformers makes float32 (_keep_in_fp32_modules_strict, token2wav.float()), where a
+/// product with bfloat16 follows.
 constexpr std::string_view kMixesFloats = "granite_speech5_ctc inkling2 inkling2_text qwen2_5_omni";
 
 /// vLLM's registry (model_executor/models/registry.py), without draft models and without those that it runs through
