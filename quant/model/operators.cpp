@@ -160,13 +160,40 @@ void refuse_recurrent(const Plan& plan) {
   }
 }
 
-/// The handler of a weight that convert(), load() or tag() made.
+/// The handler of a weight that convert(), load() or tag() made, or of a copy of it on the host.
 const Fp8Handler& handler_of(const char* op, const at::Tensor& weight) {
-  const auto* tag = runtime::find_tag(weight);
-  const auto* handler = tag != nullptr ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
+  if (weight.is_hpu()) runtime::find_tag(weight);  // puts a mark that the tensor alone has on its memory
+  const auto tag = runtime::tag_in_memory(weight);
+  const auto* handler = tag ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
   TORCH_CHECK(handler != nullptr, "[fp8::", op, "] weight: expected a weight in fp8, found ", weight.scalar_type(),
-              " on ", weight.device(), ", ", tag == nullptr ? "untagged" : tag->handler->describe());
+              " on ", weight.device(), ", ", tag ? tag->handler->describe() : "untagged");
   return *handler;
+}
+
+/// INC's method of dynamic scales: {"granularity", "scale_value_type", "rounding_method", "backoff"}, as a QUANT_CONFIG
+/// has them.
+io::Json to_json(const recipes::ScaleMethod& method) {
+  return {{"granularity", name_of(method.granularity)},
+          {"scale_value_type", name_of(method.value)},
+          {"rounding_method", name_of(method.rounding)},
+          {"backoff", method.backoff}};
+}
+
+bool read_method(const io::Json& json, recipes::ScaleMethod& into) {
+  if (!json.is_object() || json.size() != 4) return false;
+  for (const char* key : {"granularity", "scale_value_type", "rounding_method", "backoff"}) {
+    if (!json.contains(key)) return false;
+  }
+  const auto read = [&]<class E>(const char* key, E& value) {
+    for (const auto& row : choice_of<E>()) {
+      if (json[key] == row.name) return (value = row.value, true);
+    }
+    return false;
+  };
+  if (!json["backoff"].is_number()) return false;
+  into.backoff = json["backoff"].get<float>();
+  return into.backoff > 0 && read("granularity", into.granularity) && read("scale_value_type", into.value) &&
+         read("rounding_method", into.rounding) && into.custom == nullptr && into.value != recipes::ScaleValue::CUSTOM;
 }
 
 struct TagScheme {
@@ -188,23 +215,26 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
                        if (json.is_number()) scheme.input_scale_inv = json.get<float>();
                        return json.is_number() && std::isfinite(scheme.input_scale_inv) && scheme.input_scale_inv > 0;
                      }};
+  const Key method = {"activation_method", "an object of granularity, scale_value_type, rounding_method and backoff",
+                      [&](const io::Json& json) { return read_method(json, scheme.activation_method); }};
   const auto keys = read_keys(where, text,
                               {choice<WeightGranularity>("weights", scheme.weights),
                                choice("activations", scheme.activations, activation_words()), block(scheme.block),
                                boolean("power_of_two", scheme.power_of_two), choice<Dialect>("dialect", dialect), input,
                                choice<FloatType>("dtype", dtype), choice<Convention>("convention", scheme.convention),
-                               choice<FloatType>("hp_dtype", scheme.hp)});
+                               choice<FloatType>("hp_dtype", scheme.hp), method});
   scheme.dialect = dialect.has_value() ? *dialect : runtime::device_dialect("tag");
   out.original = runtime::ops::dtype_of(dtype);
   const bool is_static = scheme.is_static();
   if (is_static != (keys.contains("input_scale_inv")))
     io::fail<io::Error>("{}: key 'input_scale_inv': expected with activations static_tensor, and only with them",
                         where);
-  if (scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none)
-    io::fail<io::Error>(
-        "{}: key 'convention': found \"inc\" with dynamic activations, whose method a scheme does not tell; allowed: "
-        "own",
-        where);
+  const bool has_method =
+      scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none;
+  if (has_method != keys.contains("activation_method"))
+    io::fail<io::Error>("{}: key 'activation_method': expected with dynamic activations of convention \"inc\", and only "
+                        "with them",
+                        where);
   if (is_static) scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, where + ": key 'input_scale_inv'");
   return out;
 }
@@ -284,10 +314,10 @@ std::string scheme_of(const at::Tensor& weight) {
   const Fp8Handler& handler = handler_of("scheme_of", weight);
   const Scheme& s = handler.scheme();
   const bool is_static = s.is_static();
-  TORCH_CHECK(s.compute == Compute::fp8 &&
-                  (s.convention == Convention::own || is_static || s.activations == ActivationScaling::none),
-              "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe(),
-              ", INC's convention");
+  const bool has_method =
+      s.convention == Convention::inc && !is_static && s.activations != ActivationScaling::none;
+  TORCH_CHECK(s.compute == Compute::fp8 && !(has_method && s.activation_method.value == recipes::ScaleValue::CUSTOM),
+              "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe());
   io::Json json = {{"weights", name_of(s.weights)}, {"activations", name_of(s.activations, activation_words())}};
   if (s.has_blocks() || s.activations == ActivationScaling::dynamic_group) json["block"] = {s.block.rows, s.block.cols};
   if (s.power_of_two) json["power_of_two"] = true;
@@ -296,6 +326,7 @@ std::string scheme_of(const at::Tensor& weight) {
   json["dtype"] = name_of(runtime::ops::float_type_of(handler.original_dtype()));
   json["convention"] = name_of(s.convention);
   if (s.convention == Convention::inc) json["hp_dtype"] = recipes::name_of(s.hp);
+  if (has_method) json["activation_method"] = to_json(s.activation_method);
   return json.dump();
 }
 
@@ -317,32 +348,64 @@ std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<
   return {taken.begin(), taken.end()};
 }
 
-void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
-                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite) {
-  runtime::check_one_for_each("save", "names", names.size(), "tensors", tensors.size());
-  runtime::check_one_for_each("save", "types", types.size(), "tensors", tensors.size());
-  TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
-  const auto forms = form_names(std::not_fn(&CheckpointForm::needs_mxfp4));
-  TORCH_CHECK(std::ranges::find(forms, format) != forms.end(), "[fp8::save] format: found \"", format,
-              "\", allowed: ", io::joined(forms));
-  std::vector<std::pair<std::string, at::Tensor>> stored;
+namespace {
+
+/// What save() and quantization_config() are given.
+struct ModelToSave {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::vector<measure::WeightModule> modules;
+};
+
+ModelToSave model_to_save(const char* op, at::TensorList tensors, const std::vector<std::string>& names,
+                          const std::vector<std::string>& types, const std::string& format) {
+  runtime::check_one_for_each(op, "names", names.size(), "tensors", tensors.size());
+  runtime::check_one_for_each(op, "types", types.size(), "tensors", tensors.size());
+  const auto forms = form_names(std::not_fn(&CheckpointForm::needs_mxfp4));
+  TORCH_CHECK(std::ranges::find(forms, format) != forms.end(), "[fp8::", op, "] format: found \"", format,
+              "\", allowed: ", io::joined(forms));
+  ModelToSave model;
   std::set<const void*> seen;
   std::set<std::string> once;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& name = names[i];
-    TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::save] names: found \"", name, "\"",
+    TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::", op, "] names: found \"", name, "\"",
                 name.empty() ? ", expected a name" : " twice, expected each once");
-    runtime::check_dense("save", "tensors", name, tensors[i]);
-    if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) stored.emplace_back(name, tensors[i]);
+    runtime::check_dense(op, "tensors", name, tensors[i]);
+    if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) model.tensors.emplace_back(name, tensors[i]);
     constexpr std::string_view kWeight = ".weight";
     if (name.size() > kWeight.size() && name.ends_with(kWeight))
-      modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
+      model.modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
   }
+  return model;
+}
+
+}  // namespace
+
+void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
+                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite) {
+  TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
+  const auto model = model_to_save("save", tensors, names, types, format);
   SaveOptions options;
   options.source = source;
   options.overwrite = overwrite;
-  save(stored, modules, {}, folder, format, options);
+  save(model.tensors, model.modules, {}, folder, format, options);
+}
+
+std::string config_of_tensors(at::TensorList tensors, const std::vector<std::string>& names,
+                              const std::vector<std::string>& types, const std::string& format,
+                              const std::string& source) {
+  const auto model = model_to_save("quantization_config", tensors, names, types, format);
+  return quantization_config(model.tensors, model.modules, format, source).dump();
+}
+
+std::vector<std::string> type_names() {
+  std::vector<std::string> names;
+  for (const auto& type : configs::module_types()) names.emplace_back(type.name);
+  return names;
+}
+
+std::vector<std::string> config_problems(const std::string& config, const std::string& name) {
+  return configs::quant_config_problems(io::parse_json(config, name), name, measure::parse_options());
 }
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
@@ -354,6 +417,13 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
+  m.def(torch::schema("quantization_config(Tensor[] tensors, str[] names, str[] types, str format=\"compressed-tensors\", "
+                      "str source=\"\") -> str",
+                      kEffect),
+        &config_of_tensors);
+  m.def("module_types() -> str[]", &type_names);
+  m.def("forms() -> str[]", [] { return form_names(std::not_fn(&CheckpointForm::needs_mxfp4)); });
+  m.def("config_problems(str config, str name) -> str[]", &config_problems);
   m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? "
                       "dialect=None) -> str[]",
                       kEffect),

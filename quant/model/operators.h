@@ -16,6 +16,8 @@
 //   scheme of tag()        "weights" (default: what scale_inv's sizes say)           "activations" (default "none")
 //                          "block", "power_of_two", "dialect"                        "convention": "own" | "inc"
 //                          "input_scale_inv": number (static_tensor)                 "hp_dtype": as dtype (inc)
+//                          "activation_method": {"granularity", "scale_value_type", "rounding_method", "backoff"}
+//                                         (inc, dynamic activations: as in a QUANT_CONFIG's scale_method)
 //                          "dtype": "f32" | "bf16" | "f16", what values are given back in (default bf16)
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -49,7 +51,7 @@ void tag_codes(const at::Tensor& codes, const std::string& module, const at::Ten
 at::Tensor scale_inv_of(const at::Tensor& weight);
 
 /// The scheme of a converted weight such that tag(codes, name, scale_inv_of(weight), scheme_of(weight)) makes its like.
-/// Throws c10::Error for any other tensor, and for INC's dynamic scales (their method is no part of it).
+/// Throws c10::Error for any other tensor, and for scales of a method of one's own.
 std::string scheme_of(const at::Tensor& weight);
 
 /// load_fp8() of a checkpoint folder. compute: default the first weight's dtype. dialect: as LoadFp8Options says.
@@ -63,5 +65,10 @@ std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<
 /// MXFP4; source: the high precision checkpoint that config.json and tokenizer are taken from.
 void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
                   const std::string& folder, const std::string& format, const std::string& source, bool overwrite);
+
+/// The quantization_config that save_tensors() writes, as JSON.
+std::string config_of_tensors(at::TensorList tensors, const std::vector<std::string>& names,
+                              const std::vector<std::string>& types, const std::string& format,
+                              const std::string& source);
 
 }  // namespace fp8::quant

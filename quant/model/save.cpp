@@ -59,7 +59,7 @@ std::string other_handler(const std::vector<measure::WeightModule>& modules) {
   return "";
 }
 
-/// The contents of the file: host tensors by name, and which modules are fp8.
+/// The contents of the file: tensors by name, and which modules are fp8.
 struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::map<std::string, const Fp8Handler*> handlers;  ///< of fp8 weights, by tensor
@@ -132,7 +132,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
 Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                      const std::vector<measure::WeightModule>& modules, const CheckpointForm& form) {
   Contents out;
-  for (const auto& [name, tensor] : tensors) out.tensors.emplace_back(name, tensor.detach().cpu().contiguous());
+  out.tensors = tensors;
   for (const auto& m : modules) {
     const bool known = configs::find_module_type(m.type) != nullptr;
     if (const auto* handler = handler_of(m.weight)) {
@@ -231,6 +231,7 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   const CheckpointForm& form = form_named(form_name);
   TORCH_CHECK(!form.needs_mxfp4(), "[save] ", kNeedsMxfp4);
   Contents contents = contents_of(tensors, modules, form);
+  for (auto& [name, tensor] : contents.tensors) tensor = tensor.detach().cpu().contiguous();
   const Scheme& scheme = contents.config.scheme;
   contents.config.qdq = options.use_qdq || scheme.compute == Compute::qdq;
   Plan plan;
@@ -250,6 +251,18 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   write_checkpoint(out, units_of(contents, form), stream, [&](OutputFolder& folder) {
     finish_folder(folder, options.source, &form, config, {io::Json::object(), make_sidecar(plan, scheme)});
   });
+}
+
+io::Json quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                             const std::vector<measure::WeightModule>& modules, const std::string& form_name,
+                             const std::filesystem::path& source) {
+  const CheckpointForm& form = form_named(form_name);
+  Contents contents = contents_of(tensors, modules, form);
+  const Scheme& scheme = contents.config.scheme;
+  contents.config.qdq = scheme.compute == Compute::qdq;
+  contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
+  if (!source.empty()) add_source(source, contents);
+  return form.config(contents.config);
 }
 
 }  // namespace fp8::quant

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 
@@ -32,5 +33,10 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, cons
 void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
           const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
           const std::filesystem::path& out, const std::string& form, const SaveOptions& options = {});
+
+/// What save() writes as "quantization_config", of the same arguments. Throws as it does.
+io::Json quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                             const std::vector<measure::WeightModule>& modules, const std::string& form,
+                             const std::filesystem::path& source = {});
 
 }  // namespace fp8::quant

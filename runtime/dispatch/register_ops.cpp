@@ -282,7 +282,6 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
   add_named<BeforeFallback<&equal_of_tagged>>("aten::equal");
   add_named<BeforeFallback<&histc_of_integers>>("aten::histc");
   add_named<BeforeFallback<&histc_of_integers>>("aten::histc", "out");
-  add_named<BeforeFallback<&fit_grouped_mm>>("aten::_grouped_mm");
   m.impl("record_stream", &record_stream);
 }
 

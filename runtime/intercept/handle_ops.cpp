@@ -7,6 +7,7 @@
 //   convolution      x w bias stride padding dilation transposed output_padding groups
 #include <ATen/ops/_unique.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/embedding_bag.h>
 #include <ATen/ops/eq.h>
@@ -247,6 +248,31 @@ std::optional<at::Tensor> add_product(const Arguments& arguments, const Operand&
   return beta.equal(0) ? scaled : at::add(scaled, self, beta);  // beta 0 ignores what self holds, NaN too
 }
 
+/// _grouped_mm(x, w, offs, bias, out_dtype): rows [offs[e - 1], offs[e]) of x times expert e. Rows behind the last
+/// group are zeros.
+std::optional<at::Tensor> grouped_product(const Arguments& arguments, const Operand& w) {
+  const at::Tensor x = arguments.tensor(0);
+  const auto ends = arguments.optional_tensor(2);
+  const bool stacked = w.index == 1 && w.view.transposed && w.view.batch > 0 && x.dim() == 2;
+  if (!stacked || !ends.has_value() || arguments.optional_tensor(3).has_value()) return without_kernel(arguments, w);
+  const auto original = [&] { return arguments.run(-1, {}); };
+  if (!w.tag->handler->owns_values()) return call_linear(w, x, std::nullopt, original);  // watchers see it as a whole
+  const at::Tensor host = cpu_alias(*ends).to(at::kLong).contiguous();
+  TORCH_CHECK(host.numel() == w.view.batch, "[", w.op, "] module '", w.tag->module_names(), "': expected ", w.view.batch,
+              " offsets, one for each expert, got ", host.numel());
+  std::vector<at::Tensor> parts;
+  std::int64_t row = 0;
+  for (std::int64_t e = 0; e < w.view.batch; ++e) {
+    const std::int64_t end = std::clamp(host.const_data_ptr<std::int64_t>()[e], row, x.size(0));
+    if (end > row) parts.push_back(call_linear(expert(w, e), x.narrow(0, row, end - row), std::nullopt, original));
+    row = end;
+  }
+  if (row < x.size(0)) parts.push_back(at::zeros({x.size(0) - row, w.view.rows / w.view.batch}, x.options()));
+  if (parts.empty()) return at::zeros({0, w.view.rows / w.view.batch}, x.options());
+  const at::Tensor y = at::cat(parts);
+  return arguments[4].isNone() ? y : y.to(arguments[4].toScalarType());
+}
+
 std::optional<at::Tensor> linear_op(const Arguments& arguments, const Operand& w) {
   if (w.index == 0) return without_kernel(arguments, w);
   const bool upright_weight = !w.view.transposed && w.view.batch == 0;
@@ -275,6 +301,7 @@ std::optional<at::Tensor> handle_matrix_op(OpShape shape, const Arguments& argum
   if (!w.has_value()) return std::nullopt;
   if (shape == OpShape::linear) return linear_op(arguments, *w);
   if (shape == OpShape::embedding) return embedding_op(arguments, *w);
+  if (shape == OpShape::grouped_mm) return grouped_product(arguments, *w);
   // One element is its own transpose: it stands as the op needs it.
   if (w->view.cols == 1 && w->view.rows == std::max<std::int64_t>(w->view.batch, 1))
     w->view.transposed = w->index == right;

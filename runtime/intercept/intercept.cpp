@@ -56,6 +56,7 @@ constexpr Row kIntercepted[] = {
     {"aten::mv", "", OpShape::mv, false},
     {"aten::bmm", "", OpShape::bmm, false},
     {"aten::baddbmm", "", OpShape::baddbmm, false},
+    {"aten::_grouped_mm", "", OpShape::grouped_mm, false},
     {"aten::embedding", "", OpShape::embedding, false},
     {"aten::embedding_bag", "", OpShape::embedding_bag, true},
     {"aten::embedding_bag", "padding_idx", OpShape::embedding_bag, true},
@@ -143,7 +144,8 @@ void check_derivatives(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> 
 constexpr std::optional<DtypeUse> use_of(OpShape shape) {
   switch (shape) {
     case OpShape::embedding:
-    case OpShape::embedding_bag: return std::nullopt;
+    case OpShape::embedding_bag:
+    case OpShape::grouped_mm: return std::nullopt;
     case OpShape::conv:
     case OpShape::conv_padding_mode:
     case OpShape::conv_transpose:
@@ -234,6 +236,7 @@ class Interceptor final : public c10::OperatorKernel {
         for (const c10::IValue& operand : torch::jit::last(*stack, op.schema().arguments().size()))
           if (operand.isTensor()) check_multiplies(*use, row_.name, operand.toTensor());
       }
+      if (row_.shape == OpShape::grouped_mm) fit_grouped_mm(op, stack);
       if (!multiplies_ || !call_few_rows(row_.shape == OpShape::addmm, *stack)) fallback_(op, keys, stack);
     }
   }

@@ -28,6 +28,7 @@ enum class OpShape {
   mv,
   bmm,
   baddbmm,
+  grouped_mm,
   embedding,
   embedding_bag,
   conv,

@@ -43,6 +43,11 @@
 //                                                            codes that come from elsewhere
 //     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
 //     scheme_of(Tensor weight) -> str                        what tag() takes
+//     quantization_config(Tensor[] tensors, str[] names, str[] types, str format="compressed-tensors",
+//                         str source="") -> str              save()'s part of config.json
+//     module_types() -> str[]                                the classes' names that are known
+//     forms() -> str[]                                       what save() takes
+//     config_problems(str config, str name) -> str[]         of a QUANT_CONFIG, one sentence each
 //     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None,
 //          str? dialect=None) -> str[]                       an fp8 checkpoint's
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors",

@@ -240,6 +240,26 @@ bool is_allowed(const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
+/// Products and look-ups: what a module that was moved to the host computes, with the values of its weight.
+bool computes_with_values(const std::string& name) {
+  static const auto names = io::words(R"(
+      aten::mm aten::addmm aten::mv aten::addmv aten::bmm aten::baddbmm aten::convolution aten::embedding)");
+  return std::ranges::find(names, name) != names.end();
+}
+
+/// Puts the values of codes whose scales are known in their place.
+void give_values(torch::jit::Stack& arguments) {
+  for (c10::IValue& argument : arguments) {
+    if (!argument.isTensor() || !argument.toTensor().defined() || !is_guarded(argument.toTensor())) continue;
+    const auto tag = tag_in_memory(argument.toTensor());
+    if (!tag || !tag->handler->owns_values() || !has_known_scales(*tag)) continue;
+    TORCH_WARN_ONCE("[cpu] ", tag->describe(),
+                    ": it was moved to the host, which computes with its values in high precision; model.to(\"hpu\") "
+                    "computes in fp8");
+    argument = values_of_weight(argument.toTensor());
+  }
+}
+
 /// Python's tolist() reads the memory after these.
 bool reads_memory(const std::string& name) { return name == "aten::resolve_neg" || name == "aten::resolve_conj"; }
 
@@ -268,6 +288,11 @@ void refuse_codes(const std::string& op, const c10::IValue& value) {
 
 void host_codes_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
+  if (computes_with_values(schema.name())) {
+    torch::jit::Stack given = torch::jit::last(*stack, schema.arguments().size()).vec();
+    give_values(given);
+    std::copy(given.begin(), given.end(), stack->end() - static_cast<std::ptrdiff_t>(given.size()));
+  }
   const auto arguments = at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - schema.arguments().size());
   if (!goes_on(op)) {
     for (const auto& argument : arguments) refuse_codes(schema.name(), argument);

@@ -7,7 +7,8 @@
 //   a part         so, where the scale is one      -                        (or the same place and scales)
 //   unmarked       not looked at                   throws                   throws
 //
-// A host copy is guarded: views, copies and pickling go on, any other op throws with the module's name.
+// A host copy is guarded: views, copies and pickling go on, products take its values, any other op throws with the
+// module's name.
 // Memory read as bytes (view(kByte)) is no weight's codes: copying bytes is the caller's decision; a copy of a whole
 // storage (Python's deepcopy) takes the marks along. set_ and set_data: the new memory's mark holds; unmarked codes
 // throw. An archive holds a text that names the scales (weight_copy.cpp), and a module whose scales are those takes
@@ -50,7 +51,8 @@ class ScalesComeLater {
 // key that no other CPU tensor has brings every op on it here first:
 //
 //   views, same-dtype copies (to(hpu), clone), empty_like, pickling     go on; copies are marked in their turn
-//   to(kFloat), mm, cat, index_select, tolist, ...                      throw with the module's and the op's name
+//   mm, addmm, bmm, convolution, embedding                              compute with the values, and warn once
+//   to(kFloat), cat, index_select, tolist, ...                          throw with the module's and the op's name
 //
 // The key is the one that upstream keeps for libraries outside of it (DeferredInit); views inherit it.
 

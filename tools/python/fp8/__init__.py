@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fp8: measure, quantize, save and serve models in 8-bit floating point on the ``hpu`` device.
+
+``import torch`` makes the device known; this package has the names.
+
+    >>> import torch, fp8
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32)).to("hpu")
+    >>> report = fp8.quant.convert(model, fp8.quant.FP8Config(mode="QUANTIZE", scale_method="unit_scale"))
+    >>> [module.name for module in report.converted]
+    ['0']
+"""
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from fp8 import hpu as hpu
+    from fp8 import quant as quant
+    from fp8.parameter import Fp8Parameter as Fp8Parameter
+
+__version__ = "0.1.0"
+__all__ = ["Fp8Parameter", "__version__", "hpu", "inc", "quant"]
+
+# Name: the module that has it, and what it is called there; "": the module itself. They load when they are asked for.
+_LAZY = {
+    "Fp8Parameter": ("fp8.parameter", "Fp8Parameter"),
+    "hpu": ("fp8.hpu", ""),
+    "inc": ("fp8.quant", ""),
+    "quant": ("fp8.quant", ""),
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'fp8' has no attribute '{name}', allowed: {', '.join(__all__)}")
+    module, attribute = _LAZY[name]
+    found = importlib.import_module(module)
+    value = getattr(found, attribute) if attribute else found
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

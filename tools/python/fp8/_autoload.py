@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import torch` runs (entry point "torch.backends"): torch knows the hpu device from then on.
+
+The library has to be there before the first backward, and an error here would be torch's: it is kept for
+`torch.hpu.why_unavailable()` and for the first use."""
+
+from fp8 import _library
+
+
+def autoload() -> None:
+    if not _library.turned_off():
+        register()
+
+
+def register() -> None:
+    """Loads the library and makes fp8.hpu torch.hpu, once."""
+    import torch
+    if hasattr(torch, "hpu"):
+        return
+    _library.load()
+    from fp8 import hpu
+    torch._register_device_module("hpu", hpu)
+    hpu._begin()

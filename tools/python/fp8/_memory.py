@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the device in bytes: what torch.hpu has of it. Each raises RuntimeError where the device is not available."""
+
+import typing
+
+import torch
+
+from fp8 import _library
+
+Device = typing.Union[torch.device, str, int, None]
+
+
+def _index(device: Device) -> int:
+    from fp8 import hpu
+    _library.require()
+    return hpu._index(device)
+
+
+def memory_stats(device: Device = None) -> dict[str, int]:
+    """Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs, TotalSystemFrees and
+    TotalActiveAllocs."""
+    return dict(torch.ops.fp8.memory_stats(_index(device)))
+
+
+def memory_allocated(device: Device = None) -> int:
+    return memory_stats(device)["InUse"]
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    return memory_stats(device)["MaxInUse"]
+
+
+def memory_reserved(device: Device = None) -> int:
+    """The limit: memory is not set aside."""
+    return memory_stats(device)["Limit"]
+
+
+max_memory_reserved = memory_reserved
+
+
+def memory_usage(device: Device = None) -> float:
+    """The share of the limit that is in use, in percent."""
+    stats = memory_stats(device)
+    return 100 * stats["InUse"] / max(stats["Limit"], 1)
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """(free, total)"""
+    stats = memory_stats(device)
+    return stats["Limit"] - stats["InUse"], stats["Limit"]
+
+
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    del abbreviated
+    return str(torch.ops.fp8.memory_summary(_index(device)))
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    torch.ops.fp8.reset_peak_memory_stats(_index(device))
+
+
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    torch.ops.fp8.reset_accumulated_memory_stats(_index(device))

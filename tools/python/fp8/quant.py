@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring, quantizing, saving and loading a model, with the names of Intel Neural Compressor's PyTorch API.
+
+    >>> import torch, fp8, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).to("hpu")
+    >>> config = fp8.quant.FP8Config(scale_method="maxabs_pow2", dump_stats_path=folder + "/stats/inc")
+    >>> model = fp8.quant.prepare(model, config)
+    >>> with torch.no_grad():
+    ...     _ = model(torch.randn(16, 64).to("hpu"))
+    >>> model = fp8.quant.convert(model)
+    >>> [module.name for module in fp8.quant.report(model).converted]
+    ['0', '2']
+"""
+
+import dataclasses
+import json
+import os
+import typing
+
+import torch
+
+from fp8 import _modules
+from fp8._config import FP8Config as FP8Config
+from fp8._config import config_of as _config_of
+from fp8._modules import register as register
+from fp8.parameter import Fp8Parameter
+from fp8.saving import install as _install
+from fp8.saving import load as load
+from fp8.saving import save as save
+
+Config = typing.Union[FP8Config, typing.Mapping[str, typing.Any], str, "os.PathLike[str]", None]
+_CALIBRATION, _REPORT, _CONFIG = "_fp8_calibration", "_fp8_report", "_fp8_config"
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """A module in fp8. scheme: "E4M3 tensor weights, static tensor activations, ocp"; bytes: of its weight."""
+    name: str
+    type: str
+    scheme: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A module in high precision, and why."""
+    name: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What convert() did."""
+    converted: tuple[Converted, ...]
+    kept: tuple[Kept, ...]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        before, after = (sum(getattr(m, key) for m in self.converted) for key in ("bytes_before", "bytes_after"))
+        lines = [f"{len(self.converted)} modules in fp8, {before:,} bytes before, {after:,} after"]
+        lines += [f"kept {m.name}: {m.reason}" for m in self.kept]
+        return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
+
+
+class _Calibration:
+    """A calibration that is going on. Copies of the model have none."""
+
+    def __init__(self, session: int, config: FP8Config) -> None:
+        self.session, self.config = session, config
+
+    def __deepcopy__(self, memo: dict[int, typing.Any]) -> None:
+        return None
+
+    def __reduce__(self) -> typing.Any:
+        return _no_calibration, ()
+
+    def end(self, write: bool = True) -> list[str]:
+        session, self.session = self.session, 0
+        return list(torch.ops.fp8.measure_end(session, write)) if session else []
+
+
+def _no_calibration() -> None:
+    return None
+
+
+def _on_hpu(found: typing.Sequence[_modules.Weight], function: str) -> None:
+    for weight in found:
+        tensor = weight.tensor
+        if tensor.device.type != "hpu":
+            raise ValueError(f"{function}: {weight.name}: expected its weight on hpu, found it on {tensor.device}: model.to('hpu')")
+
+
+def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
+    """Watches the model's modules: run it on data, then call convert() or finalize_calibration().
+
+    config: default the file that QUANT_CONFIG names. Returns the model. Raises ValueError for a model that is not on hpu,
+    is prepared or converted already, or a config of mode QUANTIZE or LOAD."""
+    config = _config_of(config, "prepare")
+    if config.mode in ("QUANTIZE", "LOAD"):
+        raise ValueError(f"prepare: mode: found {config.mode}, allowed: MEASURE, SHAPE, AUTO; convert() quantizes")
+    if model.__dict__.get(_CALIBRATION) is not None:
+        raise ValueError("prepare: the model is prepared already: convert() or finalize_calibration() comes next")
+    if model.__dict__.get(_REPORT) is not None:
+        raise ValueError("prepare: the model is converted already: measure the one in high precision")
+    if config.mode == "NONE":
+        return model
+    found, _ = _modules.weights(model)
+    found = [weight for weight in found if not weight.transposed]
+    _on_hpu(found, "prepare")
+    biases = [weight.bias for weight in found]
+    session = torch.ops.fp8.measure_begin(*_modules.columns(found), biases, config=config.with_mode("SHAPE" if config.mode == "SHAPE" else "MEASURE"))
+    model.__dict__[_CALIBRATION] = _Calibration(session, config)
+    return model
+
+
+def finalize_calibration(model: torch.nn.Module) -> list[str]:
+    """Writes the measurement and stops watching. Returns the files. Raises ValueError for a model that is not prepared."""
+    calibration = model.__dict__.get(_CALIBRATION)
+    if calibration is None:
+        raise ValueError("finalize_calibration: the model is not prepared, or its calibration has ended")
+    files = calibration.end()
+    model.__dict__[_CONFIG] = calibration.config
+    model.__dict__[_CALIBRATION] = None
+    return files
+
+
+save_measurements = finalize_calibration
+
+
+def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
+    """Puts the modules that the config selects into fp8, with the scales of its measurement.
+
+    config: default that of prepare(), else the file that QUANT_CONFIG names. Returns the model; report(model) says what
+    was done. Raises ValueError for a model that is converted already, RuntimeError naming the module for what can't be
+    done; then nothing is converted."""
+    if model.__dict__.get(_REPORT) is not None:
+        raise ValueError("convert: the model is converted already")
+    if model.__dict__.get(_CALIBRATION) is not None:
+        finalize_calibration(model)
+    config = _config_of(config if config is not None else model.__dict__.get(_CONFIG), "convert")
+    if config.mode in ("MEASURE", "SHAPE"):
+        raise ValueError(f"convert: mode: found {config.mode}, allowed: QUANTIZE, LOAD, AUTO; prepare() measures")
+    if config.mode == "NONE":
+        return model
+    found, unknown = _modules.weights(model)
+    _on_hpu(found, "convert")
+    mode = "LOAD" if config.mode == "LOAD" else "QUANTIZE"
+    options = json.dumps({"quant_config": json.loads(config.with_mode(mode))})
+    said = json.loads(torch.ops.fp8.convert(*_modules.columns(found), options))
+    _finish(model, found, unknown, said)
+    return model
+
+
+def _finish(model: torch.nn.Module, found: typing.Sequence[_modules.Weight], unknown: typing.Sequence[_modules.Unknown],
+            said: typing.Mapping[str, typing.Any]) -> None:
+    """Makes Fp8Parameters of what is converted, and the report."""
+    converted = tuple(Converted(**module) for module in said["converted"])
+    names = {module.name for module in converted}
+    changed = [weight for weight in found if weight.name in names]
+    for weight in changed:
+        Fp8Parameter.of(weight)
+    _install(model, changed)
+    kept = [Kept(module["name"], module["reason"]) for module in said["skipped"]]
+    kept += [Kept(f"{m.name}.{m.parameter}".lstrip("."), f"class {m.class_name} is not known; fp8.quant.register() makes it so") for m in unknown]
+    model.__dict__[_REPORT] = Report(converted, tuple(kept), tuple(said["warnings"]))
+
+
+def report(model: torch.nn.Module) -> Report:
+    """Of convert(). Raises ValueError for a model that is not converted."""
+    found = model.__dict__.get(_REPORT)
+    if found is None:
+        raise ValueError("report: the model is not converted")
+    return typing.cast(Report, found)

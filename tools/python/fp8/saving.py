@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of converted models: save() writes what `fp8 quantize` does, load() reads any form; and the scales that a
+state_dict has beside the codes.
+
+    X.weight         codes, float8
+    X.weight_scale   f32: [1], [outputs, 1], or the grid of blocks     value = code * scale
+    X.input_scale    f32 [1], of static activations
+"""
+
+import json
+import os
+import pathlib
+import typing
+
+import torch
+
+from fp8 import _library, _modules
+from fp8.parameter import Fp8Parameter
+
+_FORMS = {"default": "compressed-tensors", "huggingface": "inc", "vllm": "inc-vllm"}  # INC's names of them
+Folder = typing.Union[str, "os.PathLike[str]"]
+
+
+def _columns(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[str]]:
+    """Parameters and buffers by name, and the type of the module that each belongs to."""
+    kinds = {f"{w.name}.{w.parameter}".lstrip("."): w.kind for w in _modules.weights(model)[0]}
+    persistent = model.state_dict(keep_vars=True)
+    tensors = {name: t for name, t in (*model.named_parameters(remove_duplicate=True), *model.named_buffers()) if name in persistent}
+    return list(tensors.values()), list(tensors), [kinds.get(name, "") for name in tensors]
+
+
+def _source(model: torch.nn.Module) -> str:
+    """The folder of the checkpoint in high precision that the model was loaded from; "": not known."""
+    config = pathlib.Path(str(getattr(model, "name_or_path", "") or "")) / "config.json"
+    if not config.exists() or "quantization_config" in json.loads(config.read_text(encoding="utf-8")):
+        return ""
+    return str(config.parent)
+
+
+def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format: str = "default", source: typing.Optional[Folder] = None,  # noqa: A002
+         overwrite: bool = False) -> None:
+    """Writes a converted model as a checkpoint.
+
+    format: compressed-tensors (default), fp8, modelopt, or INC's huggingface and vllm; source: the checkpoint in high
+    precision that config.json and the tokenizer are taken from, default the model's `name_or_path`. Raises RuntimeError
+    naming the module for what the form can't hold, ValueError for an unknown form, and writes nothing then."""
+    _library.require()
+    form = _FORMS.get(format, format)
+    if form not in torch.ops.fp8.forms():
+        raise ValueError(f"save: format: found '{format}', allowed: {', '.join((*_FORMS, *torch.ops.fp8.forms()))}")
+    for weight in _modules.weights(model)[0]:
+        if weight.transposed and isinstance(weight.tensor, Fp8Parameter):
+            raise RuntimeError(f"save: {weight.name}: its weight is [inputs, outputs], which no reader takes in fp8")
+    torch.ops.fp8.save(*_columns(model), os.fspath(output_dir), form, os.fspath(source) if source is not None else _source(model), overwrite)
+
+
+def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str = "default", device: str = "hpu",  # noqa: A002
+         checkpoint: typing.Optional[Folder] = None, **kwargs: typing.Any) -> torch.nn.Module:
+    """A converted model on hpu from an fp8 checkpoint of any form.
+
+    model_name_or_path: its folder, whose config.json names a class of transformers; or a model on hpu, with the folder
+    as `checkpoint`. Raises FileNotFoundError, RuntimeError naming file and tensor."""
+    del format
+    _library.require()
+    if device != "hpu":
+        raise ValueError(f"load: device: found '{device}', allowed: hpu")
+    if isinstance(model_name_or_path, torch.nn.Module):
+        if checkpoint is None:
+            raise ValueError("load: checkpoint: found None, expected the folder of the checkpoint")
+        model, folder = model_name_or_path, pathlib.Path(checkpoint)
+    else:
+        folder = pathlib.Path(model_name_or_path)
+        if not (folder / "config.json").exists():
+            raise FileNotFoundError(f"load: {folder}: has no config.json")
+        from fp8 import _transformers
+        model = _transformers.empty_model(folder, **kwargs)
+    found, _ = _modules.weights(model)
+    found = [weight for weight in found if weight.parameter == "weight"]
+    taken = set(torch.ops.fp8.load(*_modules.columns(found), os.fspath(folder)))
+    _load_rest(model, folder, taken)
+    converted = [weight for weight in found if torch.ops.fp8.describe(weight.tensor)]
+    for weight in converted:
+        Fp8Parameter.of(weight)
+    install(model, converted)
+    return model
+
+
+def _load_rest(model: torch.nn.Module, folder: pathlib.Path, taken: set[str]) -> None:
+    """What is in high precision."""
+    from safetensors import safe_open
+    state = model.state_dict(keep_vars=True)
+    missing = {name for name, tensor in state.items() if not isinstance(tensor, Fp8Parameter) and not torch.ops.fp8.describe(tensor)}
+    with torch.no_grad():
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as reader:
+                for name in reader.keys():
+                    if name in taken:
+                        continue
+                    if name not in state:
+                        raise RuntimeError(f"load: {file}: tensor '{name}': the model has none of this name")
+                    state[name].copy_(reader.get_tensor(name))
+                    missing.discard(name)
+    tied = {id(tensor) for name, tensor in state.items() if name not in missing}
+    missing = {name for name in missing if id(state[name]) not in tied}
+    if missing:
+        raise RuntimeError(f"load: {folder}: has no tensor '{sorted(missing)[0]}'")
+
+
+def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:
+    """From now on the scales go where the codes go: into state_dict(), and back out of one."""
+    for owner in {id(weight.owner): weight.owner for weight in converted}.values():
+        owner._register_state_dict_hook(_write_scales)
+        owner.register_load_state_dict_pre_hook(_read_scales)
+        owner.register_load_state_dict_post_hook(_restore_class)
+    import sys
+    if "transformers" in sys.modules:
+        from fp8 import _transformers
+        _transformers.install(model)
+
+
+def _write_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any) -> None:
+    del metadata
+    for name, parameter in module.named_parameters(recurse=False):
+        if not isinstance(parameter, Fp8Parameter) or prefix + name not in state:
+            continue
+        scale, scheme = parameter.scale_inv, parameter.scheme
+        state[prefix + name + "_scale"] = scale.reshape(-1, 1) if scheme["weights"] == "channel" and parameter.dim() == 2 else scale
+        if "input_scale_inv" in scheme:
+            state[prefix + name.removesuffix("weight") + "input_scale"] = torch.tensor([scheme["input_scale_inv"]], device=parameter.device)
+
+
+def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, strict: bool, missing: list[str],
+                 unexpected: list[str], errors: list[str]) -> None:
+    del metadata, strict, missing, unexpected
+    for name, parameter in module.named_parameters(recurse=False):
+        key = prefix + name
+        if not isinstance(parameter, Fp8Parameter) or key not in state:
+            continue
+        scale = state.pop(key + "_scale", None)
+        given = state.pop(prefix + name.removesuffix("weight") + "input_scale", None)
+        codes = state[key]
+        if scale is None and torch.ops.fp8.describe(codes):
+            continue  # of a model in this process: they have their scale
+        if codes.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+            errors.append(f"{key}: found {codes.dtype}, expected fp8 codes: load values before convert()")
+            continue
+        if scale is None:
+            errors.append(f"{key}: found codes without '{key}_scale'")
+            continue
+        scheme = parameter.scheme
+        if given is not None:
+            scheme["input_scale_inv"] = float(given)
+        tensor = codes.detach().to("hpu", copy=True)
+        shape = (-1,) if scheme["weights"] == "channel" else tuple(parameter.scale_inv.shape)
+        torch.ops.fp8.tag(tensor, json.loads(torch.ops.fp8.tag_of(parameter))["modules"][0], scale.detach().cpu().float().reshape(shape), json.dumps(scheme))
+        state[key] = tensor
+
+
+def _restore_class(module: torch.nn.Module, incompatible: typing.Any) -> None:
+    """load_state_dict(assign=True) makes plain parameters."""
+    del incompatible
+    for _, parameter in module.named_parameters(recurse=False):
+        if type(parameter) is torch.nn.Parameter and torch.ops.fp8.describe(parameter):
+            parameter.__class__ = Fp8Parameter
