@@ -232,9 +232,10 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
   const bool has_method =
       scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none;
   if (has_method != keys.contains("activation_method"))
-    io::fail<io::Error>("{}: key 'activation_method': expected with dynamic activations of convention \"inc\", and only "
-                        "with them",
-                        where);
+    io::fail<io::Error>(
+        "{}: key 'activation_method': expected with dynamic activations of convention \"inc\", and only "
+        "with them",
+        where);
   if (is_static) scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, where + ": key 'input_scale_inv'");
   return out;
 }
@@ -314,8 +315,7 @@ std::string scheme_of(const at::Tensor& weight) {
   const Fp8Handler& handler = handler_of("scheme_of", weight);
   const Scheme& s = handler.scheme();
   const bool is_static = s.is_static();
-  const bool has_method =
-      s.convention == Convention::inc && !is_static && s.activations != ActivationScaling::none;
+  const bool has_method = s.convention == Convention::inc && !is_static && s.activations != ActivationScaling::none;
   TORCH_CHECK(s.compute == Compute::fp8 && !(has_method && s.activation_method.value == recipes::ScaleValue::CUSTOM),
               "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe());
   io::Json json = {{"weights", name_of(s.weights)}, {"activations", name_of(s.activations, activation_words())}};
@@ -417,9 +417,10 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
-  m.def(torch::schema("quantization_config(Tensor[] tensors, str[] names, str[] types, str format=\"compressed-tensors\", "
-                      "str source=\"\") -> str",
-                      kEffect),
+  m.def(torch::schema(
+            "quantization_config(Tensor[] tensors, str[] names, str[] types, str format=\"compressed-tensors\", "
+            "str source=\"\") -> str",
+            kEffect),
         &config_of_tensors);
   m.def("module_types() -> str[]", &type_names);
   m.def("forms() -> str[]", [] { return form_names(std::not_fn(&CheckpointForm::needs_mxfp4)); });

@@ -258,8 +258,8 @@ std::optional<at::Tensor> grouped_product(const Arguments& arguments, const Oper
   const auto original = [&] { return arguments.run(-1, {}); };
   if (!w.tag->handler->owns_values()) return call_linear(w, x, std::nullopt, original);  // watchers see it as a whole
   const at::Tensor host = cpu_alias(*ends).to(at::kLong).contiguous();
-  TORCH_CHECK(host.numel() == w.view.batch, "[", w.op, "] module '", w.tag->module_names(), "': expected ", w.view.batch,
-              " offsets, one for each expert, got ", host.numel());
+  TORCH_CHECK(host.numel() == w.view.batch, "[", w.op, "] module '", w.tag->module_names(), "': expected ",
+              w.view.batch, " offsets, one for each expert, got ", host.numel());
   std::vector<at::Tensor> parts;
   std::int64_t row = 0;
   for (std::int64_t e = 0; e < w.view.batch; ++e) {
