@@ -68,9 +68,25 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
   return model;
 }
 
+std::vector<OpNode> nodes_of(const char* op, const Nodes& nodes, const std::optional<std::vector<std::string>>& names) {
+  const std::size_t count = nodes.has_value() ? nodes->size() : 0;
+  runtime::check_one_for_each(op, "node_names", names.has_value() ? names->size() : 0, "nodes", count);
+  std::set<std::string> once;
+  std::vector<OpNode> model;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string& name = names->at(i);
+    TORCH_CHECK(once.insert(name).second, "[fp8::", op, "] node_names: found \"", name,
+                "\" twice, expected each name once");
+    const auto node = nodes->get(i);
+    model.push_back({name, node->type(), node->slot()});
+  }
+  return model;
+}
+
 std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules,
                            const std::vector<std::string>& types, const std::optional<Biases>& biases,
-                           const std::string& prefix, const std::string& config) {
+                           const std::string& prefix, const std::string& config, const Nodes& nodes,
+                           const std::optional<std::vector<std::string>>& node_names) {
   const auto model = model_of("measure_begin", weights, modules, types, biases);
   ConfiguredCalibration calibration = options_of(config);
   if (config.empty()) {  // a config says itself whether ranks have files of their own
@@ -80,7 +96,7 @@ std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string
   if (!prefix.empty()) calibration.options.prefix = prefix;
   if (!calibration.options.prefix.empty()) check_writable(calibration.options.prefix);
   auto begun = std::make_shared<Calibration>();
-  begun->session = CalibrationSession::attach(model, {}, calibration.options);
+  begun->session = CalibrationSession::attach(model, nodes_of("measure_begin", nodes, node_names), calibration.options);
   for (const auto& m : model) begun->weights.emplace_back(m.weight.getIntrusivePtr());
   return calibrations().add(std::move(begun));
 }
@@ -128,7 +144,8 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves nor leaves out an operator whose effect no argument shows.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
   m.def(torch::schema("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str "
-                      "prefix=\"\", str config=\"\") -> int",
+                      "prefix=\"\", str config=\"\", __torch__.torch.classes.fp8.Node[]? nodes=None, str[]? "
+                      "node_names=None) -> int",
                       kEffect),
         &measure_begin);
   m.def(torch::schema("measure_samples(int session, int first, int count) -> ()", kEffect), &measure_samples);

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "fp8/measure/calibration/recorder.h"
+#include "fp8/runtime/modules/node.h"
 
 namespace fp8::measure {
 
@@ -195,13 +196,20 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
                                    const std::vector<std::string>& types,
                                    const std::optional<Biases>& biases = std::nullopt);
 
-/// Hangs watchers on the selected weights (on hpu, in high precision). biases: where they are added after the product
+using Nodes = std::optional<runtime::NodeList>;
+
+/// The operations without a weight that an operator was given (runtime/modules/node.h), by their names in the model.
+/// Throws c10::Error for lists of other lengths and names that come twice.
+std::vector<OpNode> nodes_of(const char* op, const Nodes& nodes, const std::optional<std::vector<std::string>>& names);
+
+/// Hangs watchers on the selected weights (on hpu, in high precision), and on nodes. biases: where they are added after the product
 /// (x of other than two dimensions), outputs are measured with them. config: a QUANT_CONFIG as JSON or a file's path;
 /// "": every Linear and Conv2d, the largest magnitude. prefix: where measure_end() writes; "": where the config says,
 /// else nowhere.
 std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules,
                            const std::vector<std::string>& types, const std::optional<Biases>& biases,
-                           const std::string& prefix, const std::string& config);
+                           const std::string& prefix, const std::string& config, const Nodes& nodes = std::nullopt,
+                           const std::optional<std::vector<std::string>>& node_names = std::nullopt);
 
 /// The next forward sees samples [first, first + count). Throws c10::Error for an unknown session, first < 0, count <
 /// 1.

@@ -255,19 +255,21 @@ io::Json to_json(const ConversionReport& report) {
 }
 
 std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules,
-                            const std::vector<std::string>& types, const std::string& options) {
+                            const std::vector<std::string>& types, const std::string& options,
+                            const measure::Nodes& nodes, const std::optional<std::vector<std::string>>& node_names) {
   const auto model = measure::model_of("convert", weights, modules, types);
+  const auto ops = measure::nodes_of("convert", nodes, node_names);
   const Request request = request_of(options);
   if (!request.config.has_value()) {
     if (!request.recurrent) refuse_recurrent(plan_for(model, request.plan));
-    return to_json(convert(model, request.plan)).dump();
+    return to_json(convert(model, ops, request.plan)).dump();
   }
   using configs::QuantMode;
   TORCH_CHECK(request.config->mode == QuantMode::QUANTIZE || request.config->mode == QuantMode::LOAD,
               "[fp8::convert] options: quant_config: expected mode QUANTIZE or LOAD; measure with fp8::measure_begin");
   const auto device = runtime::device_dialect("convert");
-  if (!request.recurrent) refuse_recurrent(plan_with_config(model, {}, *request.config, device));
-  return to_json(convert_with_config(model, {}, *request.config, device)).dump();
+  if (!request.recurrent) refuse_recurrent(plan_with_config(model, ops, *request.config, device));
+  return to_json(convert_with_config(model, ops, *request.config, device)).dump();
 }
 
 void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv,
@@ -382,20 +384,23 @@ ModelToSave model_to_save(const char* op, at::TensorList tensors, const std::vec
 }  // namespace
 
 void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
-                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite) {
+                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite,
+                  const measure::Nodes& nodes, const std::optional<std::vector<std::string>>& node_names) {
   TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
   const auto model = model_to_save("save", tensors, names, types, format);
   SaveOptions options;
   options.source = source;
   options.overwrite = overwrite;
-  save(model.tensors, model.modules, {}, folder, format, options);
+  save(model.tensors, model.modules, measure::nodes_of("save", nodes, node_names), folder, format, options);
 }
 
 std::string config_of_tensors(at::TensorList tensors, const std::vector<std::string>& names,
                               const std::vector<std::string>& types, const std::string& format,
-                              const std::string& source) {
+                              const std::string& source, const measure::Nodes& nodes,
+                              const std::optional<std::vector<std::string>>& node_names) {
   const auto model = model_to_save("quantization_config", tensors, names, types, format);
-  return quantization_config(model.tensors, model.modules, format, source).dump();
+  const auto ops = measure::nodes_of("quantization_config", nodes, node_names);
+  return quantization_config(model.tensors, model.modules, ops, format, source).dump();
 }
 
 std::vector<std::string> type_names() {
@@ -408,18 +413,20 @@ std::vector<std::string> config_problems(const std::string& config, const std::s
   return configs::quant_config_problems(io::parse_json(config, name), name, measure::parse_options());
 }
 
+#define FP8_NODES ", __torch__.torch.classes.fp8.Node[]? nodes=None, str[]? node_names=None"
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made
   // for the call.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
-  m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\") -> str", kEffect),
+  m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\"" FP8_NODES ") -> str",
+                      kEffect),
         &convert_tensors);
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
   m.def(torch::schema(
             "quantization_config(Tensor[] tensors, str[] names, str[] types, str format=\"compressed-tensors\", "
-            "str source=\"\") -> str",
+            "str source=\"\"" FP8_NODES ") -> str",
             kEffect),
         &config_of_tensors);
   m.def("module_types() -> str[]", &type_names);
@@ -430,9 +437,10 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                       kEffect),
         &load_tensors);
   m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
-                      "str source=\"\", bool overwrite=False) -> ()",
+                      "str source=\"\", bool overwrite=False" FP8_NODES ") -> ()",
                       kEffect),
         &save_tensors);
 }
+#undef FP8_NODES
 
 }  // namespace fp8::quant

@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -39,7 +40,9 @@ io::Json to_json(const ConversionReport& report);
 /// report as JSON. Throws as convert() and convert_with_config() do, and then nothing is converted; io::Error naming
 /// the key for options.
 std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules,
-                            const std::vector<std::string>& types, const std::string& options);
+                            const std::vector<std::string>& types, const std::string& options,
+                            const measure::Nodes& nodes = std::nullopt,
+                            const std::optional<std::vector<std::string>>& node_names = std::nullopt);
 
 /// Marks codes (fp8 on hpu, contiguous): they stand for codes * scale_inv from now on. scale_inv: f32, positive and
 /// finite; one value, one per row (per output channel), or the grid of blocks of a matrix. Throws c10::Error or
@@ -64,11 +67,14 @@ std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<
 /// tensor that stands there twice (tied) is stored under its first name. format: one of form_names() that needs no
 /// MXFP4; source: the high precision checkpoint that config.json and tokenizer are taken from.
 void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
-                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite);
+                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite,
+                  const measure::Nodes& nodes = std::nullopt,
+                  const std::optional<std::vector<std::string>>& node_names = std::nullopt);
 
 /// The quantization_config that save_tensors() writes, as JSON.
 std::string config_of_tensors(at::TensorList tensors, const std::vector<std::string>& names,
                               const std::vector<std::string>& types, const std::string& format,
-                              const std::string& source);
+                              const std::string& source, const measure::Nodes& nodes = std::nullopt,
+                              const std::optional<std::vector<std::string>>& node_names = std::nullopt);
 
 }  // namespace fp8::quant

@@ -254,10 +254,12 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
 }
 
 io::Json quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                             const std::vector<measure::WeightModule>& modules, const std::string& form_name,
+                             const std::vector<measure::WeightModule>& modules,
+                             const std::vector<measure::OpNode>& nodes, const std::string& form_name,
                              const std::filesystem::path& source) {
   const CheckpointForm& form = form_named(form_name);
   Contents contents = contents_of(tensors, modules, form);
+  add_nodes(nodes, form, contents);
   const Scheme& scheme = contents.config.scheme;
   contents.config.qdq = scheme.compute == Compute::qdq;
   contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";

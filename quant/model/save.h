@@ -36,7 +36,8 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
 
 /// What save() writes as "quantization_config", of the same arguments. Throws as it does.
 io::Json quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                             const std::vector<measure::WeightModule>& modules, const std::string& form,
+                             const std::vector<measure::WeightModule>& modules,
+                             const std::vector<measure::OpNode>& nodes, const std::string& form,
                              const std::filesystem::path& source = {});
 
 }  // namespace fp8::quant

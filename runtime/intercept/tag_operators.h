@@ -3,6 +3,8 @@
 // torch.ops.load_library("libfp8_transformer_engine.so") and torch.ops.fp8.NAME, TorchScript by the same names, without
 // binding code. This is their list; each is declared and registered in the folder that it belongs to (*operators.h).
 //
+//   Operations without a weight are nodes: torch.classes.fp8.Node(type), of runtime/modules/node.h.
+//
 //   A model is three lists of one length: weights, the parameters themselves on hpu; modules, their dotted names;
 //   types, their classes' names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several
 //   fields is JSON; what is long is a file.
@@ -29,7 +31,7 @@
 //
 //   measure/calibration/session.h
 //     measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
-//                   str config="") -> int session
+//                   str config="", Node[]? nodes=None, str[]? node_names=None) -> int session
 //     measure_samples(int session, int first, int count) -> ()        which samples the next forward sees
 //     measure_result(int session) -> str                     {"samples",
 //                                                             "modules": {name: {"inputs", "outputs", "weight"}},
@@ -37,21 +39,23 @@
 //     measure_end(int session, bool write=True) -> str[]     the files
 //
 //   quant/model/operators.h
-//     convert(Tensor[] weights, str[] modules, str[] types, str options="{}") -> str
+//     convert(Tensor[] weights, str[] modules, str[] types, str options="{}", Node[]? nodes=None,
+//             str[]? node_names=None) -> str
 //                                                            codes in the weights' place, and the report
 //     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()
 //                                                            codes that come from elsewhere
 //     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
 //     scheme_of(Tensor weight) -> str                        what tag() takes
 //     quantization_config(Tensor[] tensors, str[] names, str[] types, str format="compressed-tensors",
-//                         str source="") -> str              save()'s part of config.json
+//                         str source="", Node[]? nodes=None, str[]? node_names=None) -> str
+//                                                            save()'s part of config.json
 //     module_types() -> str[]                                the classes' names that are known
 //     forms() -> str[]                                       what save() takes
 //     config_problems(str config, str name) -> str[]         of a QUANT_CONFIG, one sentence each
 //     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None,
 //          str? dialect=None) -> str[]                       an fp8 checkpoint's
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors",
-//          str source="", bool overwrite=False) -> ()
+//          str source="", bool overwrite=False, Node[]? nodes=None, str[]? node_names=None) -> ()
 //
 //   transformer_engine/convert/convert_training.h
 //     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana",

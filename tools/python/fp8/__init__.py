@@ -14,18 +14,24 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from fp8 import attention as attention
     from fp8 import hpu as hpu
+    from fp8 import nn as nn
     from fp8 import quant as quant
+    from fp8.cache import Cache as Cache
     from fp8.parameter import Fp8Parameter as Fp8Parameter
 
 __version__ = "0.1.0"
-__all__ = ["Fp8Parameter", "__version__", "hpu", "inc", "quant"]
+__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "hpu", "inc", "nn", "quant"]
 
 # Name: the module that has it, and what it is called there; "": the module itself. They load when they are asked for.
 _LAZY = {
+    "Cache": ("fp8.cache", "Cache"),
     "Fp8Parameter": ("fp8.parameter", "Fp8Parameter"),
+    "attention": ("fp8.attention", ""),
     "hpu": ("fp8.hpu", ""),
     "inc": ("fp8.quant", ""),
+    "nn": ("fp8.nn", ""),
     "quant": ("fp8.quant", ""),
 }
 

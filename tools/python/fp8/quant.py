@@ -21,6 +21,7 @@ import typing
 import torch
 
 from fp8 import _modules
+from fp8 import nn as _nn
 from fp8._config import FP8Config as FP8Config
 from fp8._config import config_of as _config_of
 from fp8._modules import register as register
@@ -67,8 +68,8 @@ class Report:
 class _Calibration:
     """A calibration that is going on. Copies of the model have none."""
 
-    def __init__(self, session: int, config: FP8Config) -> None:
-        self.session, self.config = session, config
+    def __init__(self, session: int, config: FP8Config, counting: typing.Any) -> None:
+        self.session, self.config, self.counting, self.samples = session, config, counting, 0
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> None:
         return None
@@ -78,11 +79,23 @@ class _Calibration:
 
     def end(self, write: bool = True) -> list[str]:
         session, self.session = self.session, 0
+        self.counting.remove()
         return list(torch.ops.fp8.measure_end(session, write)) if session else []
 
 
 def _no_calibration() -> None:
     return None
+
+
+def _count_samples(model: torch.nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+    """A forward's samples are the rows of its first tensor: what the files call NumSamples."""
+    calibration = model.__dict__.get(_CALIBRATION)
+    if calibration is None or not calibration.session:
+        return
+    first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+    count = first.shape[0] if first is not None and first.dim() > 0 and first.shape[0] > 0 else 1
+    torch.ops.fp8.measure_samples(calibration.session, calibration.samples, count)
+    calibration.samples += count
 
 
 def _on_hpu(found: typing.Sequence[_modules.Weight], function: str) -> None:
@@ -110,8 +123,9 @@ def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     found = [weight for weight in found if not weight.transposed]
     _on_hpu(found, "prepare")
     biases = [weight.bias for weight in found]
-    session = torch.ops.fp8.measure_begin(*_modules.columns(found), biases, config=config.with_mode("SHAPE" if config.mode == "SHAPE" else "MEASURE"))
-    model.__dict__[_CALIBRATION] = _Calibration(session, config)
+    mode = config.with_mode("SHAPE" if config.mode == "SHAPE" else "MEASURE")
+    session = torch.ops.fp8.measure_begin(*_modules.columns(found), biases, "", mode, *_nn.nodes(model))
+    model.__dict__[_CALIBRATION] = _Calibration(session, config, model.register_forward_pre_hook(_count_samples, with_kwargs=True))
     return model
 
 
@@ -148,7 +162,7 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     _on_hpu(found, "convert")
     mode = "LOAD" if config.mode == "LOAD" else "QUANTIZE"
     options = json.dumps({"quant_config": json.loads(config.with_mode(mode))})
-    said = json.loads(torch.ops.fp8.convert(*_modules.columns(found), options))
+    said = json.loads(torch.ops.fp8.convert(*_modules.columns(found), options, *_nn.nodes(model)))
     _finish(model, found, unknown, said)
     return model
 

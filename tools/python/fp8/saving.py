@@ -15,6 +15,7 @@ import typing
 import torch
 
 from fp8 import _library, _modules
+from fp8 import nn as _nn
 from fp8.parameter import Fp8Parameter
 
 _FORMS = {"default": "compressed-tensors", "huggingface": "inc", "vllm": "inc-vllm"}  # INC's names of them
@@ -51,7 +52,8 @@ def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format:
     for weight in _modules.weights(model)[0]:
         if weight.transposed and isinstance(weight.tensor, Fp8Parameter):
             raise RuntimeError(f"save: {weight.name}: its weight is [inputs, outputs], which no reader takes in fp8")
-    torch.ops.fp8.save(*_columns(model), os.fspath(output_dir), form, os.fspath(source) if source is not None else _source(model), overwrite)
+    torch.ops.fp8.save(*_columns(model), os.fspath(output_dir), form, os.fspath(source) if source is not None else _source(model), overwrite,
+                       *_nn.nodes(model))
 
 
 def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str = "default", device: str = "hpu",  # noqa: A002

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of transformers' models with names that can be measured and run in fp8, and key-value caches that keep codes.
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).to("hpu")
+    fp8.attention.use(model)                 before fp8.quant.prepare()
+    ...                                      prepare, data, convert
+    model.generate(ids, past_key_values=fp8.Cache(model))
+
+The names below an attention A are those of the program's models: A.k_cache, A.v_cache, and A.matmul_qk, A.softmax,
+A.matmul_av or, fused, A.fused_scaled_dot_product_attention."""
+
+import typing
+
+import torch
+import transformers
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import AttentionInterface
+
+from fp8 import nn
+
+FUSED = "fused_scaled_dot_product_attention"
+
+
+def modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The modules of a model that call transformers' attention interface: they say whether they are causal, and hold no
+    other such module."""
+    def calls(module: torch.nn.Module) -> bool:
+        return hasattr(module, "is_causal") and hasattr(module, "config")
+    return {name: module for name, module in model.named_modules()
+            if calls(module) and not any(calls(child) for child in module.modules() if child is not module)}
+
+
+def use(model: torch.nn.Module, fused: bool = True) -> torch.nn.Module:
+    """Gives each attention its operations, and the model the attention implementation "fp8". Returns the model. Raises
+    ValueError for a model that is no model of transformers, or whose attention takes no implementation."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise ValueError(f"attention.use: found {type(model).__name__}, expected a model of transformers")
+    found = modules(model)
+    if not found:
+        raise ValueError(f"attention.use: {type(model).__name__}: found no attention that takes an implementation")
+    for attention in found.values():
+        if hasattr(attention, "k_cache"):
+            continue
+        attention.k_cache, attention.v_cache = nn.KVCache(), nn.KVCache()
+        if fused:
+            attention.add_module(FUSED, nn.ModuleFusedSDPA())
+        else:
+            attention.matmul_qk, attention.softmax, attention.matmul_av = nn.Matmul(), nn.Softmax(), nn.Matmul()
+    model.set_attn_implementation("fp8")
+    return model
+
+
+def forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: typing.Optional[torch.Tensor],
+            scaling: typing.Optional[float] = None, dropout: float = 0.0, is_causal: typing.Optional[bool] = None,
+            **kwargs: typing.Any) -> tuple[torch.Tensor, typing.Optional[torch.Tensor]]:
+    """query: [batch, heads, L, E]; key, value: [batch, key heads, S, E]. Returns [batch, L, heads, E], and the
+    probabilities where they are not fused. Raises RuntimeError naming what it can't compute."""
+    for name in ("softcap", "s_aux", "position_bias", "cache"):
+        if kwargs.get(name) is not None:
+            raise RuntimeError(f"attention 'fp8': {type(module).__name__} passes '{name}', which it has no operation for; use 'eager'")
+    if not hasattr(module, "k_cache"):
+        raise RuntimeError(f"attention 'fp8': {type(module).__name__} has no operations: fp8.attention.use(model)")
+    key, value = typing.cast(nn.KVCache, module.k_cache)(key), typing.cast(nn.KVCache, module.v_cache)(value)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+    dropout = dropout if module.training else 0.0
+    if hasattr(module, FUSED):
+        fused = typing.cast(nn.ModuleFusedSDPA, getattr(module, FUSED))
+        output = fused(query, key, value, attention_mask, dropout, causal, scaling, enable_gqa=key.shape[1] != query.shape[1])
+        return output.transpose(1, 2).contiguous(), None
+    groups = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    logits = typing.cast(nn.Matmul, module.matmul_qk)(query, key.transpose(2, 3)) * scale
+    if causal:
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril(logits.shape[-1] - logits.shape[-2])
+        logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+    elif attention_mask is not None:
+        logits = logits + attention_mask if attention_mask.dtype != torch.bool else logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
+    weights = typing.cast(nn.Softmax, module.softmax)(logits, -1)
+    weights = torch.nn.functional.dropout(weights, dropout, module.training)
+    output = typing.cast(nn.Matmul, module.matmul_av)(weights, value)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register("fp8", forward)
+ALL_MASK_ATTENTION_FUNCTIONS.register("fp8", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules without a weight that measuring and converting know by name, with the call forms of Habana's and vLLM's modules.
+
+    >>> import torch, fp8
+    >>> matmul = fp8.nn.Matmul()
+    >>> a, b = torch.randn(2, 4, 8).to("hpu"), torch.randn(2, 8, 4).to("hpu")
+    >>> torch.equal(matmul(a, b), a @ b)
+    True
+
+Put them where attention multiplies, takes a softmax, or keeps keys and values: fp8.quant.prepare() measures them and
+fp8.quant.convert() runs them in fp8. Until then each is torch's own operation."""
+
+import copy
+import typing
+
+import torch
+
+from fp8 import _autoload, _library
+
+_autoload.register()
+
+
+class Operation(torch.nn.Module):
+    """What these modules share: a node of the runtime, which is in fp8 after convert(). Copies stay so; files do not."""
+
+    KIND = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _library.require()
+        self.node = torch.classes.fp8.Node(self.KIND)
+
+    def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Operation":
+        made = type(self).__new__(type(self))
+        torch.nn.Module.__init__(made)
+        memo[id(self)] = made
+        for name, value in self.__dict__.items():
+            made.__dict__[name] = value.copy() if name == "node" else copy.deepcopy(value, memo)
+        return made
+
+    def __getstate__(self) -> dict[str, typing.Any]:
+        if self.node.describe():
+            raise RuntimeError(f"{type(self).__name__} is in fp8 ({self.node.describe()}): a pickle would lose its scales; fp8.quant.save() keeps them")
+        return {name: value for name, value in self.__dict__.items() if name != "node"}
+
+    def __setstate__(self, state: dict[str, typing.Any]) -> None:
+        super().__setstate__(state)
+        self.node = torch.classes.fp8.Node(self.KIND)
+
+    def extra_repr(self) -> str:
+        return str(self.node.describe())
+
+
+class Matmul(Operation):
+    """torch.matmul(x, y)."""
+
+    KIND = "Matmul"
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return typing.cast(torch.Tensor, self.node.matmul(x, y))
+
+
+class Softmax(Operation):
+    """torch.softmax(x, dim); inv_head multiplies x first."""
+
+    KIND = "Softmax"
+
+    def forward(self, x: torch.Tensor, dim: int = -1, inv_head: typing.Optional[float] = None) -> torch.Tensor:
+        return typing.cast(torch.Tensor, self.node.softmax(x if inv_head is None else x * inv_head, dim))
+
+
+class ModuleFusedSDPA(Operation):
+    """scaled_dot_product_attention. query: [.., heads, L, E]; key, value: [.., key heads, S, E]."""
+
+    KIND = "ModuleFusedSDPA"
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: typing.Optional[torch.Tensor] = None,
+                dropout_p: float = 0.0, is_causal: bool = False, scale: typing.Optional[float] = None, enable_gqa: bool = False) -> torch.Tensor:
+        return typing.cast(torch.Tensor, self.node.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
+
+
+class KVCache(Operation):
+    """Keys or values of one layer, [batch, heads, length, size]: codes after convert()."""
+
+    KIND = "KVCache"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: typing.Optional[torch.Tensor] = None
+        self.inp_seq_len = -1
+
+    def forward(self, current: torch.Tensor) -> torch.Tensor:
+        """What a reader sees of `current` once it is stored."""
+        return self.fetch(self.store(current), current)
+
+    def store(self, current: torch.Tensor) -> torch.Tensor:
+        return typing.cast(torch.Tensor, self.node.store(current))
+
+    def fetch(self, stored: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Values in the dtype of `like`."""
+        return typing.cast(torch.Tensor, self.node.fetch(stored, like))
+
+    def allocate(self, inp_seq_len: int, dtype: torch.dtype, device: typing.Union[str, torch.device], shape: typing.Sequence[int]) -> None:
+        """Room for `shape`, zeros. inp_seq_len: tokens of the prompt."""
+        self.inp_seq_len = inp_seq_len
+        stored = self.store(torch.zeros(1, dtype=dtype, device=device))
+        self.cache = torch.zeros(tuple(shape), dtype=torch.uint8, device=device).view(stored.dtype) if stored.dtype.itemsize == 1 else torch.zeros(
+            tuple(shape), dtype=stored.dtype, device=device)
+
+    def get_shape(self) -> typing.Optional[torch.Size]:
+        return None if self.cache is None else self.cache.shape
+
+    def update(self, current: torch.Tensor, dim: int, position: int) -> torch.Tensor:
+        """Puts `current` at [position, position + n) of `dim`; returns all up to there, as values. Raises ValueError where
+        allocate() has not been called, or left less room."""
+        end = position + current.size(dim)
+        if self.cache is None or end > self.cache.size(dim):
+            raise ValueError(f"KVCache.update: found {0 if self.cache is None else self.cache.size(dim)} positions, expected {end}: allocate()")
+        stored = self.store(current)
+        self.cache.narrow(dim, position, current.size(dim)).view(_bytes(stored)).copy_(stored.view(_bytes(stored)))
+        return self.fetch(self.cache.narrow(dim, 0, end), current)
+
+
+class VLLMKVCache(Operation):
+    """Paged keys or values: the cache [blocks, block size, heads, size] is the caller's."""
+
+    KIND = "VLLMKVCache"
+
+    def forward(self, input: typing.Optional[torch.Tensor], cache: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """Writes input [tokens, heads, size] to the slots; None writes nothing. Returns the cache."""
+        if input is None:
+            return cache
+        stored = typing.cast(torch.Tensor, self.node.store(input))
+        if stored.dtype != cache.dtype:
+            raise ValueError(f"VLLMKVCache: found a cache of {cache.dtype}, expected {stored.dtype}")
+        slots = cache.flatten(0, 1) if cache.dim() == stored.dim() + 1 else cache
+        slots.view(_bytes(stored)).index_copy_(0, slot_mapping.flatten(), stored.view(_bytes(stored)))
+        return cache
+
+    def fetch_from_cache(self, cache: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """The blocks as values of `dtype`."""
+        rows = cache.view(_bytes(cache)).index_select(0, blocks.flatten()).view(cache.dtype)
+        return typing.cast(torch.Tensor, self.node.fetch(rows, torch.empty(0, dtype=dtype, device=cache.device)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.dtype:
+    """What codes are copied and gathered as."""
+    return torch.uint8 if tensor.dtype.itemsize == 1 else tensor.dtype
+
+
+def nodes(model: torch.nn.Module) -> tuple[list[typing.Any], list[str]]:
+    """Nodes and their names, in the order of model.named_modules()."""
+    found = [(module.node, name) for name, module in model.named_modules() if isinstance(module, Operation)]
+    return [node for node, _ in found], [name for _, name in found]
