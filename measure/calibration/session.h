@@ -202,10 +202,10 @@ using Nodes = std::optional<runtime::NodeList>;
 /// Throws c10::Error for lists of other lengths and names that come twice.
 std::vector<OpNode> nodes_of(const char* op, const Nodes& nodes, const std::optional<std::vector<std::string>>& names);
 
-/// Hangs watchers on the selected weights (on hpu, in high precision), and on nodes. biases: where they are added after the product
-/// (x of other than two dimensions), outputs are measured with them. config: a QUANT_CONFIG as JSON or a file's path;
-/// "": every Linear and Conv2d, the largest magnitude. prefix: where measure_end() writes; "": where the config says,
-/// else nowhere.
+/// Hangs watchers on the selected weights (on hpu, in high precision), and on nodes. biases: where they are added after
+/// the product (x of other than two dimensions), outputs are measured with them. config: a QUANT_CONFIG as JSON or a
+/// file's path; "": every Linear and Conv2d, the largest magnitude. prefix: where measure_end() writes; "": where the
+/// config says, else nowhere.
 std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules,
                            const std::vector<std::string>& types, const std::optional<Biases>& biases,
                            const std::string& prefix, const std::string& config, const Nodes& nodes = std::nullopt,
