@@ -19,16 +19,18 @@ if typing.TYPE_CHECKING:
     from fp8 import nn as nn
     from fp8 import quant as quant
     from fp8.cache import Cache as Cache
+    from fp8.evaluation import evaluate as evaluate
     from fp8.parameter import Fp8Parameter as Fp8Parameter
 
 __version__ = "0.1.0"
-__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "hpu", "inc", "nn", "quant"]
+__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "nn", "quant"]
 
 # Name: the module that has it, and what it is called there; "": the module itself. They load when they are asked for.
 _LAZY = {
     "Cache": ("fp8.cache", "Cache"),
     "Fp8Parameter": ("fp8.parameter", "Fp8Parameter"),
     "attention": ("fp8.attention", ""),
+    "evaluate": ("fp8.evaluation", "evaluate"),
     "hpu": ("fp8.hpu", ""),
     "inc": ("fp8.quant", ""),
     "nn": ("fp8.nn", ""),

@@ -230,5 +230,6 @@ def _begin() -> None:
     # A thread of backward that is not done when Python ends aborts it, and one that never began is waited for.
     torch.autograd.set_multithreading_enabled(False)
     os.environ.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "0")
-    from fp8 import _sharing
+    from fp8 import _compile, _sharing
     _sharing.register()
+    _compile.refuse_inductor()
