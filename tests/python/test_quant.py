@@ -90,19 +90,24 @@ def test_files_equal_the_programs(tmp_path):
     """Of the same model, config and chunks: measurement, checkpoint and config.json, byte for byte."""
     import transformers
     folder, length, samples = DEMO / "kjv-byte-1.7M", 256, 8
-    keys = {"scale_method": "maxabs_pow2", "blocklist": {"names": ["lm_head"], "types": []}}
+    keys = {"scale_method": "maxabs_pow2", "blocklist": {"names": ["lm_head"], "types": ["KVCache", "ModuleFusedSDPA"]}}
     for side in ("python", "program"):
-        (tmp_path / f"{side}.json").write_text(json.dumps({**keys, "mode": "MEASURE", "dump_stats_path": f"{tmp_path}/{side}/inc_output"}))
+        for mode in ("MEASURE", "QUANTIZE"):
+            (tmp_path / f"{side}_{mode}.json").write_text(json.dumps({**keys, "mode": mode, "dump_stats_path": f"{tmp_path}/{side}/inc_output"}))
     ids = transformers.AutoTokenizer.from_pretrained(folder)((DEMO / "kjv_calib.txt").read_text(), return_tensors="pt").input_ids[0]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("hpu").eval()
-    fp8.quant.prepare(model, tmp_path / "python.json")
+    fp8.quant.prepare(model, tmp_path / "python_MEASURE.json")
     with torch.no_grad():
         for chunk in ids[:samples * length].view(samples, 1, length):
             model(chunk.to("hpu"))
-    fp8.quant.finalize_calibration(model)
-    program("measure", folder, "--config", tmp_path / "program.json", "-d", DEMO / "kjv_calib.txt", "-n", samples, "--seq-len", length, "-q",
+    files = fp8.quant.finalize_calibration(model)
+    program("measure", folder, "--config", tmp_path / "program_MEASURE.json", "-d", DEMO / "kjv_calib.txt", "-n", samples, "--seq-len", length, "-q",
             "-o", tmp_path / "program")
-    mine, theirs = (sorted((tmp_path / side).iterdir()) for side in ("python", "program"))
-    for a, b in zip(mine, theirs):
-        print(a.name, b.name, a.read_bytes() == b.read_bytes())
-    assert [f.name for f in mine] == [f.name for f in theirs]
+    for file in ("inc_output_hooks_maxabs.json", "inc_output_hooks_maxabs.npz", "inc_output_hooks_maxabs_mod_list.json"):
+        assert (tmp_path / "python" / file).read_bytes() == (tmp_path / "program" / file).read_bytes(), file
+        assert str(tmp_path / "python" / file) in files
+    fp8.quant.convert(model, tmp_path / "python_QUANTIZE.json")
+    fp8.quant.save(model, tmp_path / "mine")
+    program("quantize", folder, "--config", tmp_path / "program_QUANTIZE.json", "-o", tmp_path / "theirs", "-q")
+    for file in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "mine" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes(), file
