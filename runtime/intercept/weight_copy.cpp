@@ -77,6 +77,9 @@ bool is_image(const WeightTag& tag, const at::Tensor& to, const at::Tensor& from
          to.sizes() == from.sizes() && to.strides() == from.strides() && from.is_non_overlapping_and_dense();
 }
 
+/// The tensor, or its transpose: the one whose rows lie one after the other, as a weight's do.
+at::Tensor upright(const at::Tensor& t) { return t.is_contiguous() || t.dim() < 2 ? t : t.transpose(-2, -1); }
+
 void check_leaving(const WeightTag& tag, const at::Tensor& to, const at::Tensor& from) {
   TORCH_CHECK(to.is_cpu() || block_of(to) != nullptr, "[copy] ", tag.describe(),
               ": expected memory of hpu or cpu, got ", to.device(), ": nothing there could hold its scale");
@@ -89,6 +92,9 @@ void check_leaving(const WeightTag& tag, const at::Tensor& to, const at::Tensor&
       tag.handler->one_scale(), "[copy] ", tag.describe(), ": expected a copy of all of it as it lies, got sizes ",
       from.sizes(), " and strides ", from.strides(), " -> ", to.sizes(), " and ", to.strides(),
       "; its codes have scales of their own, which a part would lose; fp8::dequantize(weight) gives the values");
+  TORCH_CHECK(upright(to).is_contiguous(), "[copy] ", tag.describe(),
+              ": expected a copy whose rows or columns lie one after the other, got sizes ", to.sizes(),
+              " and strides ", to.strides(), "; fp8::dequantize(weight) gives the values");
 }
 
 void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
@@ -184,7 +190,7 @@ void weight_copied(const at::Tensor& to, const at::Tensor& from) {
   if (!mine.tag && is_image(*its.tag, to, from)) {
     tag->offset = to.storage_offset();
   } else {
-    tag->lie_at(to);
+    tag->lie_at(upright(to));
   }
   if (mine.tag) {
     tag->handler = mine.tag->handler->with_scales_of(its.tag->handler);

@@ -104,7 +104,17 @@ at::Tensor values_of_weight(const at::Tensor& weight) {
   TORCH_CHECK(tag,
               "[fp8::values] weight: expected a converted weight on hpu or a copy of one, found a tensor of dtype ",
               weight.scalar_type(), " on ", weight.device());
-  if (on_host(weight)) return values_of_weight(weight.detach().to(at::kHPU)).cpu();
+  if (on_host(weight)) {
+    // A part, or its transpose, would lie there as a weight of its own: all of the weight goes.
+    const at::Tensor part = weight.detach(), whole = part.as_strided(tag->sizes, tag->strides, tag->offset);
+    TORCH_CHECK(whole.is_contiguous() && lies_within(*tag, part),
+                "[fp8::values] weight: expected a part of the weight of "
+                "module '",
+                tag->module_names(), "', found sizes ", part.sizes(), " and strides ", part.strides());
+    const at::Tensor values = values_of_weight(whole.to(at::kHPU)).cpu().contiguous();
+    return values.as_strided(part.sizes(), part.strides(),
+                             values.storage_offset() + part.storage_offset() - tag->offset);
+  }
   const autocast::InsideOp inside(std::nullopt);  // a region would ask for its own dtype
   const at::Tensor w = weight.detach();
   if (const auto view = view_of(*tag, w); view.has_value()) return tag->handler->dequantize(*tag, *view, w);

@@ -243,8 +243,7 @@ TEST_F(HostCopy, IsNoValues) {
       {"_local_scalar_dense", [](T t) { t[0][0].item(); }},
       {"index_select", [](T t) { t.index_select(0, at::tensor({0})); }},
       {"cat", [](T t) { at::cat({t, t}); }},
-      {"mm", [](T t) { at::mm(at::ones({2, 6}), t.t()); }},
-      {"embedding", [](T t) { at::embedding(t, at::tensor({0})); }},
+      {"add", [](T t) { at::add(t, 1); }},
       {"fill_", [](T t) { t.detach().fill_(1); }},
       {"where", [&](T t) { at::where(at::ones(t.sizes(), at::kBool), t, other.narrow(0, 0, t.size(0))); }},
   };
@@ -260,13 +259,35 @@ TEST_F(HostCopy, IsNoValues) {
 
 TEST_F(HostCopy, ComesBackRight) {
   a.layer->to(at::kCPU);
-  EXPECT_REFUSED(torch::nn::Linear(a.layer)(at::ones({2, 6})), "module 'a'");
   EXPECT_REFUSED(a.layer->to(at::kFloat), "module 'a'");
   EXPECT_REFUSED(a.layer->to(kHpu, at::kFloat), "module 'a'");
   a.layer->to(kHpu);
   EXPECT_TRUE(same_bits(a.run(), expected(a.values)));
   const at::Tensor rows = a.w().cpu().narrow(0, 1, 2).to(kHpu);
   EXPECT_TRUE(same_bits(values_of(rows), a.values.narrow(0, 1, 2)));
+}
+
+TEST_F(HostCopy, ComputesWithTheValues) {
+  const at::Tensor host = a.w().cpu(), values = a.values.cpu(), x = at::arange(12, at::kFloat).view({2, 6});
+  const std::vector<std::pair<const char*, std::function<at::Tensor(T)>>> products = {
+      {"linear", [&](T w) { return at::linear(x, w, at::ones({4})); }},
+      {"mm", [&](T w) { return at::mm(x, w.t()); }},
+      {"addmm", [&](T w) { return at::addmm(at::ones({4}), x, w.t(), 2, 3); }},
+      {"mv", [&](T w) { return at::mv(w, x[0]); }},
+      {"bmm", [&](T w) { return at::bmm(x.unsqueeze(0), w.t().unsqueeze(0)); }},
+      {"convolution", [&](T w) { return at::conv1d(x.view({1, 6, 2}), w.unsqueeze(2)); }},
+      {"embedding", [&](T w) { return at::embedding(w, at::tensor({3, 0})); }},
+      {"a part", [&](T w) { return at::mm(x, w.narrow(0, 1, 2).t()); }},
+  };
+  for (const auto& [name, product] : products) EXPECT_TRUE(same_bits(product(host), product(values))) << name;
+}
+
+TEST_F(HostCopy, OfATransposedPartHasItsValues) {
+  const at::Tensor part = a.w().narrow(0, 1, 2).t(), values = a.values.narrow(0, 1, 2).t();
+  EXPECT_TRUE(same_bits(values_of(part.clone()), values));
+  EXPECT_TRUE(same_bits(values_of(part.cpu().to(kHpu)), values));
+  EXPECT_TRUE(same_bits(values_of(a.w().cpu().narrow(0, 1, 2).t().to(kHpu)), values));
+  EXPECT_REFUSED(at::empty({6, 4}, a.w().options()).narrow(1, 0, 2).copy_(part), "module 'a'", "one after the other");
 }
 
 TEST_F(HostCopy, OfAModuleIsGuardedToo) {
@@ -308,6 +329,11 @@ at::Tensor stacked(at::IntArrayRef sizes) {
   return at::randn(sizes, on_hpu());
 }
 
+/// Rows [ends[e - 1], ends[e]) of five times expert e, as mixtures of experts have it.
+at::Tensor grouped(T w, std::vector<std::int32_t> ends) {
+  return at::_grouped_mm(stacked({5, 6}), w.transpose(1, 2), at::tensor(ends, at::kInt).to(kHpu));
+}
+
 const std::vector<Form>& forms() {
   static const std::vector<Form> all = {
       {"bmm", [](T w) { return at::bmm(stacked({3, 5, 6}), w.transpose(1, 2)); }, 3},
@@ -338,6 +364,8 @@ const std::vector<Form>& forms() {
        1},
       {"a batch of one expert, 1-D", [](T w) { return at::matmul(stacked({6}), w.narrow(0, 2, 1).transpose(1, 2)); },
        1},
+      {"_grouped_mm", [](T w) { return grouped(w, {2, 2, 5}); }, 2},
+      {"_grouped_mm, all experts", [](T w) { return grouped(w, {1, 4, 5}); }, 3},
       {"all as one matrix", [](T w) { return at::linear(stacked({5, 6}), w.view({12, 6})); }, 1},
   };
   return all;
