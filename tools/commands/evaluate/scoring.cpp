@@ -15,7 +15,9 @@
 namespace fp8::commands {
 namespace {
 
-constexpr std::int64_t kMaxLogits = std::int64_t{1} << 28;  // f32: 1 GiB
+constexpr std::int64_t kMaxLogits = std::int64_t{1} << 28;  // of a forward; f32: 1 GiB
+/// Of those that are there at once: a chunk of 2048 tokens takes no more memory than eight of 256.
+constexpr std::int64_t kMaxJudged = std::int64_t{1} << 26;
 
 /// Receives the f32 logits of consecutive chunks.
 class LogitsFile {
@@ -103,7 +105,7 @@ class JudgedForward {
     const std::int64_t rows = hidden_.size(1);
     const bool whole = evaluation.task == models::Task::embed || evaluation.task == models::Task::classify;
     const std::int64_t most =
-        whole ? rows : std::max<std::int64_t>(kMaxLogits / (hidden_.size(0) * s_.model.model->shape().outputs()), 1);
+        whole ? rows : std::max<std::int64_t>(kMaxJudged / (hidden_.size(0) * s_.model.model->shape().outputs()), 1);
     for (std::int64_t row = 0; row < rows; row += most) {
       const std::int64_t count = std::min(most, rows - row);
       const Stopwatch head;
