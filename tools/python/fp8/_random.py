@@ -5,12 +5,8 @@ import typing
 
 import torch
 
-Device = typing.Union[torch.device, str, int, None]
-
-
-def _check(device: Device) -> None:
-    from fp8 import hpu
-    hpu._index(device)
+from fp8._devices import Device, device_count
+from fp8._devices import index_of as _check
 
 
 def get_rng_state(device: Device = "hpu") -> torch.Tensor:
@@ -24,7 +20,7 @@ def set_rng_state(new_state: torch.Tensor, device: Device = "hpu") -> None:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    return [get_rng_state()]
+    return [get_rng_state(index) for index in range(device_count())]
 
 
 def set_rng_state_all(new_states: typing.Sequence[torch.Tensor]) -> None:
@@ -51,3 +47,12 @@ def seed_all() -> int:
 
 def initial_seed() -> int:
     return torch.default_generator.initial_seed()
+
+
+def set_rng_ctx(name: str) -> None:
+    """What DTensor calls around its own random numbers: the state is the one that it is."""
+    del name
+
+
+def unset_rng_ctx(name: str) -> None:
+    del name

@@ -5,44 +5,48 @@ import typing
 
 import torch
 
-Device = typing.Union[torch.device, str, int, None]
+from fp8._devices import Device, index_of
 
 
-class Stream(torch.Stream):
+class _OfHpu(type):
+    """The type of torch.hpu.Stream and Event: what they make are torch's own objects, which torch's methods ask for."""
+
+    def __instancecheck__(cls, found: object) -> bool:
+        return isinstance(found, cls.__mro__[1]) and typing.cast(torch.Stream, found).device.type == "hpu"
+
+
+class Stream(torch.Stream, metaclass=_OfHpu):
     """device, priority: as of torch.cuda.Stream; work on all streams is done in the order of the calls."""
 
-    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: typing.Any) -> "Stream":
-        from fp8 import hpu
-        if kwargs:
-            return super().__new__(cls, **kwargs)
-        return super().__new__(cls, device=torch.device("hpu", hpu._index(device)), priority=priority)
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: typing.Any) -> torch.Stream:  # type: ignore[misc]
+        return torch.Stream(**kwargs) if kwargs else torch.Stream(device=torch.device("hpu", index_of(device)), priority=priority)
 
 
-class Event(torch.Event):
-    """enable_timing: elapsed_time() is in milliseconds."""
+class Event(torch.Event, metaclass=_OfHpu):
+    """enable_timing: elapsed_time() is in milliseconds. Raises ValueError for interprocess."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> "Event":
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
         if interprocess:
             raise ValueError("interprocess: found True, allowed: False: events of this device stay in their process")
-        return super().__new__(cls, device="hpu", enable_timing=enable_timing, blocking=blocking)
+        return torch.Event(device=torch.device("hpu", index_of(None)), enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: Device = None) -> torch.Stream:
-    from fp8 import hpu
-    return torch.accelerator.current_stream(hpu._index(device))
+    return torch.accelerator.current_stream(index_of(device))
 
 
 def default_stream(device: Device = None) -> torch.Stream:
-    from fp8 import hpu
-    return torch.Stream(stream_id=0, device_index=hpu._index(device), device_type=torch.device("hpu").type_index) if False else current_stream(device)
+    """The stream that current_stream() gives where none is set: each device has one."""
+    return torch.Stream(device=torch.device("hpu", index_of(device)))
 
 
 def set_stream(stream: torch.Stream) -> None:
+    """Its device becomes the current one, too."""
     torch.accelerator.set_stream(stream)
 
 
 class StreamContext:
-    """The stream is the current one inside; None: nothing happens."""
+    """The stream, and its device, are the current ones inside; None: nothing happens."""
 
     def __init__(self, stream: typing.Optional[torch.Stream]) -> None:
         self.stream = stream

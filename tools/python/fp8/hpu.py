@@ -1,26 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module `torch.hpu`: one emulated device, in the host's memory, that computes when it is called.
+"""The module `torch.hpu`: emulated devices, in the host's memory, that compute when they are called.
 
 Its names are those of torch's own device modules and of Habana's. Memory is in bytes, as the runtime counts it."""
 
 import contextlib
 import os
+import sys
 import threading
 import typing
 
 import torch
 
 from fp8 import _library
+from fp8 import _memory as memory
+from fp8 import _random as random
+from fp8 import _streams as streams
+from fp8._devices import (
+    HpuDeviceProperties as HpuDeviceProperties,
+    _exchange_device as _exchange_device,
+    _maybe_exchange_device as _maybe_exchange_device,
+    can_device_access_peer as can_device_access_peer,
+    current_device as current_device,
+    device as device,
+    device_count as device_count,
+    device_of as device_of,
+    get_device_capability as get_device_capability,
+    get_device_name as get_device_name,
+    get_device_properties as get_device_properties,
+    index_of as _get_device_index,
+    is_available as is_available,
+    set_device as set_device,
+    why_unavailable as why_unavailable,
+)
 from fp8._memory import (
     max_memory_allocated as max_memory_allocated,
+    max_memory_cached as max_memory_cached,
     max_memory_reserved as max_memory_reserved,
     mem_get_info as mem_get_info,
     memory_allocated as memory_allocated,
+    memory_cached as memory_cached,
     memory_reserved as memory_reserved,
+    memory_snapshot as memory_snapshot,
     memory_stats as memory_stats,
     memory_summary as memory_summary,
     memory_usage as memory_usage,
     reset_accumulated_memory_stats as reset_accumulated_memory_stats,
+    reset_max_memory_allocated as reset_max_memory_allocated,
     reset_peak_memory_stats as reset_peak_memory_stats,
 )
 from fp8._random import (
@@ -31,8 +56,10 @@ from fp8._random import (
     manual_seed_all as manual_seed_all,
     seed as seed,
     seed_all as seed_all,
+    set_rng_ctx as set_rng_ctx,
     set_rng_state as set_rng_state,
     set_rng_state_all as set_rng_state_all,
+    unset_rng_ctx as unset_rng_ctx,
 )
 from fp8._streams import (
     Event as Event,
@@ -45,33 +72,11 @@ from fp8._streams import (
 )
 
 Device = typing.Union[torch.device, str, int, None]
-
-
-class HpuDeviceProperties(typing.NamedTuple):
-    """name: of the generation that is emulated; total_memory: bytes; multi_processor_count: cores of the host."""
-    name: str
-    total_memory: int
-    multi_processor_count: int
-
-
-def is_available() -> bool:
-    """True where the library fits this process's torch; `why_unavailable()` says why it does not."""
-    return not _library.load()
-
-
-def why_unavailable() -> str:
-    """The reason in a sentence, with the line that mends it; "" where the device is available."""
-    return _library.load()
-
-
-def device_count() -> int:
-    return 1 if is_available() else 0
+OutOfMemoryError = torch.OutOfMemoryError
 
 
 def _lazy_init() -> None:
     """What torch calls before the device's first tensor. Raises RuntimeError with the reason of why_unavailable()."""
-    if _is_in_bad_fork():
-        raise RuntimeError("the hpu device was used before this process was forked; start processes with the 'spawn' method")
     _library.require()
     global _initialized
     _initialized = True
@@ -85,98 +90,38 @@ def is_initialized() -> bool:
     return _initialized
 
 
+def _is_compiled() -> bool:
+    return True
+
+
 def _is_in_bad_fork() -> bool:
     """Never: the device's memory is the host's, and a child of fork goes on with its own copy."""
     return False
 
 
-def _index(device: Device) -> int:
-    """Raises AssertionError for another device than hpu and hpu:0, as Habana's module does."""
-    if device is None:
-        return 0
-    index = device
-    if isinstance(device, str):
-        device = torch.device(device)
-    if isinstance(device, torch.device):
-        if device.type != "hpu":
-            raise AssertionError(f"Invalid device: found {device}, allowed: hpu, hpu:0")
-        index = device.index or 0
-    if index not in (0, -1):
-        raise AssertionError(f"Invalid device id: found {index}, allowed: 0")
-    return 0
-
-
-def current_device() -> int:
-    _lazy_init()
-    return 0
-
-
-def set_device(device: Device) -> None:
-    _index(device)
-
-
-class device:  # noqa: N801: torch's name
-    """A context in which that device is the current one: there is one."""
-
-    def __init__(self, device: Device) -> None:
-        self.idx = _index(device)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> bool:
-        return False
-
-
-class device_of(device):  # noqa: N801
-    """The device of a tensor; nothing for a tensor elsewhere."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor.device if tensor.device.type == "hpu" else None)
-
-
-def _exchange_device(device: int) -> int:
-    return _index(device)
-
-
-def _maybe_exchange_device(device: int) -> int:
-    return _index(device)
-
-
-def get_device_name(device: Device = None) -> str:
-    """"GAUDI2" or "GAUDI3": of FP8_HPU_DEVICE, else what the runtime emulates by default."""
-    _index(device)
-    return os.environ.get("FP8_HPU_DEVICE", "gaudi3").upper() if is_available() else ""
-
-
-def get_device_capability(device: Device = None) -> str:
-    return get_device_name(device)
-
-
-def get_device_properties(device: Device = None) -> HpuDeviceProperties:
-    return HpuDeviceProperties(get_device_name(device), mem_get_info(device)[1], os.cpu_count() or 1)
-
-
-def can_device_access_peer(device: Device, peer: Device) -> bool:
-    return _index(device) == _index(peer)
+def _lazy_call(callable: typing.Callable[[], typing.Any], **_: typing.Any) -> None:  # noqa: A002: torch's name
+    callable()
 
 
 def synchronize(device: Device = None) -> None:
     """Returns at once: an operator has computed when it returns."""
-    _index(device)
+    _get_device_index(device)
 
 
 def utilization(device: Device = None) -> int:
     """0: nothing computes while Python asks."""
-    return _index(device)
+    _get_device_index(device)
+    return 0
 
 
-def is_bf16_supported() -> bool:
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    del including_emulation
     return True
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    return [torch.bfloat16, torch.float16, torch.float32]
+    """float16 from the second generation on."""
+    return [torch.bfloat16, torch.float32] if is_available() and get_device_name() == "GAUDI" else [torch.bfloat16, torch.float16, torch.float32]
 
 
 def empty_cache() -> None:
@@ -188,7 +133,7 @@ def ipc_collect() -> None:
 
 
 def get_arch_list() -> list[str]:
-    return [get_device_name()]
+    return [get_device_name()] if is_available() else []
 
 
 def get_gencode_flags() -> str:
@@ -210,13 +155,19 @@ def sdp_kernel(enable_recompute: bool = True) -> typing.Iterator[None]:
     yield
 
 
-_REFUSED = ("HPUGraph", "graph", "graphs", "make_graphed_callables", "wrap_in_hpu_graph", "wrap_in_hpu_graph_func", "ModuleCacher",
-            "is_current_stream_capturing", "disable_dynamic_shape", "enable_dynamic_shape", "enable_inference_mode", "disable_inference_mode")
+_GRAPHS = frozenset("""HPUGraph graph graphs graph_pool_handle make_graphed_callables wrap_in_hpu_graph wrap_in_hpu_graph_func ModuleCacher
+    is_current_stream_capturing CachedParams""".split())
+_LAZY_MODE = frozenset("""enable_dynamic_shape disable_dynamic_shape get_dynamic_shape_status enable_inference_mode disable_inference_mode
+    enable_optim_output_sif disable_optim_output_sif enable_quantization disable_quantization enable_matmul3d_2d_reshape disable_matmul3d_2d_reshape
+    enable_const_section_serialization disable_const_section_serialization get_sync_debug_mode set_sync_debug_mode enable_recompute_sdp
+    recompute_sdp_enabled""".split())
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in _REFUSED:
-        raise AttributeError(f"torch.hpu.{name}: the emulated device has no graphs and no lazy mode; call the module itself")
+    if name in _GRAPHS:
+        raise AttributeError(f"torch.hpu.{name}: the emulated device has no graphs; call the module itself")
+    if name in _LAZY_MODE:
+        raise AttributeError(f"torch.hpu.{name}: a setting of Habana's lazy mode or graph compiler, and the emulated device has neither; leave it out")
     raise AttributeError(f"module 'torch.hpu' has no attribute '{name}'")
 
 
@@ -225,6 +176,8 @@ _began = threading.Lock()
 
 def _begin() -> None:
     """What a process that uses the device sets once."""
+    for name, module in (("memory", memory), ("random", random), ("streams", streams)):
+        sys.modules["torch.hpu." + name] = module
     if not is_available() or not _began.acquire(blocking=False):
         return
     # A thread of backward that is not done when Python ends aborts it, and one that never began is waited for.
@@ -233,3 +186,16 @@ def _begin() -> None:
     from fp8 import _compile, _sharing
     _sharing.register()
     _compile.refuse_inductor()
+    _register_hccl()
+
+
+def _register_hccl() -> None:
+    """torch.distributed's backend "hccl": Gloo, on hpu and on the CPU, and the default one of hpu."""
+    import torch.distributed as dist
+    if dist.is_available() and "hccl" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("hccl", _hccl, devices=["cpu", "hpu"])
+
+
+def _hccl(store: typing.Any, rank: int, size: int, timeout: typing.Any) -> typing.Any:
+    from torch.distributed import ProcessGroupGloo
+    return ProcessGroupGloo(store, rank, size, timeout=timeout)
