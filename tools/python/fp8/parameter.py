@@ -3,10 +3,12 @@
 
 import json
 import typing
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 
 from fp8 import _modules
+from fp8._sharing import bytes_of, of_bytes, send
 
 _DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}  # operators return ScalarType's number
 
@@ -19,6 +21,9 @@ class Fp8View(torch.Tensor):
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         return _DTYPES[torch.ops.fp8.values_dtype(self)]
+
+    def __reduce_ex__(self, protocol: typing.Any) -> typing.Any:
+        return _rebuild, parts(self)
 
 
 def _give_views(cls: type) -> None:
@@ -33,6 +38,17 @@ def _give_views(cls: type) -> None:
 
     for name in ("__getitem__", "transpose", "t", "swapaxes", "permute", "view", "reshape", "unsqueeze", "squeeze", "select", "narrow", "flatten"):
         setattr(cls, name, viewing(name))
+
+    def making(name: str) -> typing.Callable[..., torch.Tensor]:
+        plain = getattr(torch.Tensor, name)
+
+        def make(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
+            return plain(self, *args, **{"dtype": self.dtype, **kwargs})
+        make.__name__, make.__doc__ = name, plain.__doc__
+        return make
+
+    for name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor"):  # in the dtype of the values
+        setattr(cls, name, making(name))
     for name in ("T", "mT"):
         plain = getattr(torch.Tensor, name)
         setattr(cls, name, property(lambda self, plain=plain: _as_view(plain.__get__(self))))
@@ -88,21 +104,43 @@ class Fp8Parameter(torch.nn.Parameter):
 
     def dequantize(self) -> torch.Tensor:
         """The values, in `dtype` and on the weight's device."""
-        return typing.cast(torch.Tensor, torch.ops.fp8.values(self))
+        return typing.cast(torch.Tensor, torch.ops.fp8.values(self)).to(self.device)
 
     def to(self, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
-        """Another device; the dtype of the values changes nothing. Any other is refused by name."""
+        """Another device; the dtype of the values changes nothing. Raises RuntimeError naming the module for any other."""
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        del memory_format
         if dtype is not None and dtype != self.dtype:
             raise RuntimeError(f"{torch.ops.fp8.describe(self)}: found a cast to {dtype}, allowed: {self.dtype}; dequantize() gives the values")
-        del memory_format
-        moved = super().to(device, non_blocking=non_blocking) if device is not None else self
-        return moved
+        return super().to(device, non_blocking=non_blocking) if device is not None else self
+
+    def float(self) -> torch.Tensor:  # type: ignore[override]
+        return self.to(torch.float32)
+
+    def double(self) -> torch.Tensor:  # type: ignore[override]
+        return self.to(torch.float64)
+
+    def half(self) -> torch.Tensor:  # type: ignore[override]
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> torch.Tensor:  # type: ignore[override]
+        return self.to(torch.bfloat16)
+
+    def share_memory_(self) -> "Fp8Parameter":  # type: ignore[override]
+        """On hpu. Raises RuntimeError naming the module on the host, where the scale does not go along."""
+        if self.device.type != "hpu":
+            raise RuntimeError(f"{torch.ops.fp8.describe(self)}: can't be moved into shared memory on {self.device}: share it on hpu, or send the model")
+        return typing.cast(Fp8Parameter, super().share_memory_())
+
+    def __deepcopy__(self, memo: dict[int, typing.Any]) -> torch.nn.Parameter:
+        if self.device.type == "hpu":
+            return super().__deepcopy__(memo)
+        if id(self) not in memo:
+            memo[id(self)] = _rebuild(*parts(self))
+        return typing.cast(torch.nn.Parameter, memo[id(self)])
 
     def __reduce_ex__(self, protocol: typing.Any) -> typing.Any:
-        state = (self.detach().cpu().view(torch.uint8).numpy().tobytes(), tuple(self.shape))
-        names = json.loads(torch.ops.fp8.tag_of(self))["modules"]
-        return _rebuild, (*state, str(super().dtype), ", ".join(names), self.scale_inv.cpu(), json.dumps(self.scheme), self.requires_grad)
+        return _rebuild, parts(self)
 
     def __repr__(self, *, tensor_contents: typing.Any = None) -> str:
         return f"Fp8Parameter containing:\n{self.detach()!r}"
@@ -112,11 +150,36 @@ _give_views(Fp8View)
 _give_views(Fp8Parameter)
 
 
-def _rebuild(codes: bytes, shape: tuple[int, ...], dtype: str, name: str, scale_inv: torch.Tensor, scheme: str, requires_grad: bool) -> torch.nn.Parameter:
+def parts(weight: torch.Tensor) -> tuple[typing.Any, ...]:
+    """All that makes a converted weight, or the codes of one, in another process. No tensors: old archives fill those in
+    later. Raises RuntimeError naming the module for a part of a weight."""
+    tag = json.loads(torch.ops.fp8.tag_of(weight))
+    if tag is None or not tag["whole"]:
+        raise RuntimeError(f"{torch.ops.fp8.describe(weight) or 'codes without a scale'}: a part of it can't be pickled; dequantize() gives its values")
+    codes, dtype, shape = bytes_of(weight)
+    scale_inv, _, scale_shape = bytes_of(torch.ops.fp8.scale_inv(weight))
+    return (codes, shape, str(dtype), ", ".join(tag["modules"]), scale_inv, scale_shape, torch.ops.fp8.scheme_of(weight), weight.requires_grad,
+            str(weight.device), isinstance(weight, Fp8Parameter))
+
+
+def _rebuild(codes: bytes, shape: tuple[int, ...], dtype: str, name: str, scale_inv: bytes, scale_shape: tuple[int, ...], scheme: str,
+             requires_grad: bool, device: str, parameter: bool) -> torch.Tensor:
+    """The weight of parts(). Raises RuntimeError for another dtype than fp8, and where the hpu device is not available."""
     from fp8 import _library
     _library.require()
-    tensor = torch.frombuffer(bytearray(codes), dtype=torch.uint8).view(getattr(torch, dtype.removeprefix("torch."))).reshape(shape).to("hpu")
-    torch.ops.fp8.tag(tensor, name, scale_inv, scheme)
-    parameter = torch.nn.Parameter(tensor, requires_grad=False)
-    parameter.__class__ = Fp8Parameter
-    return parameter.requires_grad_(requires_grad)
+    found = {str(d): d for d in (torch.float8_e4m3fn, torch.float8_e5m2)}.get(dtype)
+    if found is None:
+        raise RuntimeError(f"{name}: weight: found {dtype}, allowed: torch.float8_e4m3fn, torch.float8_e5m2")
+    tensor = of_bytes(codes, found, shape).to("hpu")
+    torch.ops.fp8.tag(tensor, name, of_bytes(scale_inv, torch.float32, scale_shape), scheme)
+    tensor = tensor.to(device)
+    if not parameter:
+        return tensor
+    made = torch.nn.Parameter(tensor, requires_grad=False)
+    made.__class__ = Fp8Parameter
+    return made.requires_grad_(requires_grad)
+
+
+torch.serialization.add_safe_globals([_rebuild])
+for _cls in (Fp8Parameter, Fp8View):
+    ForkingPickler.register(_cls, send)

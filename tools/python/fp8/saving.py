@@ -110,6 +110,9 @@ def _load_rest(model: torch.nn.Module, folder: pathlib.Path, taken: set[str]) ->
 
 def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:
     """From now on the scales go where the codes go: into state_dict(), and back out of one."""
+    for weight in converted:
+        for name in scale_names(weight.parameter):  # torch.distributed.checkpoint asks the module for each name of its state_dict
+            weight.owner.__dict__.setdefault(name, None)
     for owner in {id(weight.owner): weight.owner for weight in converted}.values():
         owner._register_state_dict_hook(_write_scales)
         owner.register_load_state_dict_pre_hook(_read_scales)
@@ -120,26 +123,30 @@ def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight])
         _transformers.install(model)
 
 
+def scale_names(parameter: str) -> tuple[str, str]:
+    """Of the weight's scale and of its input's, in a state_dict."""
+    return parameter + "_scale", parameter.removesuffix("weight") + "input_scale"
+
+
 def _write_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any) -> None:
     del metadata
     for name, parameter in module.named_parameters(recurse=False):
         if not isinstance(parameter, Fp8Parameter) or prefix + name not in state:
             continue
-        scale, scheme = parameter.scale_inv, parameter.scheme
-        state[prefix + name + "_scale"] = scale.reshape(-1, 1) if scheme["weights"] == "channel" and parameter.dim() == 2 else scale
+        scale, scheme, (its, inputs) = parameter.scale_inv.to(parameter.device), parameter.scheme, scale_names(name)
+        state[prefix + its] = scale.reshape(-1, 1) if scheme["weights"] == "channel" and parameter.dim() == 2 else scale
         if "input_scale_inv" in scheme:
-            state[prefix + name.removesuffix("weight") + "input_scale"] = torch.tensor([scheme["input_scale_inv"]], device=parameter.device)
+            state[prefix + inputs] = torch.tensor([scheme["input_scale_inv"]], device=parameter.device)
 
 
 def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, strict: bool, missing: list[str],
                  unexpected: list[str], errors: list[str]) -> None:
-    del metadata, strict, missing, unexpected
+    del strict, missing, unexpected
     for name, parameter in module.named_parameters(recurse=False):
         key = prefix + name
         if not isinstance(parameter, Fp8Parameter) or key not in state:
             continue
-        scale = state.pop(key + "_scale", None)
-        given = state.pop(prefix + name.removesuffix("weight") + "input_scale", None)
+        scale, given = (state.pop(prefix + known, None) for known in scale_names(name))
         codes = state[key]
         if scale is None and torch.ops.fp8.describe(codes):
             continue  # of a model in this process: they have their scale
@@ -150,12 +157,16 @@ def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: 
             errors.append(f"{key}: found codes without '{key}_scale'")
             continue
         scheme = parameter.scheme
+        if (given is not None) != ("input_scale_inv" in scheme):
+            inputs = prefix + scale_names(name)[1]
+            errors.append(f"{key}: found {'' if given is not None else 'no '}'{inputs}', the model's activations are {scheme['activations']}")
+            continue
         if given is not None:
             scheme["input_scale_inv"] = float(given)
         tensor = codes.detach().to("hpu", copy=True)
         shape = (-1,) if scheme["weights"] == "channel" else tuple(parameter.scale_inv.shape)
         torch.ops.fp8.tag(tensor, json.loads(torch.ops.fp8.tag_of(parameter))["modules"][0], scale.detach().cpu().float().reshape(shape), json.dumps(scheme))
-        state[key] = tensor
+        state[key] = tensor.to(codes.device) if metadata.get("assign_to_params_buffers") else tensor
 
 
 def _restore_class(module: torch.nn.Module, incompatible: typing.Any) -> None:
