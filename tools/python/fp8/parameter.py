@@ -106,13 +106,19 @@ class Fp8Parameter(torch.nn.Parameter):
         """The values, in `dtype` and on the weight's device."""
         return typing.cast(torch.Tensor, torch.ops.fp8.values(self)).to(self.device)
 
-    def to(self, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
+    @property
+    def holds_codes(self) -> bool:
+        """False where somebody has put values in its place (weight.data = ...): it is a parameter like any other then."""
+        return torch.Tensor.dtype.__get__(self).itemsize == 1
+
+    def to(self, *args: typing.Any, copy: bool = False, **kwargs: typing.Any) -> torch.Tensor:
         """Another device; the dtype of the values changes nothing. Raises RuntimeError naming the module for any other."""
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        del memory_format
+        if not self.holds_codes:
+            return super().to(*args, copy=copy, **kwargs)
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if dtype is not None and dtype != self.dtype:
             raise RuntimeError(f"{torch.ops.fp8.describe(self)}: found a cast to {dtype}, allowed: {self.dtype}; dequantize() gives the values")
-        return super().to(device, non_blocking=non_blocking) if device is not None else self
+        return super().to(device, non_blocking=non_blocking, copy=copy) if device is not None else self.detach().clone() if copy else self
 
     def float(self) -> torch.Tensor:  # type: ignore[override]
         return self.to(torch.float32)
@@ -128,19 +134,19 @@ class Fp8Parameter(torch.nn.Parameter):
 
     def share_memory_(self) -> "Fp8Parameter":  # type: ignore[override]
         """On hpu. Raises RuntimeError naming the module on the host, where the scale does not go along."""
-        if self.device.type != "hpu":
+        if self.device.type != "hpu" and self.holds_codes:
             raise RuntimeError(f"{torch.ops.fp8.describe(self)}: can't be moved into shared memory on {self.device}: share it on hpu, or send the model")
         return typing.cast(Fp8Parameter, super().share_memory_())
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> torch.nn.Parameter:
-        if self.device.type == "hpu":
+        if self.device.type == "hpu" or not self.holds_codes:
             return super().__deepcopy__(memo)
         if id(self) not in memo:
             memo[id(self)] = _rebuild(*parts(self))
         return typing.cast(torch.nn.Parameter, memo[id(self)])
 
     def __reduce_ex__(self, protocol: typing.Any) -> typing.Any:
-        return _rebuild, parts(self)
+        return (_rebuild, parts(self)) if self.holds_codes else super().__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: typing.Any = None) -> str:
         return f"Fp8Parameter containing:\n{self.detach()!r}"

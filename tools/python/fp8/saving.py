@@ -131,7 +131,7 @@ def scale_names(parameter: str) -> tuple[str, str]:
 def _write_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any) -> None:
     del metadata
     for name, parameter in module.named_parameters(recurse=False):
-        if not isinstance(parameter, Fp8Parameter) or prefix + name not in state:
+        if not isinstance(parameter, Fp8Parameter) or not parameter.holds_codes or prefix + name not in state:
             continue
         scale, scheme, (its, inputs) = parameter.scale_inv.to(parameter.device), parameter.scheme, scale_names(name)
         state[prefix + its] = scale.reshape(-1, 1) if scheme["weights"] == "channel" and parameter.dim() == 2 else scale
@@ -144,7 +144,7 @@ def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: 
     del strict, missing, unexpected
     for name, parameter in module.named_parameters(recurse=False):
         key = prefix + name
-        if not isinstance(parameter, Fp8Parameter) or key not in state:
+        if not isinstance(parameter, Fp8Parameter) or not parameter.holds_codes or key not in state:
             continue
         scale, given = (state.pop(prefix + known, None) for known in scale_names(name))
         codes = state[key]
@@ -165,7 +165,12 @@ def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: 
             scheme["input_scale_inv"] = float(given)
         tensor = codes.detach().to("hpu", copy=True)
         shape = (-1,) if scheme["weights"] == "channel" else tuple(parameter.scale_inv.shape)
-        torch.ops.fp8.tag(tensor, json.loads(torch.ops.fp8.tag_of(parameter))["modules"][0], scale.detach().cpu().float().reshape(shape), json.dumps(scheme))
+        name_of_module = ", ".join(json.loads(torch.ops.fp8.tag_of(parameter))["modules"])
+        try:
+            torch.ops.fp8.tag(tensor, name_of_module, scale.detach().cpu().float().reshape(shape), json.dumps(scheme))
+        except RuntimeError as error:
+            errors.append(f"{key}: {error}")
+            continue
         state[key] = tensor.to(codes.device) if metadata.get("assign_to_params_buffers") else tensor
 
 
