@@ -47,24 +47,26 @@ def test_wrong_variables_are_said():
     said = child("""
 import torch
 print(torch.hpu.is_available(), torch.hpu.device_count(), torch.hpu.why_unavailable())
-for use in (lambda: torch.ones(1, device="hpu"), torch.hpu.memory_allocated, torch.hpu.synchronize):
+for use in (lambda: torch.ones(1, device="hpu"), torch.hpu.memory_allocated, torch.hpu.synchronize, torch.hpu.get_device_name):
     try: use()
     except RuntimeError as error: print(error)
 """, FP8_HPU_DEVICES="x").splitlines()
-    assert said[0].startswith("False 0 FP8_HPU_DEVICES: found 'x'") and len(said) == 4 and all("found 'x', allowed: an integer" in line for line in said)
+    assert said[0].startswith("False 0 FP8_HPU_DEVICES: found 'x'") and len(said) == 5 and all("found 'x', allowed: an integer" in line for line in said)
+
+
+def test_generations():
+    """As the runtime says them, in one process for all: it asks the environment once."""
     said = child("""
-import torch
-try: torch.hpu.get_device_name()
-except RuntimeError as error: print(error)
-""", FP8_HPU_DEVICE="gaudi7")
-    assert "found 'gaudi7', allowed: gaudi, gaudi2, gaudi3" in said
-
-
-def test_the_first_generation():
-    child("""
-import torch
-assert torch.hpu.get_device_name() == "GAUDI" and torch.float16 not in torch.hpu.get_amp_supported_dtype()
-""", FP8_HPU_DEVICE="gaudi")
+import os, torch
+def name(kind):
+    if os.fork(): return os.wait()
+    os.environ["FP8_HPU_DEVICE"] = kind
+    try: print(torch.hpu.get_device_name(), torch.float16 in torch.hpu.get_amp_supported_dtype(), flush=True)
+    except RuntimeError as error: print(error, flush=True)
+    os._exit(0)
+for kind in ("gaudi", "gaudi2", "gaudi3", "gaudi7"): name(kind)
+""").splitlines()
+    assert said[:3] == ["GAUDI False", "GAUDI2 True", "GAUDI3 True"] and "found 'gaudi7', allowed: gaudi, gaudi2, gaudi3" in said[3]
 
 
 @pytest.mark.parametrize("spelling", [None, 0, -1, "hpu", "hpu:0", torch.device("hpu"), torch.device("hpu", 0)])

@@ -54,7 +54,13 @@ def test_workers_make_tensors(method):
 def test_workers_run_models(converted):
     model, expected = converted
     assert all(torch.equal(out[0], expected) for out in items("model", model, batch_size=1))
-    assert items("training")[1].tolist() == [[2.0] * 3, [3.0] * 3]
+
+
+def test_backward_after_fork_is_refused():
+    """By torch, where the parent's backward has started threads: the parent hears it."""
+    torch.ones(3, device="hpu", requires_grad=True).sum().backward()
+    with pytest.raises(RuntimeError, match="Autograd-and-Fork"):
+        items("training")
 
 
 def test_pinned_batches():

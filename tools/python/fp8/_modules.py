@@ -101,6 +101,7 @@ def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Unknown]]:
     found: list[Weight] = []
     unknown: list[Unknown] = []
     for name, module in model.named_modules(remove_duplicate=True):
+        name = name.replace("_orig_mod.", "")  # of torch.compile
         if isinstance(module, _RECURRENT):
             found += [Weight(f"{name}.{p}".lstrip("."), type(module).__name__, module, p) for p, _ in module.named_parameters(recurse=False)
                       if p.startswith("weight")]

@@ -13,10 +13,12 @@
     ['0', '2']
 """
 
+import atexit
 import dataclasses
 import json
 import os
 import typing
+import weakref
 
 import torch
 
@@ -69,7 +71,8 @@ class _Calibration:
     """A calibration that is going on. Copies of the model have none."""
 
     def __init__(self, session: int, config: FP8Config, counting: typing.Any) -> None:
-        self.session, self.config, self.counting, self.samples = session, config, counting, 0
+        self.session, self.config, self.counting, self.samples, self.process = session, config, counting, 0, os.getpid()
+        _open.add(self)
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> None:
         return None
@@ -78,9 +81,11 @@ class _Calibration:
         return _no_calibration, ()
 
     def end(self, write: bool = True) -> list[str]:
-        session, self.session = self.session, 0
+        """The files. Where they can't be written it goes on, and may be ended again."""
+        files = list(torch.ops.fp8.measure_end(self.session, write)) if self.session else []
+        self.session = 0
         self.counting.remove()
-        return list(torch.ops.fp8.measure_end(session, write)) if session else []
+        return files
 
 
 def _no_calibration() -> None:
@@ -98,9 +103,25 @@ def _count_samples(model: torch.nn.Module, args: tuple[typing.Any, ...], kwargs:
     calibration.samples += count
 
 
+_open: "weakref.WeakSet[_Calibration]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_open() -> None:
+    """Python that ends, by Ctrl-C too, writes what was measured."""
+    for calibration in list(_open):
+        if calibration.process == os.getpid():
+            calibration.end()
+
+
 def _on_hpu(found: typing.Sequence[_modules.Weight], function: str) -> None:
     for weight in found:
         tensor = weight.tensor
+        if weight.parameter not in weight.owner._parameters:
+            raise ValueError(f"{function}: {weight.name}: expected a parameter, found a {type(tensor).__name__} that is a buffer or computed from "
+                             "parameters: remove_parametrizations(), or register it as a parameter")
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{function}: {weight.name}: its weight has no values yet: run the model once")
         if tensor.device.type != "hpu":
             raise ValueError(f"{function}: {weight.name}: expected its weight on hpu, found it on {tensor.device}: model.to('hpu')")
 

@@ -70,6 +70,8 @@ def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str 
         if checkpoint is None:
             raise ValueError("load: checkpoint: found None, expected the folder of the checkpoint")
         model, folder = model_name_or_path, pathlib.Path(checkpoint)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"load: {folder}: no such folder")
     else:
         folder = pathlib.Path(model_name_or_path)
         if not (folder / "config.json").exists():
@@ -128,10 +130,15 @@ def scale_names(parameter: str) -> tuple[str, str]:
     return parameter + "_scale", parameter.removesuffix("weight") + "input_scale"
 
 
+def _coded(module: torch.nn.Module) -> list[tuple[str, Fp8Parameter]]:
+    """Also those that torch.nn.utils.parametrize has put into a module of its own."""
+    return [(name, p) for name, p in module.named_parameters(remove_duplicate=False) if isinstance(p, Fp8Parameter) and p.holds_codes]
+
+
 def _write_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any) -> None:
     del metadata
-    for name, parameter in module.named_parameters(recurse=False):
-        if not isinstance(parameter, Fp8Parameter) or not parameter.holds_codes or prefix + name not in state:
+    for name, parameter in _coded(module):
+        if prefix + name not in state or prefix + scale_names(name)[0] in state:
             continue
         scale, scheme, (its, inputs) = parameter.scale_inv.to(parameter.device), parameter.scheme, scale_names(name)
         state[prefix + its] = scale.reshape(-1, 1) if scheme["weights"] == "channel" and parameter.dim() == 2 else scale
@@ -142,9 +149,9 @@ def _write_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix:
 def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, strict: bool, missing: list[str],
                  unexpected: list[str], errors: list[str]) -> None:
     del strict, missing, unexpected
-    for name, parameter in module.named_parameters(recurse=False):
+    for name, parameter in _coded(module):
         key = prefix + name
-        if not isinstance(parameter, Fp8Parameter) or not parameter.holds_codes or key not in state:
+        if key not in state:
             continue
         scale, given = (state.pop(prefix + known, None) for known in scale_names(name))
         codes = state[key]
@@ -177,6 +184,6 @@ def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: 
 def _restore_class(module: torch.nn.Module, incompatible: typing.Any) -> None:
     """load_state_dict(assign=True) makes plain parameters."""
     del incompatible
-    for _, parameter in module.named_parameters(recurse=False):
+    for parameter in module.parameters():
         if type(parameter) is torch.nn.Parameter and torch.ops.fp8.describe(parameter):
             parameter.__class__ = Fp8Parameter
