@@ -93,6 +93,9 @@ doors("nv", double=lambda m, f: m.double())
 doors("vv", cpu=lambda m, f: m.cpu())
 doors("vn", from_cpu_assigned=lambda m, f: loaded(m, disk(m.state_dict(), map_location="cpu"), assign=True))
 doors("nx", doubled=lambda m, f: parametrized(m, Twice()))
+doors("nv", trace_saved=lambda m, f: through_jit(m, f / "file.pt"))
+doors("tv", export_saved=lambda m, f: through_export(m, f / "file.pt2"))
+doors("rt", swapped=lambda m, f: swapped(m, Net(9).to("hpu")))
 doors("tr", state_old_archive=lambda m, f: loaded(m, disk(m.state_dict(), _use_new_zipfile_serialization=False)))
 doors("nn", weight_norm=lambda m, f: nn.utils.parametrizations.weight_norm(m.up_proj) and m,
       tensor_parallel=lambda m, f: torch.distributed.tensor.parallel.parallelize_module(
@@ -102,6 +105,22 @@ doors("rr", parametrized=lambda m, f: parametrized(m, nn.Identity()), hooked=lam
 doors("nn", other_values=lambda m, f: loaded(m, {k: v.bfloat16() for k, v in Net(9).state_dict().items() if k != "down_proj.bias"}),
       no_number=lambda m, f: loaded(m, {k: v * float("nan") if "scale" in k else v for k, v in disk(m.state_dict()).items()} | {"up_proj.x": torch.ones(1)}))
 doors("tt", meta=lambda m, f: m.to("meta"), inductor=lambda m, f: torch.compile(m), dlpack=lambda m, f: torch.from_dlpack(m.up_proj.weight.detach()))
+
+
+def through_jit(model, file):
+    torch.jit.save(torch.jit.trace(model, batch()), file)
+    return torch.jit.load(file)
+
+
+def through_export(model, file):
+    torch.export.save(torch.export.export(model, (batch(),)), file)
+    return torch.export.load(file).module()
+
+
+def swapped(model, other):
+    torch.utils.swap_tensors(model.up_proj.weight, other.up_proj.weight)
+    model.up_proj.weight = other.up_proj.weight
+    return model
 
 
 class Twice(nn.Module):

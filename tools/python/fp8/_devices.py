@@ -8,6 +8,9 @@ import torch
 
 from fp8 import _library
 
+__all__ = ["HpuDeviceProperties", "why_unavailable", "is_available", "device_count", "current_device", "set_device", "device", "device_of",
+           "get_device_name", "get_device_capability", "get_device_properties", "can_device_access_peer"]
+
 Device = typing.Union[torch.device, str, int, None]
 
 
@@ -78,8 +81,8 @@ class device:  # noqa: N801: torch's name
     """A context in which that device is this thread's current one; None or -1: nothing happens."""
 
     def __init__(self, device: Device) -> None:
-        self.idx = -1 if device is None or device == -1 else index_of(device)
-        self.prev_idx = -1
+        self.idx: int = -1 if device is None or device == -1 else index_of(device)
+        self.prev_idx: int = -1
 
     def __enter__(self) -> None:
         self.prev_idx = _exchange_device(self.idx)

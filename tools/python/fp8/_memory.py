@@ -10,6 +10,10 @@ import torch
 from fp8._devices import Device
 from fp8._devices import index_of as _index
 
+__all__ = ["memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
+           "max_memory_cached", "memory_usage", "mem_get_info", "memory_summary", "memory_snapshot", "reset_peak_memory_stats",
+           "reset_max_memory_allocated", "reset_accumulated_memory_stats"]
+
 
 def memory_stats(device: Device = None) -> dict[str, int]:
     """Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs, TotalSystemFrees and

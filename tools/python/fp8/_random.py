@@ -8,6 +8,9 @@ import torch
 from fp8._devices import Device, device_count
 from fp8._devices import index_of as _check
 
+__all__ = ["get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all",
+           "initial_seed", "set_rng_ctx", "unset_rng_ctx"]
+
 
 def get_rng_state(device: Device = "hpu") -> torch.Tensor:
     _check(device)

@@ -7,6 +7,8 @@ import torch
 
 from fp8._devices import Device, index_of
 
+__all__ = ["Stream", "Event", "current_stream", "default_stream", "set_stream", "StreamContext", "stream"]
+
 
 class _OfHpu(type):
     """The type of torch.hpu.Stream and Event: what they make are torch's own objects, which torch's methods ask for."""
@@ -49,10 +51,10 @@ class StreamContext:
     """The stream, and its device, are the current ones inside; None: nothing happens."""
 
     def __init__(self, stream: typing.Optional[torch.Stream]) -> None:
-        self.stream = stream
+        self.stream: typing.Optional[torch.Stream] = stream
 
     def __enter__(self) -> typing.Optional[torch.Stream]:
-        self.before = current_stream()
+        self.before: torch.Stream = current_stream()
         if self.stream is not None:
             set_stream(self.stream)
         return self.stream

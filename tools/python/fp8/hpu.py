@@ -15,63 +15,13 @@ from fp8 import _library
 from fp8 import _memory as memory
 from fp8 import _random as random
 from fp8 import _streams as streams
-from fp8._devices import (
-    HpuDeviceProperties as HpuDeviceProperties,
-    _exchange_device as _exchange_device,
-    _maybe_exchange_device as _maybe_exchange_device,
-    can_device_access_peer as can_device_access_peer,
-    current_device as current_device,
-    device as device,
-    device_count as device_count,
-    device_of as device_of,
-    get_device_capability as get_device_capability,
-    get_device_name as get_device_name,
-    get_device_properties as get_device_properties,
-    index_of as _get_device_index,
-    is_available as is_available,
-    set_device as set_device,
-    why_unavailable as why_unavailable,
-)
-from fp8._memory import (
-    max_memory_allocated as max_memory_allocated,
-    max_memory_cached as max_memory_cached,
-    max_memory_reserved as max_memory_reserved,
-    mem_get_info as mem_get_info,
-    memory_allocated as memory_allocated,
-    memory_cached as memory_cached,
-    memory_reserved as memory_reserved,
-    memory_snapshot as memory_snapshot,
-    memory_stats as memory_stats,
-    memory_summary as memory_summary,
-    memory_usage as memory_usage,
-    reset_accumulated_memory_stats as reset_accumulated_memory_stats,
-    reset_max_memory_allocated as reset_max_memory_allocated,
-    reset_peak_memory_stats as reset_peak_memory_stats,
-)
-from fp8._random import (
-    get_rng_state as get_rng_state,
-    get_rng_state_all as get_rng_state_all,
-    initial_seed as initial_seed,
-    manual_seed as manual_seed,
-    manual_seed_all as manual_seed_all,
-    seed as seed,
-    seed_all as seed_all,
-    set_rng_ctx as set_rng_ctx,
-    set_rng_state as set_rng_state,
-    set_rng_state_all as set_rng_state_all,
-    unset_rng_ctx as unset_rng_ctx,
-)
-from fp8._streams import (
-    Event as Event,
-    Stream as Stream,
-    StreamContext as StreamContext,
-    current_stream as current_stream,
-    default_stream as default_stream,
-    set_stream as set_stream,
-    stream as stream,
-)
+from fp8._devices import *  # noqa: F403: their __all__
+from fp8._devices import Device, _exchange_device, _maybe_exchange_device, device_count, get_device_name, is_available  # noqa: F401: torch asks for some
+from fp8._devices import index_of as _get_device_index
+from fp8._memory import *  # noqa: F403
+from fp8._random import *  # noqa: F403
+from fp8._streams import *  # noqa: F403
 
-Device = typing.Union[torch.device, str, int, None]
 OutOfMemoryError = torch.OutOfMemoryError
 
 
@@ -95,7 +45,7 @@ def _is_compiled() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    """Never: the device's memory is the host's, and a child of fork goes on with its own copy."""
+    """Never: the device's memory is the host's, and a child of fork goes on with its own copy, on one thread."""
     return False
 
 

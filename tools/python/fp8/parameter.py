@@ -18,12 +18,12 @@ class Fp8View(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return _DTYPES[torch.ops.fp8.values_dtype(self)]
-
     def __reduce_ex__(self, protocol: typing.Any) -> typing.Any:
         return _rebuild, parts(self)
+
+
+def _dtype_of_values(self: torch.Tensor) -> torch.dtype:
+    return _DTYPES[torch.ops.fp8.values_dtype(self)]
 
 
 def _give_views(cls: type) -> None:
@@ -49,6 +49,7 @@ def _give_views(cls: type) -> None:
 
     for name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor"):  # in the dtype of the values
         setattr(cls, name, making(name))
+    setattr(cls, "dtype", property(_dtype_of_values))
     for name in ("T", "mT"):
         plain = getattr(torch.Tensor, name)
         setattr(cls, name, property(lambda self, plain=plain: _as_view(plain.__get__(self))))
@@ -83,11 +84,6 @@ class Fp8Parameter(torch.nn.Parameter):
         return typing.cast(Fp8Parameter, parameter)
 
     @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        """Of the values."""
-        return _DTYPES[torch.ops.fp8.values_dtype(self)]
-
-    @property
     def codes(self) -> torch.Tensor:
         """The memory itself: float8 of the weight's shape. Its operators know the scale, as those of the weight do."""
         return self.detach()
@@ -120,18 +116,6 @@ class Fp8Parameter(torch.nn.Parameter):
             raise RuntimeError(f"{torch.ops.fp8.describe(self)}: found a cast to {dtype}, allowed: {self.dtype}; dequantize() gives the values")
         return super().to(device, non_blocking=non_blocking, copy=copy) if device is not None else self.detach().clone() if copy else self
 
-    def float(self) -> torch.Tensor:  # type: ignore[override]
-        return self.to(torch.float32)
-
-    def double(self) -> torch.Tensor:  # type: ignore[override]
-        return self.to(torch.float64)
-
-    def half(self) -> torch.Tensor:  # type: ignore[override]
-        return self.to(torch.float16)
-
-    def bfloat16(self) -> torch.Tensor:  # type: ignore[override]
-        return self.to(torch.bfloat16)
-
     def share_memory_(self) -> "Fp8Parameter":  # type: ignore[override]
         """On hpu. Raises RuntimeError naming the module on the host, where the scale does not go along."""
         if self.device.type != "hpu" and self.holds_codes:
@@ -154,6 +138,8 @@ class Fp8Parameter(torch.nn.Parameter):
 
 _give_views(Fp8View)
 _give_views(Fp8Parameter)
+for _name, _dtype in (("float", torch.float32), ("double", torch.float64), ("half", torch.float16), ("bfloat16", torch.bfloat16)):
+    setattr(Fp8Parameter, _name, lambda self, dtype=_dtype: self.to(dtype))
 
 
 def parts(weight: torch.Tensor) -> tuple[typing.Any, ...]:
