@@ -5,8 +5,8 @@
 
     >>> import torch, fp8
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32)).to("hpu")
-    >>> report = fp8.quant.convert(model, fp8.quant.FP8Config(mode="QUANTIZE", scale_method="unit_scale"))
-    >>> [module.name for module in report.converted]
+    >>> model = fp8.quant.convert(model, fp8.quant.FP8Config(mode="QUANTIZE", scale_method="unit_scale"))
+    >>> [module.name for module in fp8.quant.report(model).converted]
     ['0']
 """
 

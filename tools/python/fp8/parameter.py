@@ -33,7 +33,7 @@ def _give_views(cls: type) -> None:
 
         def view(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
             return _as_view(plain(self, *args, **kwargs))
-        view.__name__, view.__doc__ = name, plain.__doc__
+        view.__name__, view.__doc__ = name, f"torch.Tensor.{name}(); a part knows the scale."
         return view
 
     for name in ("__getitem__", "transpose", "t", "swapaxes", "permute", "view", "reshape", "unsqueeze", "squeeze", "select", "narrow", "flatten"):
@@ -44,7 +44,7 @@ def _give_views(cls: type) -> None:
 
         def make(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
             return plain(self, *args, **{"dtype": self.dtype, **kwargs})
-        make.__name__, make.__doc__ = name, plain.__doc__
+        make.__name__, make.__doc__ = name, f"torch.Tensor.{name}(), by default in the dtype of the values."
         return make
 
     for name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor"):  # in the dtype of the values
@@ -68,7 +68,7 @@ class Fp8Parameter(torch.nn.Parameter):
     >>> layer = torch.nn.Linear(32, 16).to("hpu")
     >>> _ = fp8.quant.convert(layer, fp8.quant.FP8Config(mode="QUANTIZE", scale_method="unit_scale"))
     >>> layer.weight.dtype, layer.weight.codes.dtype
-    (torch.bfloat16, torch.float8_e4m3fn)
+    (torch.float32, torch.float8_e4m3fn)
     """
 
     # A product of a converted module runs no Python but torch's own.
