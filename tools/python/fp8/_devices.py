@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device is meant: indices, guards and properties of the hpus that the runtime emulates ($FP8_HPU_DEVICES, 1)."""
+"""Which device is meant: indices, guards, properties, streams and events of the hpus that the runtime emulates ($FP8_HPU_DEVICES, 1)."""
 
 import os
 import typing
@@ -9,7 +9,8 @@ import torch
 from fp8 import _library
 
 __all__ = ["HpuDeviceProperties", "why_unavailable", "is_available", "device_count", "current_device", "set_device", "device", "device_of",
-           "get_device_name", "get_device_capability", "get_device_properties", "can_device_access_peer"]
+           "get_device_name", "get_device_capability", "get_device_properties", "can_device_access_peer",
+           "Stream", "Event", "current_stream", "default_stream", "set_stream", "StreamContext", "stream"]
 
 Device = typing.Union[torch.device, str, int, None]
 
@@ -124,3 +125,63 @@ def get_device_properties(device: Device = None) -> HpuDeviceProperties:
 def can_device_access_peer(device: Device, peer: Device) -> bool:
     """Their memory is the host's."""
     return index_of(device) >= 0 and index_of(peer) >= 0
+
+
+# Operators have computed when they return, so nothing waits: streams and events are torch's own.
+
+
+class _OfHpu(type):
+    """The type of torch.hpu.Stream and Event: what they make are torch's own objects, which torch's methods ask for."""
+
+    def __instancecheck__(cls, found: object) -> bool:
+        return isinstance(found, cls.__mro__[1]) and typing.cast(torch.Stream, found).device.type == "hpu"
+
+
+class Stream(torch.Stream, metaclass=_OfHpu):
+    """device, priority: as of torch.cuda.Stream; work on all streams is done in the order of the calls."""
+
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: typing.Any) -> torch.Stream:  # type: ignore[misc]
+        return torch.Stream(**kwargs) if kwargs else torch.Stream(device=torch.device("hpu", index_of(device)), priority=priority)
+
+
+class Event(torch.Event, metaclass=_OfHpu):
+    """enable_timing: elapsed_time() is in milliseconds. Raises ValueError for interprocess."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
+        if interprocess:
+            raise ValueError("interprocess: found True, allowed: False: events of this device stay in their process")
+        return torch.Event(device=torch.device("hpu", index_of(None)), enable_timing=enable_timing, blocking=blocking)
+
+
+def current_stream(device: Device = None) -> torch.Stream:
+    return torch.accelerator.current_stream(index_of(device))
+
+
+def default_stream(device: Device = None) -> torch.Stream:
+    """The stream that current_stream() gives where none is set: each device has one."""
+    return torch.Stream(device=torch.device("hpu", index_of(device)))
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Its device becomes the current one, too."""
+    torch.accelerator.set_stream(stream)
+
+
+class StreamContext:
+    """The stream, and its device, are the current ones inside; None: nothing happens."""
+
+    def __init__(self, stream: typing.Optional[torch.Stream]) -> None:
+        self.stream: typing.Optional[torch.Stream] = stream
+
+    def __enter__(self) -> typing.Optional[torch.Stream]:
+        self.before: torch.Stream = current_stream()
+        if self.stream is not None:
+            set_stream(self.stream)
+        return self.stream
+
+    def __exit__(self, *_: object) -> None:
+        set_stream(self.before)
+
+
+def stream(stream: typing.Optional[torch.Stream]) -> StreamContext:
+    return StreamContext(stream)

@@ -11,16 +11,15 @@ import typing
 
 import torch
 
+from fp8 import _devices as streams
 from fp8 import _library
 from fp8 import _memory as memory
 from fp8 import _random as random
-from fp8 import _streams as streams
 from fp8._devices import *  # noqa: F403: their __all__
 from fp8._devices import Device, _exchange_device, _maybe_exchange_device, device_count, get_device_name, is_available  # noqa: F401: torch asks for some
 from fp8._devices import index_of as _get_device_index
 from fp8._memory import *  # noqa: F403
 from fp8._random import *  # noqa: F403
-from fp8._streams import *  # noqa: F403
 
 OutOfMemoryError = torch.OutOfMemoryError
 
