@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/Formatting.h>
 #include <ATen/ops/_to_copy_native.h>
+#include <ATen/ops/full_like_native.h>
+#include <ATen/ops/rand_like_native.h>
+#include <ATen/ops/randn_like_native.h>
 #include <dlfcn.h>
 #include <torch/library.h>
 
@@ -47,6 +50,29 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, 
                               memory_format);
 }
 
+/// New tensors "like" a converted weight are of the dtype of its values; codes of 0.3 would be 0.3125.
+std::optional<at::ScalarType> dtype_like(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+  return !dtype.has_value() && codes_tag(self) ? values_dtype(self) : dtype;
+}
+
+at::Tensor full_like(const at::Tensor& self, const at::Scalar& value, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory,
+                     std::optional<at::MemoryFormat> memory_format) {
+  return at::native::full_like(self, value, dtype_like(self, dtype), layout, device, pin_memory, memory_format);
+}
+
+at::Tensor rand_like(const at::Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                     std::optional<at::Device> device, std::optional<bool> pin_memory,
+                     std::optional<at::MemoryFormat> memory_format) {
+  return at::native::rand_like(self, dtype_like(self, dtype), layout, device, pin_memory, memory_format);
+}
+
+at::Tensor randn_like(const at::Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                      std::optional<at::Device> device, std::optional<bool> pin_memory,
+                      std::optional<at::MemoryFormat> memory_format) {
+  return at::native::randn_like(self, dtype_like(self, dtype), layout, device, pin_memory, memory_format);
+}
+
 /// Python's print takes codes for values (it calls half()) and has no hook in C++. Nothing happens where torch is not
 /// there.
 constexpr const char* kShowInPython = R"py(
@@ -89,7 +115,12 @@ install()
   return true;
 }();
 
-FP8_LIBRARY_IMPL(aten, HPU, m) { m.impl("_to_copy", &to_copy); }
+FP8_LIBRARY_IMPL(aten, HPU, m) {
+  m.impl("_to_copy", &to_copy);
+  m.impl("full_like", &full_like);
+  m.impl("rand_like", &rand_like);
+  m.impl("randn_like", &randn_like);
+}
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("values(Tensor weight) -> Tensor", &values_of_weight);

@@ -52,7 +52,7 @@ tensors("nr", to_float=lambda w, v: (w.detach().float(), v), cpu_float=lambda w,
         broadcast=lambda w, v: (group() and torch.distributed.broadcast(w.detach(), 0) or w, v), into_plain=lambda w, v: (into_plain(w), v),
         distributed=lambda w, v: (group() and torch.distributed.tensor.distribute_tensor(
             w.detach(), torch.distributed.device_mesh.init_device_mesh("hpu", (1,))).to_local(), v))
-tensors("xr", full_like=lambda w, v: (torch.full_like(w, 0.3).float(), torch.full_like(v, 0.3)))
+tensors("rr", full_like=lambda w, v: (torch.full_like(w, 0.3).float(), torch.full_like(v, 0.3)))
 tensors("tr", safetensors_live=lambda w, v: (st.load(st.save({"w": w}))["w"], v))
 
 

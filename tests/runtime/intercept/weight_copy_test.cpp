@@ -282,6 +282,15 @@ TEST_F(HostCopy, ComputesWithTheValues) {
   for (const auto& [name, product] : products) EXPECT_TRUE(same_bits(product(host), product(values))) << name;
 }
 
+TEST_F(HostCopy, NewTensorsLikeItAreOfItsValuesDtype) {
+  for (const at::Tensor& like : {at::full_like(a.w(), 0.3), at::rand_like(a.w()), at::randn_like(a.w())}) {
+    EXPECT_EQ(like.scalar_type(), values_dtype(a.w()));
+    EXPECT_EQ(like.sizes(), a.w().sizes());
+  }
+  EXPECT_TRUE(at::equal(at::full_like(a.w(), 0.3), at::full({4, 6}, 0.3, a.values.options())));
+  EXPECT_EQ(at::full_like(a.w(), 2, at::kInt).scalar_type(), at::kInt);
+}
+
 TEST_F(HostCopy, OfATransposedPartHasItsValues) {
   const at::Tensor part = a.w().narrow(0, 1, 2).t(), values = a.values.narrow(0, 1, 2).t();
   EXPECT_TRUE(same_bits(values_of(part.clone()), values));
