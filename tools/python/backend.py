@@ -6,6 +6,8 @@ from scikit_build_core.build import (  # noqa: F401
     build_wheel,
     get_requires_for_build_editable,
     get_requires_for_build_wheel,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
 )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fp8: measure, quantize, save and serve models in 8-bit floating point on the ``hpu`` device.
 
-``import torch`` makes the device known; this package has the names.
+``import torch`` makes the device known, and where it must not (FP8_AUTOLOAD=0) this package does; it has the names.
 
     >>> import torch, fp8
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32)).to("hpu")
@@ -11,6 +11,7 @@
 """
 
 import importlib
+import sys
 import typing
 
 if typing.TYPE_CHECKING:
@@ -41,6 +42,7 @@ _LAZY = {
 def __getattr__(name: str) -> typing.Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fp8' has no attribute '{name}', allowed: {', '.join(__all__)}")
+    _register()
     module, attribute = _LAZY[name]
     found = importlib.import_module(module)
     value = getattr(found, attribute) if attribute else found
@@ -48,5 +50,14 @@ def __getattr__(name: str) -> typing.Any:
     return value
 
 
+def _register() -> None:
+    importlib.import_module("fp8._autoload").register()
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# A finished torch that did not load this package (FP8_AUTOLOAD=0) knows the device from here on. The command `fp8` has none.
+if "torch" in sys.modules and not getattr(sys.modules["torch"].__spec__, "_initializing", False):
+    _register()

@@ -4,6 +4,8 @@
 The library has to be there before the first backward, and an error here would be torch's: it is kept for
 `torch.hpu.why_unavailable()` and for the first use."""
 
+import importlib
+
 from fp8 import _library
 
 
@@ -18,6 +20,6 @@ def register() -> None:
     if hasattr(torch, "hpu"):
         return
     _library.load()
-    from fp8 import hpu
+    hpu = importlib.import_module("fp8.hpu")
     torch._register_device_module("hpu", hpu)
     hpu._begin()

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ library: where it lies, and whether it fits the torch of this process."""
+"""The C++ library: where it lies, whether it fits the torch of this process, and why not."""
 
 import functools
 import os
 import pathlib
+import struct
 import sys
+import typing
 
 TORCH = "2.13"  # the minor version that the library is built with
+INSTALL_TORCH = "pip install 'torch>=2.13,<2.14' --index-url https://download.pytorch.org/whl/cpu"
 _NAME = "libfp8_transformer_engine.so.0"
+_AGAIN = "install fp8-toolkit again, with pip's --force-reinstall"
 
 
 def folder() -> pathlib.Path:
@@ -19,23 +23,67 @@ def folder() -> pathlib.Path:
     return here / "lib"
 
 
-def _misfit() -> str:
-    """Why the library must not be loaded into this process; "": it may be."""
+def fits(version: str) -> bool:
+    """Whether that version of torch is one of the library's minor version."""
+    return version.split(".")[:2] == TORCH.split(".")
+
+
+def _accelerator() -> str:
+    """The other accelerator that this build of torch sees; "": none. It is counted without being initialized."""
     import torch
-    if not torch.__version__.startswith(TORCH + "."):
-        return (f"found torch {torch.__version__}, expected {TORCH}, which fp8's libraries are built with: "
-                f"pip install 'torch>={TORCH},<{_next_minor()}'")
-    if torch.version.cuda and torch.cuda.is_available():
-        return ("found a GPU that this build of torch uses, and a process has one kind of accelerator: hide it (CUDA_VISIBLE_DEVICES=), or "
-                "install the CPU build (pip install torch --index-url https://download.pytorch.org/whl/cpu)")
+    built = {"cuda": torch.version.cuda or torch.version.hip, "xpu": getattr(torch.version, "xpu", None)}
+    return next((name for name, version in built.items() if version and getattr(torch, name).device_count()), "")
+
+
+def _end(file: typing.BinaryIO) -> int:
+    """Where an ELF file ends by its own headers: to map one that was cut off ends the process. 0: it is none."""
+    header = file.read(64)
+    if len(header) < 64 or header[:6] != b"\x7fELF\2\1":
+        return 0
+    program, section = struct.unpack("<QQ", header[32:48])
+    size, count, section_size, sections = struct.unpack("<4H", header[54:62])
+    file.seek(program)
+    segments = file.read(size * count)
+    if len(segments) < size * count:
+        return sys.maxsize
+    return max([section + section_size * sections] + [a + n for _, a, _, _, n, _, _ in struct.iter_unpack("<Q6Q", segments)])
+
+
+def _damage() -> str:
+    """The library that is missing or cut off; "": none is."""
+    files = sorted(folder().glob("libfp8_*.so.0"))
     if not (folder() / _NAME).exists():
-        return f"found no {_NAME} in {folder()}: install fp8-toolkit again"
+        return f"found no {_NAME} in {folder()}: {_AGAIN}"
+    for path in files:
+        with path.open("rb") as file:
+            end = _end(file)
+        if not 0 < end <= path.stat().st_size:
+            return f"found a damaged {path} ({path.stat().st_size} bytes): {_AGAIN}"
     return ""
 
 
-def _next_minor() -> str:
-    major, minor = TORCH.split(".")
-    return f"{major}.{int(minor) + 1}"
+def _other_copy() -> str:
+    """Where another copy of the library was loaded from; "": nowhere."""
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libfp8_runtime.so" in line}
+    mine = os.path.realpath(folder())
+    return next((path for path in sorted(loaded) if os.path.dirname(os.path.realpath(path)) != mine), "")
+
+
+def _misfit() -> str:
+    """Why the library must not be loaded into this process; "": it may be."""
+    import torch
+    if not fits(torch.__version__):
+        return f"found torch {torch.__version__}, expected {TORCH}, which fp8's libraries are built with: {INSTALL_TORCH}"
+    other = _accelerator()
+    if other:
+        hide = "CUDA_VISIBLE_DEVICES=" if other == "cuda" else "ZE_AFFINITY_MASK="
+        return (f"found a {other} device that this build of torch uses, and a process has one kind of accelerator: hide it ({hide}), "
+                f"or install the CPU build ({INSTALL_TORCH} --force-reinstall)")
+    copy = _other_copy()
+    if copy:
+        return f"found {copy} loaded already, expected that of {folder()}: load one of the two"
+    return _damage()
 
 
 @functools.lru_cache(maxsize=1)
@@ -46,9 +94,19 @@ def load() -> str:
         reason = _misfit()
         if not reason:
             torch.ops.load_library(str(folder() / _NAME))
+            if not hasattr(torch.ops.fp8, "describe"):
+                reason = "the device belongs to another library of this process, which the line on stderr names: load one of the two"
         return reason
+    except OSError as error:
+        return f"{sentence(error)}: {_AGAIN}"
     except Exception as error:  # noqa: BLE001: `import torch` goes on without it, and the first use says why
-        return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return sentence(error)
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of what went wrong: torch wraps what the loader says."""
+    said = str(error.__cause__ or error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
 
 
 def require() -> None:
@@ -61,13 +119,3 @@ def require() -> None:
 def turned_off() -> bool:
     """FP8_AUTOLOAD=0 leaves torch as it is until fp8 is imported."""
     return os.environ.get("FP8_AUTOLOAD", "1").lower() in ("0", "false", "off")
-
-
-def torch_libraries() -> str:
-    """The folder of torch's libraries, found without importing it; "": this Python has no torch."""
-    import importlib.util
-    if "torch" in sys.modules:
-        return str(pathlib.Path(sys.modules["torch"].__file__ or "").parent / "lib")
-    spec = importlib.util.find_spec("torch")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return str(pathlib.Path(places[0]) / "lib") if places else ""
