@@ -59,5 +59,6 @@ def __dir__() -> list[str]:
 
 
 # A finished torch that did not load this package (FP8_AUTOLOAD=0) knows the device from here on. The command `fp8` has none.
-if "torch" in sys.modules and not getattr(sys.modules["torch"].__spec__, "_initializing", False):
+_before_torch = "torch" not in sys.modules
+if not _before_torch and not getattr(sys.modules["torch"].__spec__, "_initializing", False):
     _register()

