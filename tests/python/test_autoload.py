@@ -160,9 +160,8 @@ print(torch.ones(2, device="hpu").sum().item())
 
 @pytest.mark.parametrize("disguise, words", [
     ("torch.__version__ = '2.12.1+cu130'", ["found torch 2.12.1+cu130", "expected 2.13", "pip install 'torch>=2.13,<2.14'"]),
-    ("torch.version.cuda, torch.cuda.device_count = '13.0', lambda: 1", ["cuda device", "CUDA_VISIBLE_DEVICES=", "download.pytorch.org/whl/cpu"]),
-    ("torch.version.hip, torch.cuda.device_count = '7.0', lambda: 8", ["cuda device"]),
-    ("torch.version.xpu, torch.xpu.device_count = '2025', lambda: 1", ["xpu device"])])
+    ("torch.version.cuda = '13.0'", ["build of torch for cuda", "expected that for the CPU", "--index-url https://download.pytorch.org/whl/cpu"]),
+    ("torch.version.hip = '7.0'", ["build of torch for rocm"]), ("torch.version.xpu = '2025'", ["build of torch for xpu"])])
 def test_another_torch(forked, site, tmp_path, disguise, words):
     (tmp_path / "disguise.py").write_text("import torch\n" + disguise)
     absent(forked(SEEN, tmp_path, site, before=["disguise"]), *words)
@@ -171,12 +170,7 @@ def test_another_torch(forked, site, tmp_path, disguise, words):
 def test_a_cuda_build_with_a_gpu(site, tmp_path):
     """The whole way: before `import torch` comes to this package, torch has a GPU."""
     (tmp_path / "sitecustomize.py").write_text(DISGUISE.format("torch.version.cuda, torch.cuda.device_count = '13.0', lambda: 1"))
-    absent(fresh(SEEN, tmp_path, site), "cuda device")
-
-
-def test_a_cuda_build_without_a_gpu(forked, site, tmp_path):
-    (tmp_path / "disguise.py").write_text("import torch\ntorch.version.cuda, torch.cuda.device_count = '13.0', lambda: 0")
-    assert json.loads(forked(SEEN, tmp_path, site, before=["disguise"]))["available"]
+    absent(fresh(SEEN, tmp_path, site), "build of torch for cuda")
 
 
 def cut(path, length):

@@ -38,5 +38,5 @@ function(fp8_add_static_program name source library)
     target_compile_options(${part} PRIVATE -ffunction-sections -fdata-sections)
   endforeach()
   target_link_options(${name} PRIVATE -static-pie LINKER:--gc-sections LINKER:--fatal-warnings)
-  set_target_properties(${name} PROPERTIES OUTPUT_NAME fp8-static)
+  set_target_properties(${name} PROPERTIES OUTPUT_NAME fp8-static INSTALL_RPATH "")  # one with a RUNPATH does not start
 endfunction()

@@ -45,15 +45,17 @@ def metadata(project: dict, licenses: list[str]) -> str:
 
 def entry_points(project: dict) -> str:
     groups = {**project["entry-points"], "console_scripts": project["scripts"]}
-    return "\n".join(f"[{group}]\n" + "".join(f"{name} = {what}\n" for name, what in points.items()) for group, points in groups.items() if points)
+    parts = {group: "".join(f"{name} = {what}\n" for name, what in points.items()) for group, points in groups.items()}
+    return "\n".join(f"[{group}]\n{part}" for group, part in parts.items() if part)
 
 
-def write(out: pathlib.Path, project: dict, tag: str, files: dict[str, pathlib.Path], licenses: dict[str, pathlib.Path]) -> pathlib.Path:
+def write(out: pathlib.Path, project: dict, tag: str, files: dict[str, pathlib.Path],
+          licenses: dict[str, pathlib.Path]) -> pathlib.Path:
     """files, licenses: where they come from, by their name in the wheel and in its folder of licences."""
     stem = f"{project['name'].replace('-', '_')}-{project['version']}"
     info = f"{stem}.dist-info"
-    texts = {f"{info}/METADATA": metadata(project, list(licenses)), f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: fp8\nRoot-Is-Purelib: false\nTag: {tag}\n",
-             f"{info}/entry_points.txt": entry_points(project)}
+    texts = {f"{info}/METADATA": metadata(project, list(licenses)), f"{info}/entry_points.txt": entry_points(project),
+             f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: fp8\nRoot-Is-Purelib: false\nTag: {tag}\n"}
     content = {name: (path.read_bytes(), bool(path.stat().st_mode & 0o100)) for name, path in sorted(files.items())}
     content |= {f"{info}/licenses/{name}": (path.read_bytes(), False) for name, path in sorted(licenses.items())}
     content |= {name: (text.encode(), False) for name, text in texts.items() if text}

@@ -13,7 +13,10 @@ from fp8 import _library
 
 def autoload() -> None:
     if not _library.turned_off() or fp8._before_torch:
-        register()
+        try:
+            register()
+        except Exception as error:  # noqa: BLE001: of a torch that this package does not know
+            print(f"fp8: warning: the hpu device is not there: {_library.sentence(error)}", file=sys.stderr)
         return
     for name in ("fp8", "fp8._library", "fp8._autoload"):  # so that a later `import fp8` is the first one
         sys.modules.pop(name, None)

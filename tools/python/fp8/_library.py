@@ -29,10 +29,11 @@ def fits(version: str) -> bool:
 
 
 def _accelerator() -> str:
-    """The other accelerator that this build of torch sees; "": none. It is counted without being initialized."""
+    """What else this build of torch is for, with a GPU or without; "": the CPU alone. ATen knows one kind of accelerator: with
+    two, each backward ends in an error, that of a CPU tensor too."""
     import torch
-    built = {"cuda": torch.version.cuda or torch.version.hip, "xpu": getattr(torch.version, "xpu", None)}
-    return next((name for name, version in built.items() if version and getattr(torch, name).device_count()), "")
+    built = {"cuda": torch.version.cuda, "rocm": torch.version.hip, "xpu": getattr(torch.version, "xpu", None)}
+    return next((name for name, version in built.items() if version), "")
 
 
 def _end(file: typing.BinaryIO) -> int:
@@ -77,9 +78,8 @@ def _misfit() -> str:
         return f"found torch {torch.__version__}, expected {TORCH}, which fp8's libraries are built with: {INSTALL_TORCH}"
     other = _accelerator()
     if other:
-        hide = "CUDA_VISIBLE_DEVICES=" if other == "cuda" else "ZE_AFFINITY_MASK="
-        return (f"found a {other} device that this build of torch uses, and a process has one kind of accelerator: hide it ({hide}), "
-                f"or install the CPU build ({INSTALL_TORCH} --force-reinstall)")
+        return (f"found a build of torch for {other}, expected that for the CPU, for a process has one kind of accelerator: "
+                f"{INSTALL_TORCH} --force-reinstall")
     copy = _other_copy()
     if copy:
         return f"found {copy} loaded already, expected that of {folder()}: load one of the two"
