@@ -12,15 +12,13 @@ TORCH = "2.13"  # the minor version that the library is built with
 INSTALL_TORCH = "pip install 'torch>=2.13,<2.14' --index-url https://download.pytorch.org/whl/cpu"
 _NAME = "libfp8_transformer_engine.so.0"
 _AGAIN = "install fp8-toolkit again, with pip's --force-reinstall"
+_PLACES = [pathlib.Path(place) for place in sys.modules["fp8"].__path__]  # two of an editable installation
 
 
 def folder() -> pathlib.Path:
     """Of the libraries: lib/ of the installed package, or of the build folder that this package is linked into."""
-    here = pathlib.Path(__file__).parent
-    for place in (here / "lib", here.parent.parent / "lib"):
-        if (place / _NAME).exists():
-            return place
-    return here / "lib"
+    places = [place for here in _PLACES for place in (here / "lib", here.parent.parent / "lib")]
+    return next((place for place in places if (place / _NAME).exists()), places[0])
 
 
 def fits(version: str) -> bool:
