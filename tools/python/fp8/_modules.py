@@ -4,6 +4,7 @@
 import dataclasses
 import difflib
 import functools
+import re
 import typing
 
 import torch
@@ -29,16 +30,29 @@ class Registration:
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A weight of a model. name: the module's, as in lists of a QUANT_CONFIG; parameter: its attribute of the owner."""
+    """A weight of a model. name: the module's, as in lists of a QUANT_CONFIG; key: the parameter's, as in a state_dict;
+    parameter: its attribute of the owner."""
     name: str
+    key: str
     kind: str
     owner: torch.nn.Module
     parameter: str
     transposed: bool = False
 
     @property
+    def owned(self) -> torch.nn.Parameter:
+        """The parameter as the module has it."""
+        return typing.cast(torch.nn.Parameter, getattr(self.owner, self.parameter))
+
+    @property
     def tensor(self) -> torch.Tensor:
-        return typing.cast(torch.Tensor, getattr(self.owner, self.parameter))
+        """What operators take: the parameter, or its upright view."""
+        return self.owned.detach().transpose(-2, -1) if self.transposed else self.owned
+
+    def turn(self) -> None:
+        """Gives the memory of a transposed parameter rows of outputs; its sizes and values stay."""
+        if self.transposed and not self.tensor.is_contiguous():
+            self.owned.data = self.tensor.contiguous().transpose(-2, -1)
 
     @property
     def bias(self) -> typing.Optional[torch.Tensor]:
@@ -47,11 +61,11 @@ class Weight:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unknown:
-    """A module with a matrix that no type is known for."""
+class Left:
+    """A matrix that stays in high precision, whatever a config says."""
     name: str
-    class_name: str
-    parameter: str
+    reason: str
+    owned: typing.Optional[torch.Tensor] = None
 
 
 _registered: dict[type, Registration] = {}
@@ -95,29 +109,100 @@ def _is_conv1d_of_transformers(module: torch.nn.Module) -> bool:
     return any(cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in type(module).__mro__)
 
 
-def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Unknown]]:
-    """The weights of products and tables, in the order of model.named_modules(); and the modules with other matrices.
-    Of tied ones each module stands for itself."""
+def _is(module: torch.nn.Module, word: str) -> bool:
+    """Experts and routers are known by their classes' names: each family of models has its own."""
+    return any(word in cls.__name__ for cls in type(module).__mro__ if issubclass(cls, torch.nn.Module))
+
+
+def _experts_transposed(module: torch.nn.Module) -> bool:
+    """Whether stacked experts are [experts, inputs, outputs]: the class says it, or gate and up beside down do."""
+    said = getattr(module, "is_transposed", None)
+    if isinstance(said, bool):
+        return said
+    both, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
+    return both is not None and down is not None and both.dim() == down.dim() == 3 and both.size(2) == 2 * down.size(1)
+
+
+def _others(name: str, module: torch.nn.Module, found: list[Weight], left: list[Left]) -> None:
+    """Of a module that is no product by its class: its stacked experts, and matrices that nothing is known of."""
+    for parameter, tensor in module.named_parameters(recurse=False):
+        key = f"{name}.{parameter}".lstrip(".")
+        full = _plain(key)
+        if "bias" in parameter or not tensor.is_floating_point():
+            continue
+        if tensor.dim() == 3 and _is(module, "Expert"):
+            found.append(Weight(full, key, "MoeMatmul", module, parameter, _experts_transposed(module)))
+        elif tensor.dim() == 2 or (tensor.dim() == 3 and min(tensor.shape) > 1):
+            left.append(Left(full, f"class {type(module).__name__} is not known; fp8.quant.register() makes it so", tensor))
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")  # of torch.compile
+
+
+def _apart(name: str, module: torch.nn.Module, places: list[tuple[str, str]]) -> str:
+    """Why all below a module stays in high precision; "": it does not. places: names of such modules, each with the only
+    child that is no such part, and the reason."""
+    for prefix, reason in reversed(places):
+        if name.startswith(prefix) and not f"{name}.".startswith(f"{prefix}base_layer."):
+            return reason
+    prefix = name + "." if name else ""
+    if module._modules.get("base_layer") is not None:
+        places.append((prefix, "an adapter stays in high precision"))
+    if _is(module, "Router") and not any(cls in _registered for cls in type(module).__mro__):
+        reason = f"a router chooses experts in high precision; fp8.quant.register({type(module).__name__}) makes it a Linear"
+        places.append((prefix, reason))
+        return reason
+    return ""
+
+
+def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Left]]:
+    """The weights of products and tables, in the order of model.named_modules(); and matrices that are none. Of tied ones
+    each module stands for itself. A module with a `base_layer` (LoRA's, of peft) is that layer and its adapters."""
     found: list[Weight] = []
-    unknown: list[Unknown] = []
+    left: list[Left] = []
+    places: list[tuple[str, str]] = []
     for name, module in model.named_modules(remove_duplicate=True):
-        name = name.replace("_orig_mod.", "")  # of torch.compile
+        reason = _apart(name, module, places)
+        if reason:
+            left += [Left(_plain(name), reason, t) for _, t in module.named_parameters(recurse=False) if t.dim() == 2]
+            continue
+        if module._modules.get("base_layer") is not None:
+            continue
         if isinstance(module, _RECURRENT):
-            found += [Weight(f"{name}.{p}".lstrip("."), type(module).__name__, module, p) for p, _ in module.named_parameters(recurse=False)
-                      if p.startswith("weight")]
+            keys = {p: f"{name}.{p}".lstrip(".") for p, _ in module.named_parameters(recurse=False) if p.startswith("weight")}
+            found += [Weight(_plain(key), key, type(module).__name__, module, p) for p, key in keys.items()]
             continue
         registration = _registration(module)
-        if registration is not None:
-            tensor = getattr(module, registration.weight, None)
-            if isinstance(tensor, torch.Tensor):
-                found.append(Weight(name, registration.kind, module, registration.weight, registration.transposed))
-            continue
-        for parameter, tensor in module.named_parameters(recurse=False):
-            if tensor.dim() == 3:  # experts, stacked: [experts, outputs, inputs]
-                found.append(Weight(f"{name}.{parameter}".lstrip("."), "MoeMatmul", module, parameter))
-            elif tensor.dim() == 2:
-                unknown.append(Unknown(name, type(module).__name__, parameter))
-    return found, unknown
+        if registration is None:
+            _others(name, module, found, left)
+        elif isinstance(getattr(module, registration.weight, None), torch.Tensor):
+            if registration.kind != "Linear" and registration.weight not in module._parameters:  # of a Linear it is refused by name
+                left.append(Left(_plain(name), "its weight is no parameter of its own: something computes it (a parametrization)"))
+                continue
+            key = f"{name}.{registration.weight}".lstrip(".")
+            found.append(Weight(_plain(name), key, registration.kind, module, registration.weight, registration.transposed))
+    return found, left
+
+
+def selected(model: torch.nn.Module, allow: typing.Mapping[str, typing.Any]) -> tuple[list[Weight], list[Left]]:
+    """The weights that can be in fp8, and why other matrices can't. allow: a config's allowlist, which alone puts tables into
+    fp8."""
+    found, left = weights(model)
+    tables = {id(w.owned): w.name for w in found if w.kind.startswith("Embedding") and not _allowed(w, allow)}
+    tables |= {id(matrix.owned): matrix.name for matrix in left if matrix.owned is not None}
+    chosen: list[Weight] = []
+    for weight in found:
+        table = tables.get(id(weight.owned), weight.name)
+        if table != weight.name and not weight.kind.startswith("Embedding"):
+            left.append(Left(weight.name, f"it shares its weight with {table}, which reads values"))
+        else:
+            chosen.append(weight)
+    return chosen, left
+
+
+def _allowed(table: Weight, allow: typing.Mapping[str, typing.Any]) -> bool:
+    return table.kind in (allow.get("types") or ()) or any(re.search(name, table.name) for name in allow.get("names") or ())
 
 
 def columns(found: typing.Sequence[Weight]) -> tuple[list[torch.Tensor], list[str], list[str]]:

@@ -77,7 +77,7 @@ class Fp8Parameter(torch.nn.Parameter):
     @classmethod
     def of(cls, weight: _modules.Weight) -> "Fp8Parameter":
         """Makes the module's parameter one of these; it stays the object that it is."""
-        parameter = weight.tensor
+        parameter = weight.owned
         if not isinstance(parameter, torch.nn.Parameter):
             raise TypeError(f"{weight.name}: expected a parameter, found {type(parameter).__name__}")
         parameter.__class__ = cls
@@ -101,6 +101,12 @@ class Fp8Parameter(torch.nn.Parameter):
     def dequantize(self) -> torch.Tensor:
         """The values, in `dtype` and on the weight's device."""
         return typing.cast(torch.Tensor, torch.ops.fp8.values(self)).to(self.device)
+
+    @property
+    def transposed(self) -> bool:
+        """The module has it as [inputs, outputs] (GPT-2's Conv1D, experts of Llama 4): it is a view of codes whose rows are
+        outputs."""
+        return turned(self)
 
     @property
     def holds_codes(self) -> bool:
@@ -142,20 +148,26 @@ for _name, _dtype in (("float", torch.float32), ("double", torch.float64), ("hal
     setattr(Fp8Parameter, _name, lambda self, dtype=_dtype: self.to(dtype))
 
 
+def turned(weight: torch.Tensor) -> bool:
+    """Whether a converted weight is a transposed view of its codes."""
+    return not weight.is_contiguous() or list(weight.shape) != json.loads(torch.ops.fp8.tag_of(weight))["sizes"]
+
+
 def parts(weight: torch.Tensor) -> tuple[typing.Any, ...]:
     """All that makes a converted weight, or the codes of one, in another process. No tensors: old archives fill those in
     later. Raises RuntimeError naming the module for a part of a weight."""
     tag = json.loads(torch.ops.fp8.tag_of(weight))
     if tag is None or not tag["whole"]:
         raise RuntimeError(f"{torch.ops.fp8.describe(weight) or 'codes without a scale'}: a part of it can't be pickled; dequantize() gives its values")
-    codes, dtype, shape = bytes_of(weight)
+    transposed = turned(weight)
+    codes, dtype, shape = bytes_of(weight.detach().transpose(-2, -1) if transposed else weight)
     scale_inv, _, scale_shape = bytes_of(torch.ops.fp8.scale_inv(weight))
     return (codes, shape, str(dtype), ", ".join(tag["modules"]), scale_inv, scale_shape, torch.ops.fp8.scheme_of(weight), weight.requires_grad,
-            str(weight.device), isinstance(weight, Fp8Parameter))
+            str(weight.device), isinstance(weight, Fp8Parameter), transposed)
 
 
 def _rebuild(codes: bytes, shape: tuple[int, ...], dtype: str, name: str, scale_inv: bytes, scale_shape: tuple[int, ...], scheme: str,
-             requires_grad: bool, device: str, parameter: bool) -> torch.Tensor:
+             requires_grad: bool, device: str, parameter: bool, transposed: bool = False) -> torch.Tensor:
     """The weight of parts(). Raises RuntimeError for another dtype than fp8, and where the hpu device is not available."""
     from fp8 import _library
     _library.require()
@@ -165,6 +177,7 @@ def _rebuild(codes: bytes, shape: tuple[int, ...], dtype: str, name: str, scale_
     tensor = of_bytes(codes, found, shape).to("hpu")
     torch.ops.fp8.tag(tensor, name, of_bytes(scale_inv, torch.float32, scale_shape), scheme)
     tensor = tensor.to(device)
+    tensor = tensor.transpose(-2, -1) if transposed else tensor
     if not parameter:
         return tensor
     made = torch.nn.Parameter(tensor, requires_grad=False)

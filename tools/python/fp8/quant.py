@@ -140,9 +140,10 @@ def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
         raise ValueError("prepare: the model is converted already: measure the one in high precision")
     if config.mode == "NONE":
         return model
-    found, _ = _modules.weights(model)
-    found = [weight for weight in found if not weight.transposed]
+    found, _ = _modules.selected(model, config.to_dict().get("allowlist") or {})
     _on_hpu(found, "prepare")
+    for weight in found:
+        weight.turn()
     biases = [weight.bias for weight in found]
     mode = config.with_mode("SHAPE" if config.mode == "SHAPE" else "MEASURE")
     session = torch.ops.fp8.measure_begin(*_modules.columns(found), biases, "", mode, *_nn.nodes(model))
@@ -179,16 +180,22 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
         raise ValueError(f"convert: mode: found {config.mode}, allowed: QUANTIZE, LOAD, AUTO; prepare() measures")
     if config.mode == "NONE":
         return model
-    found, unknown = _modules.weights(model)
+    found, left = _modules.selected(model, config.to_dict().get("allowlist") or {})
     _on_hpu(found, "convert")
     mode = "LOAD" if config.mode == "LOAD" else "QUANTIZE"
     options = json.dumps({"quant_config": json.loads(config.with_mode(mode))})
-    said = json.loads(torch.ops.fp8.convert(*_modules.columns(found), options, *_nn.nodes(model)))
-    _finish(model, found, unknown, said)
+    for weight in found:
+        weight.turn()
+    tensors, names, kinds = _modules.columns(found)
+    said = json.loads(torch.ops.fp8.convert(tensors, names, kinds, options, *_nn.nodes(model)))
+    for weight, tensor in zip(found, tensors):
+        if weight.transposed:
+            weight.owned.data = tensor.transpose(-2, -1)
+    _finish(model, found, left, said)
     return model
 
 
-def _finish(model: torch.nn.Module, found: typing.Sequence[_modules.Weight], unknown: typing.Sequence[_modules.Unknown],
+def _finish(model: torch.nn.Module, found: typing.Sequence[_modules.Weight], left: typing.Sequence[_modules.Left],
             said: typing.Mapping[str, typing.Any]) -> None:
     """Makes Fp8Parameters of what is converted, and the report."""
     converted = tuple(Converted(**module) for module in said["converted"])
@@ -198,8 +205,16 @@ def _finish(model: torch.nn.Module, found: typing.Sequence[_modules.Weight], unk
         Fp8Parameter.of(weight)
     _install(model, changed)
     kept = [Kept(module["name"], module["reason"]) for module in said["skipped"]]
-    kept += [Kept(f"{m.name}.{m.parameter}".lstrip("."), f"class {m.class_name} is not known; fp8.quant.register() makes it so") for m in unknown]
+    kept += [Kept(module.name, module.reason) for module in left]
     model.__dict__[_REPORT] = Report(converted, tuple(kept), tuple(said["warnings"]))
+
+
+def _loaded(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:
+    rows = [Converted(w.name, w.kind, json.loads(torch.ops.fp8.tag_of(w.tensor))["handler"], w.tensor.numel() * w.owned.dtype.itemsize,
+                      w.tensor.numel()) for w in converted]
+    found, left = _modules.weights(model)
+    kept = [Kept(w.name, "in high precision in the checkpoint") for w in found if not isinstance(w.owned, Fp8Parameter)]
+    model.__dict__[_REPORT] = Report(tuple(rows), tuple(kept + [Kept(module.name, module.reason) for module in left]), ())
 
 
 def report(model: torch.nn.Module) -> Report:

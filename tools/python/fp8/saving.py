@@ -14,20 +14,18 @@ import typing
 
 import torch
 
-from fp8 import _library, _modules
+from fp8 import _checkpoint, _library, _modules
 from fp8 import nn as _nn
-from fp8.parameter import Fp8Parameter
+from fp8.parameter import Fp8Parameter, turned
 
 _FORMS = {"default": "compressed-tensors", "huggingface": "inc", "vllm": "inc-vllm"}  # INC's names of them
 Folder = typing.Union[str, "os.PathLike[str]"]
 
 
 def _columns(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[str]]:
-    """Parameters and buffers by name, and the type of the module that each belongs to."""
-    kinds = {f"{w.name}.{w.parameter}".lstrip("."): w.kind for w in _modules.weights(model)[0]}
-    persistent = model.state_dict(keep_vars=True)
-    tensors = {name: t for name, t in (*model.named_parameters(remove_duplicate=True), *model.named_buffers()) if name in persistent}
-    return list(tensors.values()), list(tensors), [kinds.get(name, "") for name in tensors]
+    """Parameters and buffers by the names of a checkpoint, and the type of the module that each belongs to."""
+    kinds = {weight.key: weight.kind for weight in _modules.weights(model)[0]}
+    return _checkpoint.written(model, kinds)
 
 
 def _source(model: torch.nn.Module) -> str:
@@ -49,9 +47,6 @@ def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format:
     form = _FORMS.get(format, format)
     if form not in torch.ops.fp8.forms():
         raise ValueError(f"save: format: found '{format}', allowed: {', '.join((*_FORMS, *torch.ops.fp8.forms()))}")
-    for weight in _modules.weights(model)[0]:
-        if weight.transposed and isinstance(weight.tensor, Fp8Parameter):
-            raise RuntimeError(f"save: {weight.name}: its weight is [inputs, outputs], which no reader takes in fp8")
     torch.ops.fp8.save(*_columns(model), os.fspath(output_dir), form, os.fspath(source) if source is not None else _source(model), overwrite,
                        *_nn.nodes(model))
 
@@ -72,28 +67,21 @@ def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str 
         model, folder = model_name_or_path, pathlib.Path(checkpoint)
         if not folder.is_dir():
             raise FileNotFoundError(f"load: {folder}: no such folder")
-    else:
-        folder = pathlib.Path(model_name_or_path)
-        if not (folder / "config.json").exists():
-            raise FileNotFoundError(f"load: {folder}: has no config.json")
-        from fp8 import _transformers
-        model = _transformers.empty_model(folder, **kwargs)
-    found, _ = _modules.weights(model)
-    found = [weight for weight in found if weight.parameter == "weight"]
-    taken = set(torch.ops.fp8.load(*_modules.columns(found), os.fspath(folder)))
-    _load_rest(model, folder, taken)
-    converted = [weight for weight in found if torch.ops.fp8.describe(weight.tensor)]
-    for weight in converted:
-        Fp8Parameter.of(weight)
-    install(model, converted)
-    return model
+        converted, taken = _checkpoint.adopt(model, folder)
+        _load_rest(model, folder, taken)
+        return loaded(model, converted)
+    folder = pathlib.Path(model_name_or_path)
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"load: {folder}: has no config.json")
+    from fp8 import _transformers
+    return _transformers.load(folder, **kwargs)
 
 
 def _load_rest(model: torch.nn.Module, folder: pathlib.Path, taken: set[str]) -> None:
     """What is in high precision."""
     from safetensors import safe_open
-    state = model.state_dict(keep_vars=True)
-    missing = {name for name, tensor in state.items() if not isinstance(tensor, Fp8Parameter) and not torch.ops.fp8.describe(tensor)}
+    state = _checkpoint.state_of(model)
+    missing = {name for name, tensor in state.items() if not isinstance(tensor, Fp8Parameter)}
     with torch.no_grad():
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, "pt") as reader:
@@ -108,6 +96,14 @@ def _load_rest(model: torch.nn.Module, folder: pathlib.Path, taken: set[str]) ->
     missing = {name for name in missing if id(state[name]) not in tied}
     if missing:
         raise RuntimeError(f"load: {folder}: has no tensor '{sorted(missing)[0]}'")
+
+
+def loaded(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> torch.nn.Module:
+    """A model whose codes came from a checkpoint: with the report of one that was converted here."""
+    from fp8 import quant
+    install(model, converted)
+    quant._loaded(model, converted)
+    return model
 
 
 def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:
@@ -127,7 +123,7 @@ def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight])
 
 def scale_names(parameter: str) -> tuple[str, str]:
     """Of the weight's scale and of its input's, in a state_dict."""
-    return parameter + "_scale", parameter.removesuffix("weight") + "input_scale"
+    return parameter + "_scale", (parameter.removesuffix("weight") if parameter.endswith("weight") else parameter + "_") + "input_scale"
 
 
 def _coded(module: torch.nn.Module) -> list[tuple[str, Fp8Parameter]]:
@@ -140,10 +136,19 @@ def _write_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix:
     for name, parameter in _coded(module):
         if prefix + name not in state or prefix + scale_names(name)[0] in state:
             continue
-        scale, scheme, (its, inputs) = parameter.scale_inv.to(parameter.device), parameter.scheme, scale_names(name)
-        state[prefix + its] = scale.reshape(-1, 1) if scheme["weights"] == "channel" and parameter.dim() == 2 else scale
-        if "input_scale_inv" in scheme:
-            state[prefix + inputs] = torch.tensor([scheme["input_scale_inv"]], device=parameter.device)
+        state.update(scales(prefix + name, parameter))
+
+
+def scales(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What lies beside a converted weight of that name: f32, on its device; values are codes * scale, but for blocks."""
+    scale, scheme = torch.ops.fp8.scale_inv(weight).to(weight.device), json.loads(torch.ops.fp8.scheme_of(weight))
+    transposed, (its, inputs) = turned(weight), scale_names(name)
+    if scheme["weights"] == "channel" and weight.dim() in (2, 3) and scale.numel() == weight.numel() // weight.size(-2 if transposed else -1):
+        scale = scale.reshape(*weight.shape[:-2], 1, -1) if transposed else scale.reshape(*weight.shape[:-1], 1)
+    found = {its: scale}
+    if "input_scale_inv" in scheme:
+        found[inputs] = torch.tensor([scheme["input_scale_inv"]], device=weight.device)
+    return found
 
 
 def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, strict: bool, missing: list[str],
@@ -170,7 +175,8 @@ def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: 
             continue
         if given is not None:
             scheme["input_scale_inv"] = float(given)
-        tensor = codes.detach().to("hpu", copy=True)
+        upright = codes.detach().transpose(-2, -1) if parameter.transposed else codes.detach()
+        tensor = upright.contiguous().to("hpu", copy=True)
         shape = (-1,) if scheme["weights"] == "channel" else tuple(parameter.scale_inv.shape)
         name_of_module = ", ".join(json.loads(torch.ops.fp8.tag_of(parameter))["modules"])
         try:
@@ -178,7 +184,8 @@ def _read_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix: 
         except RuntimeError as error:
             errors.append(f"{key}: {error}")
             continue
-        state[key] = tensor.to(codes.device) if metadata.get("assign_to_params_buffers") else tensor
+        tensor = tensor.to(codes.device) if metadata.get("assign_to_params_buffers") else tensor
+        state[key] = tensor.transpose(-2, -1) if parameter.transposed else tensor
 
 
 def _restore_class(module: torch.nn.Module, incompatible: typing.Any) -> None:
