@@ -167,7 +167,7 @@ def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Left]]:
         if reason:
             left += [Left(_plain(name), reason, t) for _, t in module.named_parameters(recurse=False) if t.dim() == 2]
             continue
-        if module._modules.get("base_layer") is not None:
+        if module._modules.get("base_layer") is not None or isinstance(module, torch.nn.utils.parametrize.ParametrizationList):
             continue
         if isinstance(module, _RECURRENT):
             keys = {p: f"{name}.{p}".lstrip(".") for p, _ in module.named_parameters(recurse=False) if p.startswith("weight")}
