@@ -178,7 +178,7 @@ with torch.no_grad():
 def test_likelihood_elsewhere(demo, tmp_path):
     """The demo model of a folder, in a process without this package: within 0.3 % of the converted model's own."""
     ids = transformers.AutoTokenizer.from_pretrained(DEMO / "kjv-byte-1.7M")((DEMO / "kjv_heldout_16k.txt").read_text(), return_tensors="pt").input_ids
-    ids = ids[0, :4096].view(16, 256)
+    ids = ids[0, :2048].view(8, 256)
     with torch.no_grad():
         own = torch.stack([demo(row[None].to("hpu"), labels=row[None].to("hpu")).loss for row in ids]).mean().item()
     demo.save_pretrained(tmp_path)

@@ -45,7 +45,7 @@ class Fp8HfQuantizer(HfQuantizer):
         tensors, names, types = saving._columns(model)
         written = json.loads(torch.ops.fp8.quantization_config(tensors, names, types, "compressed-tensors", saving._source(model)))
         _check_reader(model, _Config(written))
-        _check_linears(model, written["ignore"])
+        check_linears(model, written["ignore"])
         self.quantization_config = model.config.quantization_config = _Config(written)
         state: dict[str, torch.Tensor] = {}
         stored: set[int] = set()
@@ -70,8 +70,10 @@ def _check_reader(model: torch.nn.Module, config: CompressedTensorsConfig) -> No
         raise RuntimeError(f"save: {type(model).__name__}: transformers {transformers.__version__} can't read this family in fp8: {error}") from None
 
 
-def _check_linears(model: torch.nn.Module, ignored: typing.Sequence[str]) -> None:
+def check_linears(model: torch.nn.Module, ignored: typing.Sequence[str]) -> None:
     """The reader makes a Linear with a scale of each that the config does not leave out: they are those with codes."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        return
     from fp8 import _checkpoint
     written = _checkpoint.once(model, _checkpoint.state_of(model))
     for name, module in model.named_modules(remove_duplicate=False):

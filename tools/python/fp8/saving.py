@@ -10,6 +10,7 @@ state_dict has beside the codes.
 import json
 import os
 import pathlib
+import sys
 import typing
 
 import torch
@@ -47,8 +48,11 @@ def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format:
     form = _FORMS.get(format, format)
     if form not in torch.ops.fp8.forms():
         raise ValueError(f"save: format: found '{format}', allowed: {', '.join((*_FORMS, *torch.ops.fp8.forms()))}")
-    torch.ops.fp8.save(*_columns(model), os.fspath(output_dir), form, os.fspath(source) if source is not None else _source(model), overwrite,
-                       *_nn.nodes(model))
+    columns, origin = _columns(model), os.fspath(source) if source is not None else _source(model)
+    if form == "compressed-tensors" and "transformers" in sys.modules:
+        from fp8 import _transformers
+        _transformers.check_linears(model, json.loads(torch.ops.fp8.quantization_config(*columns, form, origin))["ignore"])
+    torch.ops.fp8.save(*columns, os.fspath(output_dir), form, origin, overwrite, *_nn.nodes(model))
 
 
 def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str = "default", device: str = "hpu",  # noqa: A002
@@ -115,7 +119,6 @@ def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight])
         owner._register_state_dict_hook(_write_scales)
         owner.register_load_state_dict_pre_hook(_read_scales)
         owner.register_load_state_dict_post_hook(_restore_class)
-    import sys
     if "transformers" in sys.modules:
         from fp8 import _transformers
         _transformers.install(model)
