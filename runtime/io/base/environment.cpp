@@ -199,6 +199,7 @@ constexpr Variable kOwn[] = {
     {"FORCE_COLOR", "as CLICOLOR_FORCE", kAnything, "0", "tools", kText},
     {"CLICOLOR", "0: as NO_COLOR, but CLICOLOR_FORCE wins", kAnything, "1", "tools", kText},
 
+    {"FP8_AUTOLOAD", "0: Python's import torch leaves the hpu device alone", "0, 1", "1", "tools", kSwitch},
     {"FP8_BUILD", "the build folder of ./tools/test, ./tools/demo and ./tools/release", "a folder", "build", "tools",
      kPath},
     {"FP8_ZSTD", "how hard ./tools/release packs: 1 is quick, 19 is small", kFromZero, "19", "tools", kCount},

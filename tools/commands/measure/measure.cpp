@@ -331,7 +331,12 @@ void measure(const MeasureOptions& given, Context& context) {
   } else if (run.share.shares.has_value()) {
     measure_in_shares(run, [&](MeasureRun& all) { look(all, blocks, limit); });
   } else {
-    measure_alone(run, blocks, limit, watch);
+    try {
+      measure_alone(run, blocks, limit, watch);
+    } catch (const Interrupted& stopped) {
+      if (stopped.what() != std::string_view("interrupted")) throw;  // which says what is kept
+      throw Interrupted(snapshots.saved() ? run.kept_after(0, false) : "before a sample was through: nothing is kept");
+    }
   }
   if (selection.filter != nullptr) {
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);

@@ -259,12 +259,12 @@ std::string without_comments(const fs::path& path) {
 
 /// A child gets the environment as it is; nothing is read from it.
 const std::set<std::string> kHandOn = {"tools/benchmarks/bench_startup.cpp", "tools/benchmarks/distributed.py",
-                                       "tools/benchmarks/peer_packages.py"};
+                                       "tools/benchmarks/peer_packages.py", "tools/python/fp8/_program.py"};
 
 TEST(Sources, AskTheTable) {
   const std::regex read(R"(\b(secure_)?getenv\b|\benviron\b|/proc/(self|\d+)/environ)");
-  const std::regex known(
-      R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(FP8_BENCH|XDG_CACHE_HOME|TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT)")re");
+  const std::regex known(R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(FP8_AUTOLOAD|FP8_BENCH|QUANT_CONFIG|)re"
+                         R"re(SOURCE_DATE_EPOCH|TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT|XDG_CACHE_HOME)")re");
   for (const char* folder : {"runtime", "recipes", "configs", "measure", "quant", "transformer_engine", "tools"}) {
     for (const auto& path : sources(folder, {".cpp", ".h", ".py"})) {
       if (kHandOn.contains(fs::relative(path, kRoot).string())) continue;
