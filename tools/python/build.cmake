@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DROOT=<repository> -DBUILD=<folder> -P build.cmake: the program with training, and its libraries, up to date.
+file(LOCK ${BUILD}/python.lock GUARD PROCESS TIMEOUT 3600)  # two at once would write the same files
 if(NOT EXISTS ${BUILD}/CMakeCache.txt)
   execute_process(COMMAND ${ROOT}/tools/setup OUTPUT_VARIABLE libtorch OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX REPLACE ".*\n" "" libtorch "${libtorch}")
