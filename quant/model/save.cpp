@@ -163,14 +163,15 @@ void add_source(const std::filesystem::path& source, Contents& out) {
   };
   auto& kept = out.config.kept_linears;
   for (const auto& [head, embedding] : out.config.names.tied()) {
-    // A head may have another name in the file than in the reader's model, or stand below a part of it.
-    const bool own = holds([&, &head = head](const std::string& module) {
+    const bool own = holds([&, &head = head](const std::string& module) { return module == head; });
+    // In fp8 it may have another name in the file than in the reader's model, or stand below a part of it.
+    const bool in_fp8 = std::ranges::any_of(out.config.quantized, [&, &head = head](const std::string& module) {
       const auto names = out.config.names.names_on_load(module);
-      return module == head || module.ends_with("." + head) || std::ranges::find(names, head) != names.end();
+      return module.ends_with("." + head) || std::ranges::find(names, head) != names.end();
     });
     const bool tied =
         holds([&, &embedding = embedding](const std::string& module) { return matches_pattern(embedding, module); });
-    if (!own && tied && std::ranges::find(kept, head) == kept.end()) kept.push_back(head);
+    if (!own && !in_fp8 && tied && std::ranges::find(kept, head) == kept.end()) kept.push_back(head);
   }
 }
 

@@ -30,8 +30,7 @@ CONFIG = {"mode": "QUANTIZE", "scale_method": "act_maxabs_pow2_weights_pcs_maxab
 
 # What no checkpoint can hold, and what save_pretrained() says of it: saved is the model without.
 STACKED = ({"types": ["MoeMatmul"], "names": []}, "stacked experts are one tensor")
-HEAD = ({"types": [], "names": ["lm_head", "embed_out"]}, "'lm_head'")
-WITHOUT = {"gpt_oss": STACKED, "granitemoe": STACKED, "llava": HEAD, "gpt_neox": HEAD,
+WITHOUT = {"gpt_oss": STACKED, "granitemoe": STACKED,
            "gpt2": ({"types": [], "names": ["transformer"]}, r"\[inputs, outputs\]")}
 
 EAGER = ("whisper",)  # the device has a kernel of its own for at most 16 queries over many keys, whose last bits differ
