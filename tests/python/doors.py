@@ -6,6 +6,7 @@ A door's two letters are what it does with a converted model (static, dynamic) a
     n  refused by an error that names the module
     t  refused by torch or safetensors themselves, whatever the model
     v  the values in high precision, on a device or in a dtype that has no products in fp8
+    e  as v, or refused by an error that names the module
     s  learns on in fp8, with rounded weights
     x  known to be wrong: what the library has to refuse"""
 

@@ -94,7 +94,7 @@ doors("vv", cpu=lambda m, f: m.cpu())
 doors("vn", from_cpu_assigned=lambda m, f: loaded(m, disk(m.state_dict(), map_location="cpu"), assign=True))
 doors("nx", doubled=lambda m, f: parametrized(m, Twice()))
 doors("nv", trace_saved=lambda m, f: through_jit(m, f / "file.pt"))
-doors("tv", export_saved=lambda m, f: through_export(m, f / "file.pt2"))
+doors("te", export_saved=lambda m, f: through_export(m, f / "file.pt2"))
 doors("rt", swapped=lambda m, f: swapped(m, Net(9).to("hpu")))
 doors("tr", state_old_archive=lambda m, f: loaded(m, disk(m.state_dict(), _use_new_zipfile_serialization=False)))
 doors("nn", weight_norm=lambda m, f: nn.utils.parametrizations.weight_norm(m.up_proj) and m,
@@ -176,7 +176,12 @@ def test_models(name, kind, tmp_path, references):
     if letter in "ntx":
         return refused(letter, lambda: run(go(model, tmp_path), kind))
     out = go(model, tmp_path)
-    found = run(out, kind)
+    try:
+        found = run(out, kind)
+    except RuntimeError as told:
+        # The region says that the attached model, which is alive, ran no product in fp8: it says so the second time.
+        assert letter == "e" and any(name in str(told) for name in NAMES), told
+        return
     if letter == "r":
         assert all(torch.equal(a, b) for a, b in zip(found, references[kind], strict=True))
     elif letter == "s":
