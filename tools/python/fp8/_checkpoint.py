@@ -65,13 +65,13 @@ def once(model: torch.nn.Module, state: Tensors) -> Tensors:
 def rows_of(model: torch.nn.Module, state: typing.Mapping[str, torch.Tensor]) -> dict[str, Rows]:
     """By the names of the checkpoint; found by what the reversal does with tensors that hold the numbers of their rows. Rows
     are outputs; of a weight that is [inputs, outputs], its columns."""
-    turned = {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
+    transposed = {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
     names, starts, numbered, count = list(state), [0], Tensors(), 0
     for name, tensor in state.items():
         lead = tensor.shape[:-1] if tensor.dim() > 1 else tensor.shape
-        lead = torch.Size((*lead[:-1], tensor.shape[-1])) if name in turned else lead
+        lead = torch.Size((*lead[:-1], tensor.shape[-1])) if name in transposed else lead
         numbers = torch.arange(count, count + lead.numel()).view(lead)
-        numbers = numbers.unsqueeze(-2 if name in turned else -1) if tensor.dim() > 1 else numbers
+        numbers = numbers.unsqueeze(-2 if name in transposed else -1) if tensor.dim() > 1 else numbers
         numbered[name] = numbers.expand(tensor.shape)
         count += lead.numel()
         starts.append(count)
@@ -193,7 +193,7 @@ def adopt(model: torch.nn.Module, folder: pathlib.Path) -> tuple[list[_modules.W
     state = once(model, state_of(model))
     places = rows_of(model, state)
     found, _ = _modules.weights(model)
-    turned = {weight.key for weight in found if weight.transposed}
+    transposed = {weight.key for weight in found if weight.transposed}
     codes, scheme = _stored(folder)
     for name in codes:
         if name not in places:
@@ -216,21 +216,21 @@ def adopt(model: torch.nn.Module, folder: pathlib.Path) -> tuple[list[_modules.W
         for source in places[name].sources if not places[name].whole else ():
             parts.setdefault(source, []).append((places[name], tensor))
     for source, pieces in parts.items():
-        _join(source, typing.cast(torch.nn.Parameter, state[source]), pieces, source in turned)
+        _join(source, typing.cast(torch.nn.Parameter, state[source]), pieces, source in transposed)
     converted = [weight for weight in found if torch.ops.fp8.describe(weight.tensor)]
     for weight in converted:
         Fp8Parameter.of(weight)
     return converted, taken
 
 
-def _join(name: str, weight: torch.nn.Parameter, pieces: typing.Sequence[tuple[Rows, torch.Tensor]], turned: bool) -> None:
-    """Makes the weight the codes of its pieces. Scales of whole pieces become scales of rows. turned: it is [inputs, outputs]."""
+def _join(name: str, weight: torch.nn.Parameter, pieces: typing.Sequence[tuple[Rows, torch.Tensor]], transposed: bool) -> None:
+    """Makes the weight the codes of its pieces. Scales of whole pieces become scales of rows. transposed: it is [inputs, outputs]."""
     schemes = {torch.ops.fp8.scheme_of(tensor) for _, tensor in pieces}
     if len(schemes) > 1:
         raise RuntimeError(f"load: {name}: its parts have {len(schemes)} schemes, allowed: one; found {'; '.join(sorted(schemes))}")
     scheme = json.loads(schemes.pop())
     scheme["weights"] = "channel" if scheme["weights"] == "tensor" else scheme["weights"]
-    shape = torch.Size((*weight.shape[:-2], weight.size(-1), weight.size(-2))) if turned else weight.shape
+    shape = torch.Size((*weight.shape[:-2], weight.size(-1), weight.size(-2))) if transposed else weight.shape
     count = shape[:-1].numel()
     codes = torch.empty((count, shape[-1]), dtype=torch.uint8)
     scales: typing.Optional[torch.Tensor] = None
@@ -247,4 +247,4 @@ def _join(name: str, weight: torch.nn.Parameter, pieces: typing.Sequence[tuple[R
         raise RuntimeError(f"load: {name}: its parts have {scheme['weights']} scales, or are not all in fp8: they can't be joined")
     joined = codes.view(pieces[0][1].detach().dtype).reshape(shape).to("hpu")
     torch.ops.fp8.tag(joined, name, scale, json.dumps(scheme))
-    weight.requires_grad_(False).data = joined.transpose(-2, -1) if turned else joined
+    weight.requires_grad_(False).data = joined.transpose(-2, -1) if transposed else joined

@@ -106,7 +106,7 @@ class Fp8Parameter(torch.nn.Parameter):
     def transposed(self) -> bool:
         """The module has it as [inputs, outputs] (GPT-2's Conv1D, experts of Llama 4): it is a view of codes whose rows are
         outputs."""
-        return turned(self)
+        return is_transposed(self)
 
     @property
     def holds_codes(self) -> bool:
@@ -148,7 +148,7 @@ for _name, _dtype in (("float", torch.float32), ("double", torch.float64), ("hal
     setattr(Fp8Parameter, _name, lambda self, dtype=_dtype: self.to(dtype))
 
 
-def turned(weight: torch.Tensor) -> bool:
+def is_transposed(weight: torch.Tensor) -> bool:
     """Whether a converted weight is a transposed view of its codes."""
     return not weight.is_contiguous() or list(weight.shape) != json.loads(torch.ops.fp8.tag_of(weight))["sizes"]
 
@@ -159,7 +159,7 @@ def parts(weight: torch.Tensor) -> tuple[typing.Any, ...]:
     tag = json.loads(torch.ops.fp8.tag_of(weight))
     if tag is None or not tag["whole"]:
         raise RuntimeError(f"{torch.ops.fp8.describe(weight) or 'codes without a scale'}: a part of it can't be pickled; dequantize() gives its values")
-    transposed = turned(weight)
+    transposed = is_transposed(weight)
     codes, dtype, shape = bytes_of(weight.detach().transpose(-2, -1) if transposed else weight)
     scale_inv, _, scale_shape = bytes_of(torch.ops.fp8.scale_inv(weight))
     return (codes, shape, str(dtype), ", ".join(tag["modules"]), scale_inv, scale_shape, torch.ops.fp8.scheme_of(weight), weight.requires_grad,

@@ -17,7 +17,7 @@ import torch
 
 from fp8 import _checkpoint, _library, _modules
 from fp8 import nn as _nn
-from fp8.parameter import Fp8Parameter, turned
+from fp8.parameter import Fp8Parameter, is_transposed
 
 _FORMS = {"default": "compressed-tensors", "huggingface": "inc", "vllm": "inc-vllm"}  # INC's names of them
 Folder = typing.Union[str, "os.PathLike[str]"]
@@ -145,7 +145,7 @@ def _write_scales(module: torch.nn.Module, state: dict[str, typing.Any], prefix:
 def scales(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """What lies beside a converted weight of that name: f32, on its device; values are codes * scale, but for blocks."""
     scale, scheme = torch.ops.fp8.scale_inv(weight).to(weight.device), json.loads(torch.ops.fp8.scheme_of(weight))
-    transposed, (its, inputs) = turned(weight), scale_names(name)
+    transposed, (its, inputs) = is_transposed(weight), scale_names(name)
     if scheme["weights"] == "channel" and weight.dim() in (2, 3) and scale.numel() == weight.numel() // weight.size(-2 if transposed else -1):
         scale = scale.reshape(*weight.shape[:-2], 1, -1) if transposed else scale.reshape(*weight.shape[:-1], 1)
     found = {its: scale}
