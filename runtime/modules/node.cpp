@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/modules/node.h"
 
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
-
-#include <algorithm>
-#include <array>
-#include <string_view>
+#include <utility>
 
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/modules/op_modules.h"
 
 namespace fp8::runtime {
 namespace {
 
-constexpr std::array<std::string_view, 6> kTypes = {"Matmul",          "B2BMatmul", "Softmax",
-                                                    "ModuleFusedSDPA", "KVCache",   "VLLMKVCache"};
+std::shared_ptr<OpModule> module_of(const std::string& type) {
+  if (type == "Matmul") return std::make_shared<MatmulImpl>();
+  if (type == "B2BMatmul") return std::make_shared<B2BMatmulImpl>();
+  if (type == "Softmax") return std::make_shared<SoftmaxImpl>();
+  if (type == "ModuleFusedSDPA") return std::make_shared<ModuleFusedSDPAImpl>();
+  if (type == "KVCache") return std::make_shared<KVCacheImpl>();
+  if (type == "VLLMKVCache") return std::make_shared<VLLMKVCacheImpl>();
+  TORCH_CHECK(false, "[fp8::Node] type: found '", type,
+              "', allowed: Matmul, B2BMatmul, Softmax, ModuleFusedSDPA, KVCache, VLLMKVCache");
+}
 
 [[maybe_unused]] const bool g_node_registered = [] {
-  if (!may_register(reinterpret_cast<const void*>(kTypes.data()))) return false;
+  if (!may_register(reinterpret_cast<const void*>(&module_of))) return false;
   torch::class_<Node>("fp8", "Node")
       .def(torch::init<std::string>())
       .def("type", [](const c10::intrusive_ptr<Node>& self) { return self->type(); })
@@ -44,57 +47,51 @@ constexpr std::array<std::string_view, 6> kTypes = {"Matmul",          "B2BMatmu
 
 }  // namespace
 
-Node::Node(std::string type) : type_(std::move(type)) {
-  TORCH_CHECK(std::ranges::find(kTypes, type_) != kTypes.end(), "[fp8::Node] type: found '", type_,
-              "', allowed: Matmul, B2BMatmul, Softmax, ModuleFusedSDPA, KVCache, VLLMKVCache");
+Node::Node(std::string type) : type_(std::move(type)), module_(module_of(type_)) {}
+
+const std::shared_ptr<ModuleSlot>& Node::slot() const { return module_->slot(); }
+
+template <class Module>
+Module& Node::as(const char* what) const {
+  auto* module = dynamic_cast<Module*>(module_.get());
+  TORCH_CHECK(module != nullptr, "[fp8::Node] ", what, ": found a node of type ", type_);
+  return *module;
 }
 
-void Node::require(const char* what, std::initializer_list<const char*> types) const {
-  TORCH_CHECK(std::ranges::find(types, type_) != types.end(), "[fp8::Node] ", what, ": found a node of type ", type_);
+ModuleHandler* Node::cache_handler(const char* what) const {
+  if (dynamic_cast<VLLMKVCacheImpl*>(module_.get()) == nullptr) as<KVCacheImpl>(what);
+  return module_->handler();
 }
 
 at::Tensor Node::matmul(const at::Tensor& a, const at::Tensor& b) const {
-  require("matmul", {"Matmul", "B2BMatmul"});
-  return by_handler(
-      slot_->handler.get(), [&] { return at::matmul(a, b); },
-      [&](ModuleHandler& handler, const OriginalOp& original) { return handler.matmul({a, b, original}); });
+  return as<MatmulImpl>("matmul").forward(a, b);
 }
 
 at::Tensor Node::softmax(const at::Tensor& x, std::int64_t dim) const {
-  require("softmax", {"Softmax"});
-  return by_handler(
-      slot_->handler.get(), [&] { return at::softmax(x, dim); },
-      [&](ModuleHandler& handler, const OriginalOp& original) { return handler.softmax({x, dim, original}); });
+  return as<SoftmaxImpl>("softmax").forward(x, dim);
 }
 
 at::Tensor Node::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
                            std::optional<double> scale, bool enable_gqa) const {
-  require("attention", {"ModuleFusedSDPA"});
-  return by_handler(
-      slot_->handler.get(),
-      [&] { return at::scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa); },
-      [&](ModuleHandler& handler, const OriginalOp& original) {
-        return handler.attention(
-            {q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, "None", std::nullopt, "left", original});
-      });
+  return as<ModuleFusedSDPAImpl>("attention").forward(q, k, v, {mask, dropout_p, is_causal, scale, enable_gqa});
 }
 
 at::Tensor Node::store(const at::Tensor& current) const {
-  require("store", {"KVCache", "VLLMKVCache"});
-  return slot_->handler ? slot_->handler->store(current) : current;
+  auto* handler = cache_handler("store");
+  return handler != nullptr ? handler->store(current) : current;
 }
 
 at::Tensor Node::fetch(const at::Tensor& stored, const at::Tensor& like) const {
-  require("fetch", {"KVCache", "VLLMKVCache"});
-  return slot_->handler ? slot_->handler->fetch(stored, like.scalar_type()) : stored;
+  auto* handler = cache_handler("fetch");
+  return handler != nullptr ? handler->fetch(stored, like.scalar_type()) : stored;
 }
 
-std::string Node::describe() const { return slot_->handler ? slot_->handler->describe() : ""; }
+std::string Node::describe() const { return module_->handler() != nullptr ? module_->handler()->describe() : ""; }
 
 c10::intrusive_ptr<Node> Node::copy() const {
   auto made = c10::make_intrusive<Node>(type_);
-  made->slot_->handler = slot_->handler;
+  made->slot()->handler = slot()->handler;
   return made;
 }
 

@@ -17,13 +17,15 @@
 
 namespace fp8::runtime {
 
+class OpModule;
+
 class Node final : public torch::CustomClassHolder {
  public:
   /// type: "Matmul", "B2BMatmul", "Softmax", "ModuleFusedSDPA", "KVCache", "VLLMKVCache"; c10::Error for others.
   explicit Node(std::string type);
 
   const std::string& type() const { return type_; }
-  const std::shared_ptr<ModuleSlot>& slot() const { return slot_; }
+  const std::shared_ptr<ModuleSlot>& slot() const;
 
   at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) const;
   at::Tensor softmax(const at::Tensor& x, std::int64_t dim) const;
@@ -43,10 +45,14 @@ class Node final : public torch::CustomClassHolder {
   c10::intrusive_ptr<Node> copy() const;
 
  private:
-  void require(const char* what, std::initializer_list<const char*> types) const;
+  /// The module; c10::Error naming `what` where it is of another class.
+  template <class Module>
+  Module& as(const char* what) const;
+  /// Of a cache; null: nothing handles it.
+  ModuleHandler* cache_handler(const char* what) const;
 
   std::string type_;
-  std::shared_ptr<ModuleSlot> slot_ = std::make_shared<ModuleSlot>();
+  std::shared_ptr<OpModule> module_;
 };
 
 using NodeList = c10::List<c10::intrusive_ptr<Node>>;

@@ -51,6 +51,18 @@ def made(kind, folder):
         return fp8.quant.convert(model, None if kind == "static" else {**CONFIGS[kind], "mode": "QUANTIZE"})
 
 
+def in_region(recipe, call):
+    """What call() gives inside of an autocast region."""
+    region = OPS.enter_autocast(recipe)
+    try:
+        found = call()
+    except BaseException:
+        OPS.exit_autocast(region, failed=True)
+        raise
+    OPS.exit_autocast(region)
+    return found
+
+
 def run(model, kind):
     """What it computes: its products, and the gradients of a step in training."""
     parameters = list(model.parameters())
@@ -58,13 +70,7 @@ def run(model, kind):
     if kind != "attached":
         with torch.no_grad():
             return [model(x).cpu()]
-    region = OPS.enter_autocast("nvidia")
-    try:
-        y = model(x)
-    except BaseException:
-        OPS.exit_autocast(region, failed=True)
-        raise
-    OPS.exit_autocast(region)
+    y = in_region("nvidia", lambda: model(x))
     model.zero_grad()
     y.square().mean().backward()
     return [t.detach().cpu() for t in (y, *sorted((p.grad for p in parameters), key=lambda grad: grad.shape))]

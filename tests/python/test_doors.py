@@ -15,7 +15,7 @@ import torch.distributed.tensor.parallel
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from conftest import batch
-from doors import NAMES, OPS, Net, disk, group, high, made, near, refused, run, values_of
+from doors import NAMES, OPS, Net, disk, group, high, in_region, made, near, refused, run, values_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.optim import swa_utils
@@ -241,13 +241,8 @@ def trained(recipe, forward):
     OPS.attach_training(weights, list(NAMES), ["Linear"] * 2, recipe)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(5):
-        region = OPS.enter_autocast(recipe)
-        try:
-            y = forward(model, torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).to("hpu").requires_grad_())
-        except BaseException:
-            OPS.exit_autocast(region, failed=True)
-            raise
-        OPS.exit_autocast(region)
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).to("hpu").requires_grad_()
+        y = in_region(recipe, lambda x=x: forward(model, x))
         optimizer.zero_grad()
         y.square().mean().backward()
         optimizer.step()

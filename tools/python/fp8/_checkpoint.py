@@ -18,7 +18,6 @@ SCHEME = "fp8_scheme"  # in the metadata of safetensors: what the quantization_c
 _OF_MODULES = ("input_scale_inv", "dtype")  # each has its own
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Where the rows of a checkpoint's tensor lie in memory. sources: names of parameters; source and row: for each row of the
