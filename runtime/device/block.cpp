@@ -72,8 +72,22 @@ Block* block_of(const c10::StorageImpl* storage) {
 
 bool same_place(const at::Tensor& a, const at::Tensor& b) { return address_of(a) == address_of(b); }
 
+namespace {
+
+std::atomic<void (*)()> g_alias_listener = nullptr;
+
+void tell_listener() {
+  if (const auto heard = g_alias_listener.load(std::memory_order_relaxed)) [[unlikely]]
+    heard();
+}
+
+}  // namespace
+
+void set_alias_listener(void (*heard)()) { g_alias_listener = heard; }
+
 at::Tensor cpu_alias(const at::Tensor& t) {
   if (!t.defined() || t.device().type() != c10::kHPU) return t;
+  tell_listener();
   auto* impl = t.unsafeGetTensorImpl();
   TORCH_CHECK(impl->has_storage(), "[hpu] expected a tensor with memory of the device, got one of layout ", t.layout());
   auto* storage = storage_impl_of(t);
@@ -250,6 +264,7 @@ void unpack_codes(Block& block, c10::StorageImpl& storage) {
 CodesReader::CodesReader(const at::Tensor& codes) {
   Block* block = block_of(codes);
   if (block == nullptr) return;
+  tell_listener();
   // Weights are tagged: of them others may make packed ones meanwhile, and must wait.
   CodeOrder* order = block->tag ? &order_of(*block) : block->order.load(std::memory_order_acquire);
   while (order != nullptr) {

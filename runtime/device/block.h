@@ -80,6 +80,10 @@ bool same_place(const at::Tensor& a, const at::Tensor& b);
 /// returned as they are. Codes that lie packed for products are put back into rows.
 at::Tensor cpu_alias(const at::Tensor& hpu);
 
+/// `heard` is called by each cpu_alias() of an hpu tensor from now on; nullptr: no longer. For a recording of the
+/// device's work, which must not miss any.
+void set_alias_listener(void (*heard)());
+
 /// Turns a freshly made CPU tensor into an hpu tensor in place: its memory moves into a new Block, no copy.
 void adopt(const at::Tensor& fresh, c10::DeviceIndex device);
 

@@ -174,7 +174,7 @@ void cast_into(const at::Tensor& input, const CastSpec& first, const at::Tensor&
 
 float amax_of(const at::Tensor& input) {
   const at::Tensor x = input.is_contiguous() ? input : input.detach().contiguous();
-  return kernels::amax(x.const_data_ptr(), float_type_of(x.scalar_type()), x.numel());
+  return kernels::amax(cpu_alias(x).const_data_ptr(), float_type_of(x.scalar_type()), x.numel());
 }
 
 namespace {

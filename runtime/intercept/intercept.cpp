@@ -29,6 +29,7 @@
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/tape/recorder.h"
 
 namespace fp8::runtime {
 namespace {
@@ -176,6 +177,9 @@ class Interceptor final : public c10::OperatorKernel {
     settle_devices(op.schema(), *stack, count);  // before a handler computes with what the device would refuse
     check_no_codes(op.schema(), arguments);
     check_derivatives(op.schema(), arguments);
+    if (Recorder* recorder = key_ == c10::DispatchKey::AutogradHPU ? Recorder::current() : nullptr;
+        recorder != nullptr && !needs_gradient(arguments))
+      return recorder->call(op, keys.remove(c10::DispatchKey::Fake), stack);
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();
@@ -214,6 +218,12 @@ class Interceptor final : public c10::OperatorKernel {
     auto result = convolves ? handle_convolution(row_.shape, arguments) : handle_matrix_op(row_.shape, arguments);
     if (!result.has_value()) return std::nullopt;
     return torch::jit::Stack{autocast::cast_result(cast, *result)};
+  }
+
+  static bool needs_gradient(at::ArrayRef<c10::IValue> arguments) {
+    return at::GradMode::is_enabled() && std::ranges::any_of(arguments, [](const c10::IValue& value) {
+             return value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
+           });
   }
 
   /// For traces: the modules of the call's weights.

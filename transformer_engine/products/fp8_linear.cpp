@@ -16,6 +16,7 @@
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
+#include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/region/recomputation.h"
@@ -33,6 +34,7 @@ struct Call : ProductCall {
   at::ScalarType x_dtype = at::kFloat, weight_grad = at::kFloat, bias_dtype = at::kFloat;
   bool has_bias = false;
   bool x_learns = false, weight_learns = false;  ///< of what the backward pass may be asked for: dx needs w, dw needs x
+  bool trains = false;           ///< begin_forward()'s
   bool exact_weight_grad = false;                ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
   Fp8Tensor x_rows, weight_rows;  ///< without their tensors
@@ -141,13 +143,16 @@ Fp8Tensor weight_of(const Call& call, const variable_list& saved) {
   return recast(call, Role::weight, 1, saved[4]);
 }
 
-variable_list backward_products(AutogradContext* context, const c10::intrusive_ptr<Call>& call,
+/// Which gradients a backward pass gives.
+struct Wanted {
+  bool x, w, b;
+};
+
+variable_list backward_products(const Wanted& wants, const c10::intrusive_ptr<Call>& call, const variable_list& saved,
                                 const at::Tensor& grad) {
-  const bool wants_x = context->needs_input_grad(0), wants_w = context->needs_input_grad(1),
-             wants_b = call->has_bias && context->needs_input_grad(2);
+  const auto [wants_x, wants_w, wants_b] = wants;
   at::Tensor dx, dw, db;
   if (wants_x || wants_w) {
-    const variable_list saved = context->get_saved_variables();  // first: it throws where backward ran before
     const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
     const StepScales scales = call->state->begin_backward(*call->region, call->scales);
     CastPlan plan = call->plan(Role::grad, 0, scales);
@@ -170,11 +175,71 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
   return {dx, dw, db, at::Tensor()};
 }
 
+
+// In a recording (runtime/tape) the passes are a node each. Both read scales, region and history anew:
+//
+//   te::forward   (x, weight, bias)            -> y, what backward reads (5), the call
+//   te::backward  (dy, what backward reads, the call) -> dx, dw, db
+
+/// Where regions are of the recording alone, those are in force at a replay too.
+void begin(Call& call, bool trains) {
+  if (const auto& now = current_region(); now != nullptr && now->enabled()) call.region = now;
+  call.recipe = call.state->recipe_in(*call.region);
+  call.scales = call.state->begin_forward(*call.region, trains);
+}
+
+at::Tensor forward_as_node(runtime::Recorder& recorder, const at::Tensor& x, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, c10::intrusive_ptr<Call>& call, variable_list* kept) {
+  if (current_replay_log() != nullptr) recorder.refuse("activation checkpointing of the fp8 product '" + call->state->name() + "'");
+  const bool keeps = kept != nullptr;
+  torch::jit::Stack stack = {x, weight, bias.value_or(at::Tensor())};
+  recorder.call("te::forward", [like = *call, keeps](torch::jit::Stack& s) {
+    const runtime::autocast::InsideOp inside(std::nullopt);
+    const runtime::InterceptionPause pause;
+    const runtime::ModuleScope module(like.state->name());
+    const at::NoGradGuard no_grad;
+    auto call = c10::make_intrusive<Call>(like);
+    begin(*call, like.trains);
+    variable_list kept;
+    const at::Tensor b = s[2].toTensor();
+    at::Tensor y = forward_product(s[0].toTensor(), s[1].toTensor(), b.defined() ? std::optional(b) : std::nullopt, *call,
+                                   keeps ? &kept : nullptr);
+    s = {std::move(y)};
+    for (at::Tensor& t : kept) s.emplace_back(std::move(t));
+    s.push_back(c10::IValue::make_capsule(std::move(call)));
+  }, stack);
+  call = c10::static_intrusive_pointer_cast<Call>(stack.back().toCapsule());
+  for (std::size_t i = 1; i + 1 < stack.size(); ++i) kept->push_back(stack[i].toTensor());
+  return stack[0].toTensor();
+}
+
+variable_list backward_as_node(runtime::Recorder& recorder, const Wanted& wants, const c10::intrusive_ptr<Call>& call,
+                               const variable_list& saved, const at::Tensor& grad) {
+  torch::jit::Stack stack = {grad};
+  stack.insert(stack.end(), saved.begin(), saved.end());
+  stack.push_back(c10::IValue::make_capsule(call));
+  recorder.call("te::backward", [wants](torch::jit::Stack& s) {
+    const runtime::autocast::InsideOp inside(std::nullopt);
+    const auto call = c10::static_intrusive_pointer_cast<Call>(s.back().toCapsule());
+    const runtime::ModuleScope module(call->state->name());
+    const at::NoGradGuard no_grad;
+    variable_list saved;
+    for (std::size_t i = 1; i + 1 < s.size(); ++i) saved.push_back(s[i].toTensor());
+    auto gradients = backward_products(wants, call, saved, s[0].toTensor());
+    s.assign(gradients.begin(), gradients.end());
+  }, stack);
+  variable_list gradients;
+  for (const auto& g : stack) gradients.push_back(g.toTensor());
+  return gradients;
+}
+
 struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, const c10::intrusive_ptr<Call>& call) {
+                            const std::optional<at::Tensor>& bias, c10::intrusive_ptr<Call> call) {
     variable_list kept;
-    at::Tensor y = forward_product(x, weight, bias, *call, &kept);
+    auto* recorder = runtime::Recorder::current();
+    at::Tensor y = recorder != nullptr ? forward_as_node(*recorder, x, weight, bias, call, &kept)
+                                       : forward_product(x, weight, bias, *call, &kept);
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->save_for_backward(kept);
     return y;
@@ -189,7 +254,12 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
     variable_list result;
     {
       const at::NoGradGuard no_grad;
-      result = backward_products(context, call, gradients[0]);
+      const Wanted wants = {context->needs_input_grad(0), context->needs_input_grad(1),
+                            call->has_bias && context->needs_input_grad(2)};
+      const variable_list saved = context->get_saved_variables();  // first: it throws where backward ran before
+      auto* recorder = runtime::Recorder::current();
+      result = recorder != nullptr ? backward_as_node(*recorder, wants, call, saved, gradients[0])
+                                   : backward_products(wants, call, saved, gradients[0]);
     }
     for (auto& g : result)
       g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name(), gradients);
@@ -252,13 +322,16 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   call->needs_grad = grad_mode && learns;
   const bool first_of_two_runs = current_replay_log() != nullptr;
   // A frozen product is part of training too: it needs scales, and its backward pass leads to what learns before it.
-  call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
+  call->trains = options.training && (grad_mode || first_of_two_runs);
+  auto* recorder = runtime::Recorder::current();
+  if (recorder == nullptr) call->scales = state->begin_forward(*region, call->trains);
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
   const runtime::ModuleScope module(state->name());
   if (!call->needs_grad) {
     const at::NoGradGuard no_grad;
-    return forward_product(x, weight, bias, *call, nullptr);
+    return recorder != nullptr ? forward_as_node(*recorder, x, weight, bias, call, nullptr)
+                               : forward_product(x, weight, bias, *call, nullptr);
   }
   return Fp8Linear::apply(x, weight, call->has_bias ? bias : std::nullopt, call);
 }

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <iterator>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/graph/graphed_call.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -188,7 +190,37 @@ Fp8Region::InnerBackward::~InnerBackward() {
   --root_->inner_backwards_;
 }
 
+namespace {
+
+/// As a node of a recording where there is one.
+bool recorded(const char* name, const std::function<void()>& finish) {
+  auto* recorder = runtime::Recorder::current();
+  if (recorder == nullptr) return false;
+  torch::jit::Stack none;
+  recorder->call(name, [finish](torch::jit::Stack&) { finish(); }, none);
+  return true;
+}
+
+void add_to_key(std::string& key) {
+  const auto region = current_region();
+  if (region == nullptr) return;
+  const auto& o = region->options();
+  key += recipes::describe(region->recipe());
+  for (const bool flag : {o.enabled, o.calibrating, o.force_measurement.has_value(), o.force_measurement.value_or(false),
+                          o.is_first_microbatch.has_value(), o.is_first_microbatch.value_or(false), o.statistics})
+    key += flag ? '1' : '0';
+}
+
+std::function<std::shared_ptr<void>()> inner_backward() {
+  return [region = current_region()] { return std::make_shared<Fp8Region::InnerBackward>(region); };
+}
+
+[[maybe_unused]] const bool hooked = (runtime::set_graph_hooks({&add_to_key, &inner_backward}), true);
+
+}  // namespace
+
 void Fp8Region::finish_forward() {
+  if (recorded("te::finish_forward", [self = shared_from_this()] { self->finish_forward(); })) return;
   const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::finish_forward"});
   Fp8Region& r = root();
   const Taken taken = r.take(r.forward_);
@@ -200,6 +232,7 @@ void Fp8Region::finish_forward() {
 }
 
 void Fp8Region::finish_backward() {
+  if (recorded("te::finish_backward", [self = shared_from_this()] { self->finish_backward(); })) return;
   const runtime::PhaseScope phase("backward");  // the engine may call from a thread that has none
   const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::finish_backward"});
   Fp8Region& r = root();

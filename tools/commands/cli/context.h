@@ -26,7 +26,8 @@ struct UsageError : std::runtime_error {
 struct Interrupted : std::runtime_error {
   /// what: "after 68 of 400 samples; --resume goes on", where something is kept.
   explicit Interrupted(const std::string& what = "")
-      : std::runtime_error(what.empty() ? "interrupted" : "interrupted " + what) {}
+      : std::runtime_error(what.empty() ? "interrupted" : "interrupted " + what), says_what_is_kept(!what.empty()) {}
+  bool says_what_is_kept;
 };
 
 struct Context {

@@ -334,7 +334,7 @@ void measure(const MeasureOptions& given, Context& context) {
     try {
       measure_alone(run, blocks, limit, watch);
     } catch (const Interrupted& stopped) {
-      if (stopped.what() != std::string_view("interrupted")) throw;  // which says what is kept
+      if (stopped.says_what_is_kept) throw;
       throw Interrupted(snapshots.saved() ? run.kept_after(0, false) : "before a sample was through: nothing is kept");
     }
   }

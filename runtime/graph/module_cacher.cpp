@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/graph/module_cacher.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/intercept/intercept.h"
+
+namespace fp8::runtime {
+namespace {
+
+/// What decides how a call runs, in bytes.
+class Key {
+ public:
+  template <class T>
+  Key& operator<<(T value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Key& operator<<(at::IntArrayRef values) {
+    *this << values.size();
+    bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(std::int64_t));
+    return *this;
+  }
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+std::string key_of(at::TensorList inputs, bool training) {
+  Key key;
+  key << training << at::GradMode::is_enabled() << c10::InferenceMode::is_enabled() << interception_paused()
+      << at::autocast::is_autocast_enabled(at::kHPU) << at::autocast::get_autocast_dtype(at::kHPU)
+      << c10::get_default_dtype_as_scalartype() << at::globalContext().deterministicAlgorithms();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& t = inputs[i];
+    std::size_t first = 0;
+    while (first < i && storage_impl_of(inputs[first]) != storage_impl_of(t)) ++first;
+    key << first << (first < i ? t.storage_offset() - inputs[first].storage_offset() : 0) << t.scalar_type()
+        << t.device().index() << t.requires_grad() << t.key_set().raw_repr() << t.sizes() << t.strides();
+  }
+  std::string bytes = key.take();
+  if (graph_hooks().key != nullptr) graph_hooks().key(bytes);
+  return bytes;
+}
+
+bool can_be_given(at::TensorList inputs) {
+  return std::ranges::all_of(inputs, [](const at::Tensor& t) { return t.defined() && t.is_hpu() && t.has_storage() && t.layout() == at::kStrided; });
+}
+
+}  // namespace
+
+GraphCallable::GraphCallable(torch::nn::Sequential module)
+    : call([module](at::TensorList inputs) mutable {
+        TORCH_CHECK(inputs.size() == 1, "[graph] Sequential: found ", inputs.size(), " inputs, expected 1");
+        return std::vector<at::Tensor>{module->forward(inputs[0])};
+      }),
+      is_training([module] { return module->is_training(); }) {}
+
+GraphCallable::GraphCallable(torch::nn::AnyModule module)
+    : call([module](at::TensorList x) mutable -> std::vector<at::Tensor> {
+        switch (x.size()) {
+          case 1: return {module.forward(x[0])};
+          case 2: return {module.forward(x[0], x[1])};
+          case 3: return {module.forward(x[0], x[1], x[2])};
+          case 4: return {module.forward(x[0], x[1], x[2], x[3])};
+          default: TORCH_CHECK(false, "[graph] AnyModule: found ", x.size(), " inputs, allowed: 1 to 4");
+        }
+      }),
+      is_training([module] { return module.ptr()->is_training(); }) {}
+
+GraphCache::GraphCache(GraphOptions options) : options_(options) {
+  TORCH_CHECK(options.max_graphs >= 0, "[graph] max_graphs: found ", options.max_graphs, ", allowed: 0 and more");
+}
+
+GraphCache::Decision GraphCache::decide(at::TensorList inputs, bool training, const std::string& more) {
+  const auto as_it_is = [&] {
+    ++counts_.eager;
+    return Decision();
+  };
+  if (!can_be_given(inputs) || is_recording()) return as_it_is();
+  const std::string key = key_of(inputs, training) + more;
+  const auto found = calls_.find(key);
+  if (found != calls_.end()) {
+    const bool is_ready = found->second->is_ready();
+    if (!is_ready) return as_it_is();
+    if (found->second->is_current()) {
+      ++counts_.replayed;
+      return {Way::replay, found->second};
+    }
+    calls_.erase(found);
+  }
+  if (static_cast<std::int64_t>(calls_.size()) >= options_.max_graphs) return as_it_is();
+  ++counts_.captured;
+  return {Way::capture, calls_.emplace(key, std::make_shared<GraphedCall>()).first->second};
+}
+
+void GraphCache::abandon(const std::shared_ptr<GraphedCall>& call) {
+  std::erase_if(calls_, [&](const auto& known) { return known.second == call; });
+}
+
+std::vector<std::string> GraphCache::refusals() const {
+  std::vector<std::string> all;
+  for (const auto& [key, call] : calls_)
+    if (!call->refusal().empty()) all.push_back(call->refusal());
+  return all;
+}
+
+ModuleCacher::ModuleCacher(GraphCallable callable, GraphOptions options)
+    : callable_(std::move(callable)), cache_(options) {}
+
+std::vector<at::Tensor> ModuleCacher::bypass(at::TensorList inputs) {
+  cache_.count_bypass();
+  return callable_.call(inputs);
+}
+
+std::vector<at::Tensor> ModuleCacher::operator()(at::TensorList inputs) {
+  const auto [way, call] = cache_.decide(inputs, callable_.is_training());
+  if (way == GraphCache::Way::replay) return call->again(inputs);
+  if (way == GraphCache::Way::as_it_is) return callable_.call(inputs);
+  try {
+    return call->first(callable_.call, inputs);
+  } catch (...) {
+    cache_.abandon(call);
+    throw;
+  }
+}
+
+at::Tensor ModuleCacher::operator()(const at::Tensor& input) {
+  const auto results = (*this)(at::TensorList(input));
+  TORCH_CHECK(results.size() == 1, "[graph] found ", results.size(), " results, expected 1");
+  return results[0];
+}
+
+}  // namespace fp8::runtime

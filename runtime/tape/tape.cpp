@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/tape/tape.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/copy_ops.h>
+
+#include <algorithm>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
+
+namespace fp8::runtime {
+namespace {
+
+using Kind = TapeSlot::Kind;
+
+at::Tensor tensor_on(const c10::Storage& memory, const TapeWindow& window, std::int64_t offset) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(memory), window.keys, window.dtype);
+  impl->set_sizes_and_strides(window.sizes, window.strides, offset);
+  return at::Tensor(std::move(impl));
+}
+
+}  // namespace
+
+TapeFrame::TapeFrame(const Tape& tape)
+    : tape_(&tape),
+      tensors_(tape.windows.size()),
+      memory_(tape.slots.size()),
+      shift_(tape.slots.size(), 0),
+      versions_(tape.slots.size()),
+      host_(static_cast<std::size_t>(tape.host_objects)) {}
+
+void TapeFrame::give(std::int32_t window, const at::Tensor& tensor) {
+  const TapeWindow& like = tape_->windows[static_cast<std::size_t>(window)];
+  const auto slot = static_cast<std::size_t>(like.slot);
+  memory_[slot] = tensor.storage();
+  shift_[slot] = (tensor.storage_offset() - like.offset) * static_cast<std::int64_t>(like.dtype.itemsize());
+  versions_[slot] = tensor.unsafeGetTensorImpl()->version_counter();
+}
+
+const at::Tensor& TapeFrame::at(std::int32_t window) {
+  const auto index = static_cast<std::size_t>(window);
+  const TapeWindow& w = tape_->windows[index];
+  if (w.fixed.defined()) return w.fixed;
+  at::Tensor& tensor = tensors_[index];
+  if (tensor.defined()) return tensor;
+  const auto slot = static_cast<std::size_t>(w.slot);
+  TORCH_INTERNAL_ASSERT(memory_[slot].unsafeGetStorageImpl() != nullptr, "a slot's memory was read before it was made");
+  const auto item = static_cast<std::int64_t>(w.dtype.itemsize());
+  tensor = tensor_on(memory_[slot], w, w.offset + shift_[slot] / item);
+  if (versions_[slot].enabled()) tensor.unsafeGetTensorImpl()->set_version_counter(versions_[slot]);
+  return tensor;
+}
+
+std::optional<std::uint32_t> TapeFrame::version(std::int32_t window) {
+  const c10::VariableVersion& version = at(window).unsafeGetTensorImpl()->version_counter();
+  return version.enabled() ? std::optional(version.current_version()) : std::nullopt;
+}
+
+void TapeFrame::keep_only(at::ArrayRef<std::int32_t> kept) {
+  std::vector<bool> stays(memory_.size(), false);
+  for (const auto window : kept) stays[static_cast<std::size_t>(tape_->windows[static_cast<std::size_t>(window)].slot)] = true;
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    if (!stays[static_cast<std::size_t>(tape_->windows[i].slot)]) tensors_[i].reset();
+  for (std::size_t i = 0; i < memory_.size(); ++i)
+    if (!stays[i]) memory_[i] = c10::Storage();
+}
+
+void Tape::finish(at::ArrayRef<std::int32_t> kept) {
+  std::vector<std::int64_t> last(slots.size(), -1);
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    nodes[i].last.clear(), nodes[i].gone.clear();
+    const auto uses = [&](std::int32_t window) {
+      if (window >= 0) last[static_cast<std::size_t>(windows[static_cast<std::size_t>(window)].slot)] = static_cast<std::int64_t>(i);
+    };
+    for (const auto window : nodes[i].operands) uses(window);
+    for (const auto& result : nodes[i].results) uses(result.window);
+  }
+  for (const auto window : kept) last[static_cast<std::size_t>(windows[static_cast<std::size_t>(window)].slot)] = -1;
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    const bool stays = slots[slot].kind == Kind::outside || slots[slot].held || last[slot] < 0;
+    if (!stays) nodes[static_cast<std::size_t>(last[slot])].last.push_back(static_cast<std::int32_t>(slot));
+  }
+  for (std::size_t i = 0; i < windows.size(); ++i) {
+    TapeWindow& window = windows[i];
+    const auto at = last[static_cast<std::size_t>(window.slot)];
+    if (at >= 0) nodes[static_cast<std::size_t>(at)].gone.push_back(static_cast<std::int32_t>(i));
+    TapeSlot& slot = slots[static_cast<std::size_t>(window.slot)];
+    if (slot.kind != Kind::outside && !slot.held) continue;
+    window.fixed = tensor_on(slot.memory, window, window.offset);
+    if (slot.version.enabled()) window.fixed.unsafeGetTensorImpl()->set_version_counter(slot.version);
+  }
+}
+
+void Tape::take(TapeFrame& frame, const TapeNode& node, const torch::jit::Stack& stack) const {
+  for (const auto& result : node.results) {
+    const c10::IValue& value = stack[static_cast<std::size_t>(result.result)];
+    const at::Tensor made = result.list < 0 ? value.toTensor() : value.toTensorList().get(static_cast<std::size_t>(result.list));
+    const TapeWindow& window = windows[static_cast<std::size_t>(result.window)];
+    TORCH_CHECK(made.sizes() == window.sizes && made.strides() == window.strides && made.storage_offset() == window.offset,
+                "its result has sizes ", made.sizes(), " and strides ", made.strides(), ", when it was recorded ", window.sizes,
+                " and ", window.strides);
+    if (window.fixed.defined()) {
+      at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::HPU), const_cast<at::Tensor&>(window.fixed), made, false);
+      continue;
+    }
+    const auto slot = static_cast<std::size_t>(window.slot);
+    frame.memory_[slot] = made.storage();
+    frame.versions_[slot] = made.unsafeGetTensorImpl()->version_counter();
+    frame.tensors_[static_cast<std::size_t>(result.window)] = made;
+  }
+}
+
+void Tape::run(TapeFrame& frame, const TapeNode& node, torch::jit::Stack& stack) const {
+  stack = node.arguments;
+  auto operand = node.operands.begin();
+  for (c10::IValue& value : stack)
+    replace_tensors(value, [&](const at::Tensor& as_it_stands) {
+      const auto window = *operand++;
+      return window < 0 ? as_it_stands : frame.at(window);
+    });
+  for (const auto& [argument, object] : node.host_operands)
+    stack[static_cast<std::size_t>(argument)] = frame.host_[static_cast<std::size_t>(object)];
+  node.run(stack);
+  for (const auto& [result, object] : node.host_results)
+    frame.host_[static_cast<std::size_t>(object)] = stack[static_cast<std::size_t>(result)];
+  take(frame, node, stack);
+  for (const auto slot : node.written) {
+    const auto& fixed = slots[static_cast<std::size_t>(slot)].version;
+    auto& version = fixed.enabled() ? const_cast<c10::VariableVersion&>(fixed) : frame.versions_[static_cast<std::size_t>(slot)];
+    if (version.enabled()) version.bump();
+  }
+  for (const auto window : node.gone) frame.tensors_[static_cast<std::size_t>(window)].reset();
+  for (const auto slot : node.last) frame.memory_[static_cast<std::size_t>(slot)] = c10::Storage();
+}
+
+void Tape::run(TapeFrame& frame, std::size_t first, std::size_t end) const {
+  c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
+  torch::jit::Stack stack;
+  for (std::size_t i = first; i < end; ++i) {
+    const TapeNode& node = nodes[i];
+    try {
+      run(frame, node, stack);
+    } catch (c10::Error& error) {
+      error.add_context("replayed: " + node.name + (node.module.empty() ? "" : " of module '" + node.module + "'"));
+      throw;
+    }
+  }
+}
+
+}  // namespace fp8::runtime

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Captures and replays: which memory keeps its place, what is refused and why, in what order things may be called.
+#include "fp8/runtime/graph/hpu_graph.h"
+
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
+#include "support/hpu_test.h"
+
+namespace fp8::runtime {
+namespace {
+
+at::Tensor ramp(std::int64_t rows = 4, std::int64_t cols = 4) {
+  return torch::arange(rows * cols, torch::kFloat).view({rows, cols}).to(at::kHPU);
+}
+
+TEST(HpuGraph, ResultsKeepTheirAddress) {
+  const auto x = ramp();
+  HPUGraph graph;
+  at::Tensor y;
+  {
+    const GraphCapture capture(graph);
+    EXPECT_TRUE(is_current_stream_capturing());
+    y = x.mul(2).add_(1).relu();
+  }
+  EXPECT_FALSE(is_current_stream_capturing());
+  EXPECT_EQ(graph.nodes(), 3U);
+  const void* address = y.const_data_ptr();
+  x.add_(5);
+  graph.replay();
+  EXPECT_EQ(y.const_data_ptr(), address);
+  EXPECT_TRUE(y.equal(x * 2 + 1));
+}
+
+TEST(HpuGraph, TheExampleOfThePage) {
+  const auto x = ramp(), next = ramp() + 1;
+  // clang-format off
+HPUGraph graph;
+at::Tensor y;
+{
+  const GraphCapture capture(graph);
+  y = x.mul(2).relu();
+}
+x.copy_(next);
+graph.replay();                                 // y has its new value
+  // clang-format on
+  EXPECT_TRUE(y.equal(next * 2));
+}
+
+TEST(HpuGraph, AStepOfTrainingWithItsOptimizer) {
+  const auto parameters = [] {
+    torch::manual_seed(1);
+    torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::Sigmoid(), torch::nn::Linear(16, 8));
+    net->to(at::kHPU);
+    for (auto& p : net->parameters()) p.mutable_grad() = torch::zeros_like(p);
+    return net;
+  };
+  const auto step = [](torch::nn::Sequential& net, const at::Tensor& x) {
+    for (auto& p : net->parameters()) p.grad().zero_();
+    const auto loss = net->forward(x).square().mean();
+    loss.backward();
+    const at::NoGradGuard no_grad;
+    for (auto& p : net->parameters()) p.sub_(p.grad(), 0.1);
+    return loss.detach();
+  };
+  auto eager = parameters(), captured = parameters();
+  const auto x = torch::rand({4, 8}).to(at::kHPU), other = torch::rand({4, 8}).to(at::kHPU), place = x.clone();
+  HPUGraph graph;
+  at::Tensor loss;
+  {
+    const GraphCapture capture(graph);
+    loss = step(captured, place);
+  }
+  at::Tensor expected = step(eager, x);
+  EXPECT_TRUE(loss.equal(expected));
+  place.copy_(other);
+  for (int i = 0; i < 5; ++i) expected = step(eager, other), graph.replay();
+  EXPECT_TRUE(loss.equal(expected));
+  for (std::size_t i = 0; i < eager->parameters().size(); ++i)
+    EXPECT_TRUE(eager->parameters()[i].equal(captured->parameters()[i])) << i;
+}
+
+TEST(HpuGraph, WritesAreSeenByWhatCountsThem) {
+  const auto x = ramp();
+  HPUGraph graph;
+  {
+    const GraphCapture capture(graph);
+    x.add_(1);
+  }
+  const CastSpec spec = {.scale = 1, .scale_inv = 1};
+  const auto version = x._version();
+  const auto before = dequantize(cast_once(x, x, spec), at::kFloat).clone();
+  graph.replay();
+  EXPECT_GT(x._version(), version);
+  EXPECT_TRUE(dequantize(cast_once(x, x, spec), at::kFloat).equal(dequantize(quantize(x, spec), at::kFloat)));
+  EXPECT_FALSE(dequantize(cast_once(x, x, spec), at::kFloat).equal(before));
+}
+
+TEST(HpuGraph, NoMoreMemoryThanTheCall) {
+  const auto x = torch::rand({64, 1024}).to(at::kHPU);
+  const auto work = [&] {
+    at::Tensor y = x;
+    for (int i = 0; i < 20; ++i) y = y.sigmoid() * 2;
+    return y.sum();
+  };
+  const auto peak_of = [](auto&& f) {
+    reset_peak_memory_stats();
+    const auto before = memory_allocated();
+    f();
+    return max_memory_allocated() - before;
+  };
+  HPUGraph graph;
+  at::Tensor y;
+  {
+    const GraphCapture capture(graph);
+    y = work();
+  }
+  const auto eager = peak_of([&] { (void)work(); });
+  EXPECT_LE(static_cast<double>(peak_of([&] { graph.replay(); })), 1.05 * static_cast<double>(eager));
+}
+
+TEST(HpuGraph, MarkedInputsAreReplacedWithoutACopy) {
+  auto x = ramp();
+  HPUGraph graph;
+  at::Tensor y;
+  {
+    const GraphCapture capture(graph);
+    y = x.narrow(0, 1, 2).sum(0);
+  }
+  graph.mark_user_inputs({x});
+  const auto other = torch::rand({6, 4}).to(at::kHPU).narrow(0, 2, 4);  // begins elsewhere in its memory
+  graph.replay(at::TensorList(other));
+  EXPECT_TRUE(y.equal(other.narrow(0, 1, 2).sum(0)));
+  graph.replay();
+  EXPECT_TRUE(y.equal(x.narrow(0, 1, 2).sum(0)));
+  graph.clear_inputs();
+  EXPECT_THAT(error_of([&] { graph.replay(); }), HasSubstr("the inputs were cleared"));
+  graph.replay(at::TensorList(other));
+  EXPECT_THAT(error_of([&] { graph.replay(at::TensorList(ramp(3, 4))); }), HasSubstr("inputs[0]: found"));
+  EXPECT_THAT(error_of([&] { graph.replay(std::vector<at::Tensor>{x, x}); }), HasSubstr("found 2 inputs, expected 1"));
+  EXPECT_THAT(error_of([&] { graph.mark_user_inputs({ramp()}); }), HasSubstr("the graph reads no such tensor"));
+}
+
+/// The message that the capture of a function ends with.
+std::string refusal_of(const std::function<void()>& f) {
+  HPUGraph graph;
+  const auto message = error_of([&] {
+    const GraphCapture capture(graph);
+    f();
+  });
+  EXPECT_FALSE(graph.is_captured());
+  EXPECT_FALSE(is_recording());
+  return message;
+}
+
+TEST(HpuGraph, WhatCannotBeRepeatedIsRefusedByName) {
+  auto x = ramp();
+  const std::string path = "model.layers.3";
+  EXPECT_THAT(refusal_of([&] { (void)x.sum().item<float>(); }), HasSubstr("aten::_local_scalar_dense: the host reads"));
+  EXPECT_THAT(refusal_of([&] {
+                const ModuleScope module(path);
+                (void)x.cpu();
+              }),
+              HasSubstr("in module 'model.layers.3': the host reads a value of the device"));
+  EXPECT_THAT(refusal_of([&] { (void)x.nonzero(); }), HasSubstr("aten::nonzero: the host reads"));
+  EXPECT_THAT(refusal_of([&] { (void)x.masked_select(x > 3); }), HasSubstr("the host reads"));
+  EXPECT_THAT(refusal_of([&] { (void)x.equal(x); }), HasSubstr("aten::equal: the host reads"));
+  EXPECT_THAT(refusal_of([&] { (void)x.add(torch::rand(1).item<float>()); }), HasSubstr("aten::rand: a random number of the host"));
+  EXPECT_THAT(refusal_of([&] { x.clone().resize_({100}); }), HasSubstr("gives a tensor other memory"));
+  EXPECT_THAT(refusal_of([&] { (void)amax_of(x); }), HasSubstr("memory of the device is read outside of an operation"));
+  EXPECT_THAT(refusal_of([&] { (void)quantize(x, {.scale = 1, .scale_inv = 1}); }), HasSubstr("fp8::quantize"));
+}
+
+TEST(HpuGraph, TheHostMayReadWhatIsTheSameEachTime) {
+  const auto x = ramp();
+  HPUGraph graph;
+  at::Tensor y;
+  {
+    const GraphCapture capture(graph);
+    const auto positions = torch::arange(4, x.options());
+    const bool increasing = (positions.diff() == 1).all().item<bool>();
+    y = increasing ? x + positions : x;
+  }
+  x.mul_(2);
+  graph.replay();
+  EXPECT_TRUE(y.equal(x + torch::arange(4, x.options())));
+  EXPECT_THAT(refusal_of([&] {
+                const auto made = torch::zeros({4}, x.options());
+                made.copy_(x[0]);
+                (void)made.sum().item<float>();
+              }),
+              HasSubstr("the host reads"));
+  EXPECT_THAT(refusal_of([&] { (void)torch::rand({4}, x.options()).sum().item<float>(); }), HasSubstr("the host reads"));
+}
+
+TEST(HpuGraph, OrderOfCalls) {
+  const auto x = ramp();
+  HPUGraph graph, other;
+  EXPECT_THAT(error_of([&] { graph.replay(); }), HasSubstr("found an empty graph"));
+  EXPECT_THAT(error_of([&] { graph.capture_end(); }), HasSubstr("expected capture_begin() before it"));
+  graph.capture_begin();
+  EXPECT_THAT(error_of([&] { other.capture_begin(); }), HasSubstr("another capture of this process has not ended"));
+  EXPECT_THAT(error_of([&] { graph.capture_begin(); }), HasSubstr("this graph's capture has not ended"));
+  EXPECT_THAT(error_of([&] { graph.reset(); }), HasSubstr("this graph's capture has not ended"));
+  std::string elsewhere;
+  std::thread([&] { elsewhere = error_of([&] { graph.capture_end(); }); }).join();
+  EXPECT_THAT(elsewhere, HasSubstr("expected the thread of capture_begin()"));
+  const auto y = x.add(1);
+  graph.capture_end();
+  EXPECT_THAT(error_of([&] { graph.capture_begin(); }), HasSubstr("reset() it first"));
+  graph.replay();
+  graph.reset();
+  EXPECT_THAT(error_of([&] { graph.replay(); }), HasSubstr("found an empty graph"));
+  EXPECT_THROW(({
+                 const GraphCapture capture(graph);
+                 throw std::runtime_error("mine");
+               }),
+               std::runtime_error);
+  EXPECT_FALSE(graph.is_captured());
+  EXPECT_FALSE(is_recording());
+}
+
+TEST(HpuGraph, AnErrorInAReplayNamesTheNode) {
+  const auto table = ramp(), index = torch::zeros({2}, torch::kLong).to(at::kHPU);
+  const std::string path = "embed";
+  HPUGraph graph;
+  at::Tensor rows;
+  {
+    const GraphCapture capture(graph);
+    const ModuleScope module(path);
+    rows = table.index_select(0, index);
+  }
+  index.fill_(9);
+  EXPECT_THAT(error_of([&] { graph.replay(); }), HasSubstr("replayed: aten::index_select of module 'embed'"));
+  index.fill_(1);
+  graph.replay();
+  EXPECT_TRUE(rows[0].equal(table[1]));
+}
+
+TEST(HpuGraph, MemoryOfTheGraphIsItsOwn) {
+  const auto before = memory_allocated();
+  {
+    HPUGraph graph;
+    {
+      const auto x = torch::rand({64, 64}).to(at::kHPU);
+      const GraphCapture capture(graph);
+      (void)x.exp().sum();
+    }
+    graph.replay();  // x is kept for it
+    EXPECT_EQ(memory_allocated() - before, 64 * 64 * 4);
+    graph.reset();
+    EXPECT_EQ(memory_allocated(), before);
+  }
+}
+
+}  // namespace
+}  // namespace fp8::runtime
