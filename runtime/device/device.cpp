@@ -69,6 +69,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       return 0;  // a bad FP8_HPU_DEVICES is reported by the first call that may throw
     }
   }
+  /// The dtypes that it makes tensors of.
+  c10::DeviceCapability getDeviceCapability(c10::Device device) const override {
+    check_index(device);
+    c10::DeviceCapability taken;
+    auto& bits = taken.capability_data.capability_bits;
+    bits = 0;
+    for (const DtypePair& pair : kDtypes)
+      if (takes(pair.type, DtypeUse::tensors)) bits |= std::uint64_t{1} << static_cast<unsigned>(pair.type);
+    return taken;
+  }
   /// Work is done when its call returns, so an event is the moment of its recording.
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) *event = new Moment;

@@ -4,7 +4,6 @@
 #include "fp8/runtime/device/registration.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/detail/HPUHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/hooks.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime {
@@ -69,11 +69,13 @@ std::string refusal(const Loaded& own, const std::string& what, const Loaded& ot
 /// copy's own guard is there, counts.
 const std::string& device_refusal() {
   static const std::string& reason = *new std::string([]() -> std::string {
-    if (!c10::impl::hasDeviceGuardImpl(c10::kHPU)) return "";
+    const Loaded own = library_of(reinterpret_cast<const void*>(&device_refusal));
+    if (!c10::impl::hasDeviceGuardImpl(c10::kHPU)) {
+      return make_room() ? "" : own.file + " registers nothing: this process has cuda for its accelerator";
+    }
     const auto* guard = c10::impl::getDeviceGuardImpl(c10::kHPU);
     const void* methods = *reinterpret_cast<const void* const*>(guard);  // they lie in the library that owns the device
-    return refusal(library_of(reinterpret_cast<const void*>(&device_refusal)), "the hpu device belongs already to",
-                   library_of(methods));
+    return refusal(own, "the hpu device belongs already to", library_of(methods));
   }());
   return reason;
 }
@@ -146,47 +148,7 @@ void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKer
   kept.push_back(std::move(handle));
 }
 
-// ATen's questions to an accelerator: is it there, how many, its generator. The registry's key must be exactly
-// "HPUHooks": with another one nothing fails until the first backward.
-
-struct HPUHooks final : at::HPUHooksInterface {
-  explicit HPUHooks(at::HPUHooksArgs) {}
-  void init() const override {}
-  bool hasHPU() const override { return true; }
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return device_count() > 0; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count()); }
-  c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
-  void setCurrentDevice(c10::DeviceIndex index) const override { guard()->setDevice({c10::kHPU, index}); }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
-    return guard()->exchangeDevice({c10::kHPU, index}).index();
-  }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
-    return index < 0 || index >= device_count() ? current_device() : exchangeDevice(index);
-  }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
-  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
-  c10::Device getDeviceFromPtr(void*) const override { return {c10::kHPU, current_device()}; }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
-  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return make_generator(index); }
-
- private:
-  static const c10::impl::DeviceGuardImplInterface* guard() { return c10::impl::getDeviceGuardImpl(c10::kHPU); }
-};
-
 namespace {
-
-std::unique_ptr<at::HPUHooksInterface> make_hooks(at::HPUHooksArgs arguments) {
-  return std::make_unique<HPUHooks>(arguments);
-}
-
-/// Not REGISTER_HPU_HOOKS: the registry ends the process where the key is taken.
-[[maybe_unused]] const bool g_hooks_registered = [] {
-  if (!may_register(reinterpret_cast<const void*>(&make_hooks))) return false;
-  at::HPUHooksRegistry()->Register("HPUHooks", &make_hooks);
-  return true;
-}();
 
 class HpuGenerator final : public c10::GeneratorImpl {
  public:
