@@ -64,10 +64,10 @@ for line in sys.stdin:
 """
 
 
-def fresh(code, *places, **environment):
+def fresh(code, *places, python=sys.executable, **environment):
     """The standard output of a new process whose modules come from `places` first."""
     environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, places))}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout
 
@@ -138,13 +138,18 @@ def test_turned_off_and_imported_first(site):
 
 @pytest.mark.parametrize("switch", ["FP8_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"])
 def test_turned_off(site, switch):
-    """torch stays as it is, and fp8 brings the device when it is imported."""
+    """torch stays as it is, and fp8 brings the device when it is imported, after backwards too."""
     assert fresh("""
 import torch
 assert not hasattr(torch, "hpu") and "libfp8_" not in open("/proc/self/maps").read() and not torch.accelerator.is_available()
+def grad(device):
+    x = torch.ones(2, device=device, requires_grad=True)
+    (x * x).sum().backward()
+    return x.grad.tolist()
+grad("cpu")
 import fp8
-print(torch.ones(2, device="hpu").sum().item(), torch.hpu is fp8.hpu)
-""", site, **{switch: "0"}) == "2.0 True\n"
+print(grad("hpu"), grad("cpu"), torch.hpu is fp8.hpu)
+""", site, **{switch: "0"}) == "[2.0, 2.0] [2.0, 2.0] True\n"
 
 
 def test_fp8_without_torch(site):
@@ -160,8 +165,9 @@ print(torch.ones(2, device="hpu").sum().item())
 
 @pytest.mark.parametrize("disguise, words", [
     ("torch.__version__ = '2.12.1+cu130'", ["found torch 2.12.1+cu130", "expected 2.13", "pip install 'torch>=2.13,<2.14'"]),
-    ("torch.version.cuda = '13.0'", ["build of torch for cuda", "expected that for the CPU", "--index-url https://download.pytorch.org/whl/cpu"]),
-    ("torch.version.hip = '7.0'", ["build of torch for rocm"]), ("torch.version.xpu = '2025'", ["build of torch for xpu"])])
+    ("torch.version.cuda, torch.cuda.device_count = '13.0', lambda: 1", ["found a torch that computes on cuda", "hide the GPU (CUDA_VISIBLE_DEVICES=)",
+                                                                         "--index-url https://download.pytorch.org/whl/cpu --force-reinstall"]),
+    ("torch.version.hip = '7.0'", ["computes on rocm"]), ("torch.version.xpu = '2025'", ["computes on xpu"])])
 def test_another_torch(forked, site, tmp_path, disguise, words):
     (tmp_path / "disguise.py").write_text("import torch\n" + disguise)
     absent(forked(SEEN, tmp_path, site, before=["disguise"]), *words)
@@ -170,7 +176,53 @@ def test_another_torch(forked, site, tmp_path, disguise, words):
 def test_a_cuda_build_with_a_gpu(site, tmp_path):
     """The whole way: before `import torch` comes to this package, torch has a GPU."""
     (tmp_path / "sitecustomize.py").write_text(DISGUISE.format("torch.version.cuda, torch.cuda.device_count = '13.0', lambda: 1"))
-    absent(fresh(SEEN, tmp_path, site), "build of torch for cuda")
+    absent(fresh(SEEN, tmp_path, site), "computes on cuda")
+
+
+def test_a_cuda_build_without_a_gpu(forked, site, tmp_path):
+    """As its words say; what ATen has of CUDA is in tests/runtime/device/hooks_test.cpp, and below."""
+    (tmp_path / "disguise.py").write_text("import torch\ntorch.version.cuda = '13.0'")
+    assert forked("import torch\nprint(torch.hpu.why_unavailable())", tmp_path, site, before=["disguise"]) == "\n"
+
+
+ON_CUDA = """
+import torch
+assert torch.version.cuda and not torch.cuda.is_available() and not torch.hpu.why_unavailable(), torch.__version__
+def trained(device):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).to(device), torch.randn(16, 64).to(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        model(x).float().pow(2).sum().backward()
+    return model.requires_grad_(False), x
+(model, x), (other, _) = trained("hpu"), trained("cpu")
+for a, b in zip(model.parameters(), other.parameters()):
+    assert torch.equal(a.grad.cpu(), b.grad)
+    a.grad = None
+import fp8
+before = model(x)
+fp8.quant.prepare(model, {"scale_method": "maxabs_pow2", "dump_stats_path": STATS})
+model(x)
+model = fp8.quant.convert(model)
+error = ((model(x) - before).norm() / before.norm()).item()
+assert 0 < error < 0.1 and len(fp8.quant.report(model).converted) == 2
+try:
+    torch.ones(1, device="cuda")
+except RuntimeError as error:
+    print(str(error).splitlines()[0], torch.accelerator.current_accelerator(), torch.backends.cudnn.version() > 0)
+"""
+
+
+@pytest.mark.skipif(not os.environ.get("FP8_TEST_CUDA_PYTHON"), reason="FP8_TEST_CUDA_PYTHON names no Python whose torch is built for CUDA")
+def test_torch_of_pypi(site, tmp_path):
+    """Where it sees no GPU; where it sees one, hpu is not available."""
+    python = os.environ["FP8_TEST_CUDA_PYTHON"]
+    code = ON_CUDA.replace("STATS", repr(str(tmp_path / "inc")))
+    said = "[cuda] expected a GPU when fp8 was loaded, found none: the accelerator of this process is hpu hpu True\n"
+    assert fresh(code, site, python=python, CUDA_VISIBLE_DEVICES="") == said
+    late = "import torch\nx = torch.ones(2, requires_grad=True)\n(x * x).sum().backward()\nimport fp8\n"
+    assert fresh(late + code, site, python=python, CUDA_VISIBLE_DEVICES="", FP8_AUTOLOAD="0") == said
+    if fresh("import torch\nprint(torch.cuda.device_count())", python=python) != "0\n":
+        absent(fresh(SEEN, site, python=python), "computes on cuda")
 
 
 def cut(path, length):

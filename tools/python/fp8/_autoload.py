@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import torch` runs (entry point "torch.backends"): torch knows the hpu device from then on.
+"""What torch calls by entry points: `import torch` knows the hpu device from then on, and torch.compile the backend "fp8".
 
 The library has to be there before the first backward, and an error here would be torch's: it is kept for
 `torch.hpu.why_unavailable()` and for the first use."""
 
 import importlib
-import importlib.abc
 import importlib.machinery
+import os
 import sys
 import typing
 
@@ -17,7 +17,8 @@ _QUANTIZERS = "transformers.quantizers.auto"
 
 
 def autoload() -> None:
-    if not _library.turned_off() or fp8._before_torch:
+    """FP8_AUTOLOAD=0 leaves torch as it is until fp8 is imported."""
+    if os.environ.get("FP8_AUTOLOAD", "1").lower() not in ("0", "false", "off") or fp8._before_torch:
         try:
             register()
         except Exception as error:  # noqa: BLE001: of a torch that this package does not know
@@ -42,7 +43,7 @@ def register() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """transformers' table of quantizers gets ours when it is imported: importing it now would take seconds."""
 
     def find_spec(self, name: str, path: typing.Any = None, target: typing.Any = None) -> typing.Any:
@@ -68,3 +69,23 @@ def _add_quantizer(auto: typing.Any) -> None:
         return _transformers.OnHpu(*args, **kwargs)
     if hasattr(auto, "AUTO_QUANTIZER_MAPPING"):
         auto.AUTO_QUANTIZER_MAPPING["compressed-tensors"] = quantizer
+
+
+def backend(module: typing.Any, inputs: list[typing.Any], **kwargs: typing.Any) -> typing.Callable[..., typing.Any]:
+    """What torch.compile(model, backend="fp8") calls: AOTAutograd's eager graphs, of the runtime's operators."""
+    from torch._dynamo.backends.debugging import aot_eager
+    return typing.cast(typing.Callable[..., typing.Any], aot_eager(module, inputs, **kwargs))
+
+
+def refuse_inductor() -> None:
+    """Graphs with inputs on hpu never come to inductor, which makes code for other devices and would end in KeyError 'hpu'."""
+    import torch
+    wrapper = torch._TorchCompileInductorWrapper
+    plain = wrapper.__call__
+
+    def call(self: typing.Any, model_: typing.Any, inputs_: typing.Any) -> typing.Any:
+        if any(isinstance(t, torch.Tensor) and t.device.type == "hpu" for t in inputs_):
+            raise RuntimeError("torch.compile: found backend 'inductor' for tensors on hpu, allowed: 'fp8', 'eager', 'aot_eager'")
+        return plain(self, model_, inputs_)
+
+    wrapper.__call__ = call

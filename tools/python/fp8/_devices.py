@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device is meant: indices, guards, properties, streams and events of the hpus that the runtime emulates ($FP8_HPU_DEVICES, 1)."""
 
+import contextlib
 import os
 import typing
 
@@ -22,9 +23,8 @@ class HpuDeviceProperties(typing.NamedTuple):
     multi_processor_count: int
 
 
-def index_of(device: Device) -> int:
-    """Of "hpu:1", 1, torch.device("hpu"), None (the current one). Raises AssertionError for any other, as Habana's module
-    does, RuntimeError where the library is not available."""
+def index_of(device: Device = None) -> int:
+    """Of "hpu:1", 1, torch.device("hpu"), None (the current one). Raises AssertionError for any other, as Habana's module does."""
     count = device_count()
     if not count:
         raise RuntimeError(f"the hpu device is not available: {why_unavailable()}")
@@ -42,55 +42,20 @@ def index_of(device: Device) -> int:
 
 def why_unavailable() -> str:
     """The reason in a sentence, with the line that mends it; "" where the device is available."""
-    reason = _library.load()
-    if not reason:
-        try:
-            torch._C._accelerator_hooks_device_count()
-        except RuntimeError as error:  # FP8_HPU_DEVICES
-            reason = str(error).strip().splitlines()[0]
-    return reason
+    return _library.load()
 
 
-def is_available() -> bool:
-    """True where the library fits this process's torch; `why_unavailable()` says why it does not."""
-    return not why_unavailable()
+def is_available() -> bool: return not why_unavailable()
+def device_count() -> int: return int(torch._C._accelerator_hooks_device_count()) if is_available() else 0
+def current_device() -> int: return index_of()
+def set_device(device: Device) -> None: torch._C._accelerator_hooks_set_current_device(index_of(device))  # of this thread
 
 
-def device_count() -> int:
-    """How many hpus the runtime emulates; 0 where the device is not available."""
-    return int(torch._C._accelerator_hooks_device_count()) if is_available() else 0
-
-
-def current_device() -> int:
-    return index_of(None)
-
-
-def set_device(device: Device) -> None:
-    """Of this thread."""
-    torch._C._accelerator_hooks_set_current_device(index_of(device))
-
-
-def _exchange_device(device: int) -> int:
-    """Returns the device that was the current one; -1: nothing changes."""
-    return -1 if device < 0 else int(torch._C._accelerator_hooks_exchange_device(index_of(device)))
-
-
-_maybe_exchange_device = _exchange_device
-
-
-class device:  # noqa: N801: torch's name
+class device(torch.accelerator.device_index):  # noqa: N801: torch's name
     """A context in which that device is this thread's current one; None or -1: nothing happens."""
 
     def __init__(self, device: Device) -> None:
-        self.idx: int = -1 if device is None or device == -1 else index_of(device)
-        self.prev_idx: int = -1
-
-    def __enter__(self) -> None:
-        self.prev_idx = _exchange_device(self.idx)
-
-    def __exit__(self, *_: object) -> typing.Literal[False]:
-        _exchange_device(self.prev_idx)
-        return False
+        super().__init__(None if device is None or device == -1 else index_of(device))
 
 
 class device_of(device):  # noqa: N801
@@ -113,25 +78,17 @@ def get_device_name(device: Device = None) -> str:
     return "GAUDI3" if largest.cpu().float().item() == 448 else "GAUDI2"
 
 
-def get_device_capability(device: Device = None) -> str:
-    return get_device_name(device)
+def get_device_capability(device: Device = None) -> str: return get_device_name(device)
+def can_device_access_peer(device: Device, peer: Device) -> bool: return min(index_of(device), index_of(peer)) >= 0  # the host's memory
 
 
 def get_device_properties(device: Device = None) -> HpuDeviceProperties:
-    from fp8._memory import mem_get_info
-    return HpuDeviceProperties(get_device_name(device), mem_get_info(device)[1], os.cpu_count() or 1)
-
-
-def can_device_access_peer(device: Device, peer: Device) -> bool:
-    """Their memory is the host's."""
-    return index_of(device) >= 0 and index_of(peer) >= 0
-
-
-# Operators have computed when they return, so nothing waits: streams and events are torch's own.
+    return HpuDeviceProperties(get_device_name(device), torch.ops.fp8.memory_stats(index_of(device))["Limit"], os.cpu_count() or 1)
 
 
 class _OfHpu(type):
-    """The type of torch.hpu.Stream and Event: what they make are torch's own objects, which torch's methods ask for."""
+    """The type of torch.hpu.Stream and Event: what they make are torch's own objects, which torch's methods ask for. Nothing waits, for
+    operators have computed when they return."""
 
     def __instancecheck__(cls, found: object) -> bool:
         return isinstance(found, cls.__mro__[1]) and typing.cast(torch.Stream, found).device.type == "hpu"
@@ -150,38 +107,24 @@ class Event(torch.Event, metaclass=_OfHpu):
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
         if interprocess:
             raise ValueError("interprocess: found True, allowed: False: events of this device stay in their process")
-        return torch.Event(device=torch.device("hpu", index_of(None)), enable_timing=enable_timing, blocking=blocking)
+        return torch.Event(device=torch.device("hpu", index_of()), enable_timing=enable_timing, blocking=blocking)
 
 
-def current_stream(device: Device = None) -> torch.Stream:
-    return torch.accelerator.current_stream(index_of(device))
+def current_stream(device: Device = None) -> torch.Stream: return torch.accelerator.current_stream(index_of(device))
+def default_stream(device: Device = None) -> torch.Stream: return torch.Stream(device=torch.device("hpu", index_of(device)))
+def set_stream(stream: torch.Stream) -> None: torch.accelerator.set_stream(stream)  # and its device
 
 
-def default_stream(device: Device = None) -> torch.Stream:
-    """The stream that current_stream() gives where none is set: each device has one."""
-    return torch.Stream(device=torch.device("hpu", index_of(device)))
-
-
-def set_stream(stream: torch.Stream) -> None:
-    """Its device becomes the current one, too."""
-    torch.accelerator.set_stream(stream)
-
-
-class StreamContext:
+@contextlib.contextmanager
+def stream(stream: typing.Optional[torch.Stream]) -> typing.Iterator[typing.Optional[torch.Stream]]:
     """The stream, and its device, are the current ones inside; None: nothing happens."""
-
-    def __init__(self, stream: typing.Optional[torch.Stream]) -> None:
-        self.stream: typing.Optional[torch.Stream] = stream
-
-    def __enter__(self) -> typing.Optional[torch.Stream]:
-        self.before: torch.Stream = current_stream()
-        if self.stream is not None:
-            set_stream(self.stream)
-        return self.stream
-
-    def __exit__(self, *_: object) -> None:
-        set_stream(self.before)
+    before = current_stream()
+    if stream is not None:
+        set_stream(stream)
+    try:
+        yield stream
+    finally:
+        set_stream(before)
 
 
-def stream(stream: typing.Optional[torch.Stream]) -> StreamContext:
-    return StreamContext(stream)
+StreamContext = stream

@@ -22,16 +22,8 @@ def folder() -> pathlib.Path:
 
 
 def fits(version: str) -> bool:
-    """Whether that version of torch is one of the library's minor version."""
+    """Whether that version of torch is one of TORCH."""
     return version.split(".")[:2] == TORCH.split(".")
-
-
-def _accelerator() -> str:
-    """What else this build of torch is for, with a GPU or without; "": the CPU alone. ATen knows one kind of accelerator: with
-    two, each backward ends in an error, that of a CPU tensor too."""
-    import torch
-    built = {"cuda": torch.version.cuda, "rocm": torch.version.hip, "xpu": getattr(torch.version, "xpu", None)}
-    return next((name for name, version in built.items() if version), "")
 
 
 def _end(file: typing.BinaryIO) -> int:
@@ -50,10 +42,9 @@ def _end(file: typing.BinaryIO) -> int:
 
 def _damage() -> str:
     """The library that is missing or cut off; "": none is."""
-    files = sorted(folder().glob("libfp8_*.so.0"))
     if not (folder() / _NAME).exists():
         return f"found no {_NAME} in {folder()}: {_AGAIN}"
-    for path in files:
+    for path in sorted(folder().glob("libfp8_*.so.0")):
         with path.open("rb") as file:
             end = _end(file)
         if not 0 < end <= path.stat().st_size:
@@ -74,12 +65,12 @@ def _misfit() -> str:
     import torch
     if not fits(torch.__version__):
         return f"found torch {torch.__version__}, expected {TORCH}, which fp8's libraries are built with: {INSTALL_TORCH}"
-    other = _accelerator()
-    if other:
-        return (f"found a build of torch for {other}, expected that for the CPU, for a process has one kind of accelerator: "
-                f"{INSTALL_TORCH} --force-reinstall")
-    copy = _other_copy()
-    if copy:
+    # A process has one kind of accelerator: with two, each backward ends in an error. CUDA makes room for hpu where it sees no GPU.
+    built = {"rocm": torch.version.hip, "xpu": getattr(torch.version, "xpu", None), "cuda": torch.version.cuda and torch.cuda.device_count()}
+    if other := next((name for name, found in built.items() if found), ""):
+        hint = "hide the GPU (CUDA_VISIBLE_DEVICES=), or " if other == "cuda" else ""
+        return f"found a torch that computes on {other}, and a process has one kind of accelerator: {hint}{INSTALL_TORCH} --force-reinstall"
+    if copy := _other_copy():
         return f"found {copy} loaded already, expected that of {folder()}: load one of the two"
     return _damage()
 
@@ -89,31 +80,24 @@ def load() -> str:
     """Loads the library once. Returns why it is not there; "": it is."""
     import torch
     try:
-        reason = _misfit()
-        if not reason:
-            torch.ops.load_library(str(folder() / _NAME))
-            if not hasattr(torch.ops.fp8, "describe"):
-                reason = "the device belongs to another library of this process, which the line on stderr names: load one of the two"
-        return reason
-    except OSError as error:
-        return f"{sentence(error)}: {_AGAIN}"
+        if reason := _misfit():
+            return reason
+        torch.ops.load_library(str(folder() / _NAME))
+        if not hasattr(torch.ops.fp8, "describe"):
+            install = f"; a torch for the CPU alone: {INSTALL_TORCH} --force-reinstall" if torch.version.cuda else ""
+            return f"the library registered nothing, for the reason that its line on stderr gives{install}"
+        torch._C._accelerator_hooks_device_count()  # FP8_HPU_DEVICES
+        return ""
     except Exception as error:  # noqa: BLE001: `import torch` goes on without it, and the first use says why
-        return sentence(error)
+        return sentence(error) + (f": {_AGAIN}" if isinstance(error, OSError) else "")
 
 
 def sentence(error: BaseException) -> str:
     """The first line of what went wrong: torch wraps what the loader says."""
-    said = str(error.__cause__ or error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    return (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
 
 
 def require() -> None:
     """The library, or a RuntimeError that says why it is not there."""
-    reason = load()
-    if reason:
+    if reason := load():
         raise RuntimeError(f"the hpu device is not available: {reason}")
-
-
-def turned_off() -> bool:
-    """FP8_AUTOLOAD=0 leaves torch as it is until fp8 is imported."""
-    return os.environ.get("FP8_AUTOLOAD", "1").lower() in ("0", "false", "off")

@@ -13,14 +13,6 @@ import sys
 from fp8 import _library
 
 
-def _program() -> pathlib.Path:
-    """Beside the libraries: of the installed package, or of the build folder that it is linked into."""
-    path = _library.folder().parent / "bin" / "fp8"
-    if not path.exists():
-        sys.exit(f"fp8: error: found no program {path}: install fp8-toolkit again")
-    return path
-
-
 def _torch() -> tuple[str, str]:
     """(the folder of this Python's torch or "", why the program can't use it or "")"""
     spec = importlib.util.find_spec("torch")
@@ -35,7 +27,9 @@ def _torch() -> tuple[str, str]:
 
 
 def main() -> None:
-    program, environment = _program(), dict(os.environ)
+    program, environment = _library.folder().parent / "bin" / "fp8", dict(os.environ)
+    if not program.exists():
+        sys.exit(f"fp8: error: found no program {program}: install fp8-toolkit again")
     torch, reason = _torch()
     beside = torch and pathlib.Path(torch).resolve() == (_library.folder().parent.parent / "torch").resolve()
     if "FP8_LIBTORCH" in environment:
@@ -52,7 +46,3 @@ def main() -> None:
     if code == 1:
         print(f"fp8: note: {reason}: {_library.INSTALL_TORCH}", file=sys.stderr)
     sys.exit(code if code >= 0 else 128 - code)
-
-
-if __name__ == "__main__":
-    main()

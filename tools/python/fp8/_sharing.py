@@ -36,28 +36,17 @@ def _raise(message: str) -> typing.NoReturn:
     raise RuntimeError(message)
 
 
-def _refuse(message: str) -> tuple[typing.Any, ...]:
-    """In the sender; from a queue's own thread, whose errors nobody waits for, in the receiver."""
-    if threading.current_thread().name == "QueueFeederThread":
-        return _raise, (message,)
-    raise RuntimeError(message)
-
-
-def _learns(tensor: torch.Tensor) -> str:
-    """Why a parameter that learns in fp8 is not pickled; "": it is another tensor."""
-    if tensor.device.type != "hpu" or not tensor.is_floating_point():
-        return ""
-    tag = json.loads(torch.ops.fp8.tag_of(tensor))
-    if tag is None or tag["holds_codes"] or not tag["handler"].startswith("fp8 training"):
-        return ""
-    return (f"weight of {', '.join(map(repr, tag['modules']))}: learns in fp8, and a pickled parameter would go on in high precision: save or send "
-            "the model's state_dict(), and torch.ops.fp8.save_training_state()")
+def _check_pickled(tensor: torch.Tensor) -> None:
+    """Raises RuntimeError for a parameter that learns in fp8."""
+    tag = json.loads(torch.ops.fp8.tag_of(tensor)) if tensor.device.type == "hpu" and tensor.is_floating_point() else None
+    if tag is not None and not tag["holds_codes"] and tag["handler"].startswith("fp8 training"):
+        raise RuntimeError(f"weight of {', '.join(map(repr, tag['modules']))}: learns in fp8, and a pickled parameter would go on in high "
+                           "precision: save or send the model's state_dict(), and torch.ops.fp8.save_training_state()")
 
 
 def _pickle_parameter(parameter: torch.nn.Parameter) -> typing.Any:
     """For torch.save and pickle."""
-    if reason := _learns(parameter):
-        raise RuntimeError(reason)
+    _check_pickled(parameter)
     return parameter.__reduce_ex__(2)
 
 
@@ -67,8 +56,10 @@ def send(tensor: torch.Tensor) -> typing.Any:
         return reduce_tensor(tensor)
     try:
         return _sent(tensor)
-    except Exception as error:  # noqa: BLE001: _refuse() raises it, here or there
-        return _refuse(str(error))
+    except Exception as error:
+        if threading.current_thread().name != "QueueFeederThread":
+            raise
+        return _raise, (str(error),)  # in the receiver: nobody waits for the errors of a queue's own thread
 
 
 def _sent(tensor: torch.Tensor) -> typing.Any:
@@ -82,8 +73,8 @@ def _sent(tensor: torch.Tensor) -> typing.Any:
         raise RuntimeError("found a tensor of a graph, and autograd ends at the process: send tensor.detach()")
     if tensor.layout is not torch.strided:
         raise RuntimeError(f"found a tensor of layout {tensor.layout}, allowed: torch.strided: send tensor.cpu()")
-    if parameter and (reason := _learns(tensor)):
-        raise RuntimeError(reason)
+    if parameter:
+        _check_pickled(tensor)
     return _to_hpu, (bytes_of(tensor), str(tensor.device), parameter, tensor.requires_grad)
 
 
