@@ -144,6 +144,7 @@ def test_what_torch_asks():
     assert torch.hpu.memory.memory_stats is hpu.memory_stats and torch.get_device_module("hpu") is hpu
     hpu.init()
     assert hpu.is_initialized() and hpu.is_bf16_supported() and not hpu._is_in_bad_fork()
+    assert torch.float8_e4m3fn in torch.accelerator.get_device_capability()["supported_dtypes"]
     with torch.autocast("hpu", dtype=torch.bfloat16):
         assert (torch.ones(2, 2, device="hpu") @ torch.ones(2, 2, device="hpu")).dtype == torch.bfloat16
     assert torch.amp.GradScaler("hpu", enabled=True).scale(torch.ones(1, device="hpu")).item() == 65536

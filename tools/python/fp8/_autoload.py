@@ -80,12 +80,12 @@ def backend(module: typing.Any, inputs: list[typing.Any], **kwargs: typing.Any) 
 def refuse_inductor() -> None:
     """Graphs with inputs on hpu never come to inductor, which makes code for other devices and would end in KeyError 'hpu'."""
     import torch
-    wrapper = torch._TorchCompileInductorWrapper
+    wrapper: typing.Any = torch._TorchCompileInductorWrapper
     plain = wrapper.__call__
 
-    def call(self: typing.Any, model_: typing.Any, inputs_: typing.Any) -> typing.Any:
+    def call(self: typing.Any, model_: typing.Any, inputs_: typing.Any, **options: typing.Any) -> typing.Any:
         if any(isinstance(t, torch.Tensor) and t.device.type == "hpu" for t in inputs_):
             raise RuntimeError("torch.compile: found backend 'inductor' for tensors on hpu, allowed: 'fp8', 'eager', 'aot_eager'")
-        return plain(self, model_, inputs_)
+        return plain(self, model_, inputs_, **options)
 
     wrapper.__call__ = call

@@ -80,7 +80,7 @@ def _sent(tensor: torch.Tensor) -> typing.Any:
 
 def _go_on_after_fork() -> None:
     """A child of fork has none of the threads that the parent's products ran on, and would wait for them."""
-    if torch.hpu.is_initialized():
+    if torch.get_device_module("hpu").is_initialized():
         torch.set_num_threads(1)
 
 

@@ -21,8 +21,8 @@ from fp8._devices import Device, device_count, get_device_name, is_available
 from fp8._devices import index_of as _get_device_index
 
 OutOfMemoryError = torch.OutOfMemoryError
-setDeterministic = torch.use_deterministic_algorithms  # noqa: N816: Habana's names
-getDeterministic = torch.are_deterministic_algorithms_enabled  # noqa: N816
+setDeterministic: typing.Callable[[bool], None] = torch.use_deterministic_algorithms  # noqa: N816: Habana's names
+getDeterministic: typing.Callable[[], bool] = torch.are_deterministic_algorithms_enabled  # noqa: N816
 _exchange_device, _maybe_exchange_device = torch._C._accelerator_exchangeDevice, torch._C._accelerator_maybeExchangeDevice
 memory: typing.Any = sys.modules[__name__]
 random: typing.Any = memory
