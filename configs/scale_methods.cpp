@@ -171,7 +171,9 @@ std::pair<std::string, const NamedScaleMethod*> entry_for(const ScaleMethods& me
   return {"default", &methods.default_method};
 }
 
-io::Json report_of(const ScaleMethod& method) {
+}  // namespace
+
+io::Json to_json(const ScaleMethod& method) {
   io::Json params = io::Json::object();
   if (!method.candidates.empty()) params["weight_scales"] = method.candidates;
   return {{"granularity", name_of(method.granularity)},
@@ -181,7 +183,11 @@ io::Json report_of(const ScaleMethod& method) {
           {"params", params}};
 }
 
-}  // namespace
+ScaleMethod scale_method_from_json(const io::Json& json, const std::string& where, const std::string& key) {
+  Tensor tensor;
+  read_tensor(json, {where, key}, tensor);
+  return tensor.method;
+}
 
 const NamedScaleMethod& ScaleMethods::for_module(std::string_view name, std::string_view type) const {
   return *entry_for(*this, name, type).second;
@@ -250,7 +256,7 @@ io::Json method_report(const ScaleMethods& methods, const std::vector<std::pair<
   io::Json report = io::Json::object();
   for (const auto& [name, type] : modules) {
     const NamedScaleMethod& method = methods.for_module(name, type);
-    report[name] = {{"ACTIVATION", report_of(method.activation)}, {"WEIGHT", report_of(method.weight)}};
+    report[name] = {{"ACTIVATION", to_json(method.activation)}, {"WEIGHT", to_json(method.weight)}};
   }
   return report;
 }

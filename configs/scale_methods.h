@@ -50,6 +50,12 @@ struct ScaleMethods {
   std::vector<std::pair<std::string, const recipes::NamedScaleMethod*>> all() const;
 };
 
+/// A tensor's method as an object of scale_method has it: granularity, scale_value_type, rounding_method, backoff, params.
+io::Json to_json(const recipes::ScaleMethod& method);
+
+/// Reads one; what it leaves out is PTS, MAXABS, IDENTITY, 1.0. Throws io::Error "WHERE: key 'KEY.backoff': found ...".
+recipes::ScaleMethod scale_method_from_json(const io::Json& json, const std::string& where, const std::string& key);
+
 /// Returns the report for SCALE_METHOD_CONFIG_DUMP_PATH: per module ("name", "type") the method of its weight and
 /// activation, in the form that Intel Neural Compressor writes and reads.
 io::Json method_report(const ScaleMethods& methods, const std::vector<std::pair<std::string, std::string>>& modules);

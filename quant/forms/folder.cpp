@@ -3,6 +3,7 @@
 
 #include <system_error>
 
+#include "fp8/configs/scale_methods.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
@@ -274,6 +275,10 @@ io::Json make_note() {
   return out;
 }
 
+bool scheme_has_method(const Scheme& scheme) {
+  return scheme.convention == Convention::inc && !scheme.is_static() && scheme.activations != ActivationScaling::none;
+}
+
 io::Json make_sidecar(const Plan& plan, const Scheme& scheme) {
   io::Json out = make_note();
   out["dialect"] = recipes::name_of(scheme.dialect);
@@ -281,6 +286,7 @@ io::Json make_sidecar(const Plan& plan, const Scheme& scheme) {
   out["scale_method"] = plan.scale_method;
   if (scheme.least_error()) out["weight_scales"] = name_of(scheme.search);
   out["hp_dtype"] = scheme.convention == Convention::inc ? io::Json(recipes::name_of(scheme.hp)) : io::Json(nullptr);
+  if (scheme_has_method(scheme)) out["activation_method"] = configs::to_json(scheme.activation_method);
   out["measurements"] = plan.measurements.empty() ? io::Json(nullptr) : io::Json(plan.measurements);
   out["skipped"] = io::Json::object();
   for (const auto& s : plan.skipped) out["skipped"][s.name] = s.reason;
@@ -317,6 +323,8 @@ Scheme read_sidecar(const io::Json& sidecar, const std::string& name) {
     }
     if (!known) io::fail<io::Error>("{}: key 'hp_dtype': found \"{}\", allowed: f32, bf16, f16", name, hp);
   }
+  if (sidecar.contains("activation_method"))
+    s.activation_method = configs::scale_method_from_json(sidecar["activation_method"], name, "activation_method");
   return s;
 }
 

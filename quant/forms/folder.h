@@ -68,7 +68,10 @@ void require_carried_unchanged(const std::filesystem::path& source, const io::Js
 //
 //   {"tool": "fp8 0.1.0", "dialect": "ocp", "convention": "own", "scale_method": "amax", "hp_dtype": null | "bf16",
 //    "measurements": null | fingerprint, "skipped": {module: reason}, "nonfinite": {tensor: {"nan": 3, "inf": 0}},
-//    "run": mark}
+//    "activation_method": {...}, "run": mark}
+//
+// activation_method: of convention inc with dynamic activations, as configs::to_json() has it; absent else. Where
+// transformers writes the files, the text is in the metadata of the safetensors, under the key "fp8.json".
 //
 // nonfinite: tensors that were copied with NaN or Inf, as the user allowed; absent else. run: what the run was asked to
 // do, as a checksum, by which --resume knows its finished output. Beside a checkpoint converted to high precision:
@@ -80,7 +83,9 @@ io::Json make_sidecar(const Plan& plan, const Scheme& scheme);
 /// Of a checkpoint in high precision: "tool" alone.
 io::Json make_note();
 
-/// Dialect, convention and hp_dtype as a Scheme. Throws io::Error naming file and key.
+/// True if the scales of activations are made at each call by the scheme's activation_method.
+bool scheme_has_method(const Scheme& scheme);
+/// Dialect, convention, hp_dtype and activation_method as a Scheme. Throws io::Error naming file and key.
 Scheme read_sidecar(const io::Json& sidecar, const std::string& name);
 
 /// Parses "gaudi2", "gaudi3", "ocp". Throws io::Error "WHERE: found ..., allowed: gaudi2, gaudi3, ocp".

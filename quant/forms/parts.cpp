@@ -109,9 +109,29 @@ std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) {
   return checkpoint.folder().string() + ": " + io::printable(tensor);
 }
 
+namespace {
+
+/// What would be in the file, where transformers wrote the folder.
+Json sidecar_in_metadata(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("model") || !name.ends_with(".safetensors")) continue;
+    const auto metadata = io::SafetensorsFile(entry.path()).metadata();
+    const auto it = metadata.find(kSidecarName);
+    if (it == metadata.end()) continue;
+    Json sidecar = io::parse_json(it->second, entry.path().string() + ": metadata " + kSidecarName);
+    if (!sidecar.is_object()) io::fail_at(entry.path().string(), "expected an object, found {}", sidecar.type_name());
+    sidecar.erase(kBytesAreCodes);
+    return sidecar;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 Json read_sidecar_file(const io::Checkpoint& checkpoint) {
   const std::filesystem::path path = checkpoint.folder() / kSidecarName;
-  if (!std::filesystem::exists(path)) return nullptr;
+  if (!std::filesystem::exists(path)) return sidecar_in_metadata(checkpoint.folder());
   Json sidecar = io::read_json(io::source_file(checkpoint.folder(), kSidecarName));
   if (!sidecar.is_object()) io::fail_at(path.string(), "expected an object, found {}", sidecar.type_name());
   sidecar.erase(kBytesAreCodes);

@@ -9,7 +9,9 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/model/load.h"
+#include "fp8/quant/model/rows.h"
 #include "fp8/quant/model/save.h"
+#include "fp8/quant/model/stored.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/tag_operators.h"
@@ -170,32 +172,6 @@ const Fp8Handler& handler_of(const char* op, const at::Tensor& weight) {
   return *handler;
 }
 
-/// INC's method of dynamic scales: {"granularity", "scale_value_type", "rounding_method", "backoff"}, as a QUANT_CONFIG
-/// has them.
-io::Json to_json(const recipes::ScaleMethod& method) {
-  return {{"granularity", name_of(method.granularity)},
-          {"scale_value_type", name_of(method.value)},
-          {"rounding_method", name_of(method.rounding)},
-          {"backoff", method.backoff}};
-}
-
-bool read_method(const io::Json& json, recipes::ScaleMethod& into) {
-  if (!json.is_object() || json.size() != 4) return false;
-  for (const char* key : {"granularity", "scale_value_type", "rounding_method", "backoff"}) {
-    if (!json.contains(key)) return false;
-  }
-  const auto read = [&]<class E>(const char* key, E& value) {
-    for (const auto& row : choice_of<E>()) {
-      if (json[key] == row.name) return (value = row.value, true);
-    }
-    return false;
-  };
-  if (!json["backoff"].is_number()) return false;
-  into.backoff = json["backoff"].get<float>();
-  return into.backoff > 0 && read("granularity", into.granularity) && read("scale_value_type", into.value) &&
-         read("rounding_method", into.rounding) && into.custom == nullptr && into.value != recipes::ScaleValue::CUSTOM;
-}
-
 struct TagScheme {
   Scheme scheme;
   at::ScalarType original = at::kBFloat16;
@@ -215,8 +191,10 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
                        if (json.is_number()) scheme.input_scale_inv = json.get<float>();
                        return json.is_number() && std::isfinite(scheme.input_scale_inv) && scheme.input_scale_inv > 0;
                      }};
-  const Key method = {"activation_method", "an object of granularity, scale_value_type, rounding_method and backoff",
-                      [&](const io::Json& json) { return read_method(json, scheme.activation_method); }};
+  const Key method = {"activation_method", "an object", [&](const io::Json& json) {
+                        scheme.activation_method = configs::scale_method_from_json(json, where, "activation_method");
+                        return true;
+                      }};
   const auto keys = read_keys(where, text,
                               {choice<WeightGranularity>("weights", scheme.weights),
                                choice("activations", scheme.activations, activation_words()), block(scheme.block),
@@ -229,9 +207,7 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
   if (is_static != (keys.contains("input_scale_inv")))
     io::fail<io::Error>("{}: key 'input_scale_inv': expected with activations static_tensor, and only with them",
                         where);
-  const bool has_method =
-      scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none;
-  if (has_method != keys.contains("activation_method"))
+  if (scheme_has_method(scheme) != keys.contains("activation_method"))
     io::fail<io::Error>(
         "{}: key 'activation_method': expected with dynamic activations of convention \"inc\", and only "
         "with them",
@@ -316,8 +292,7 @@ at::Tensor scale_inv_of(const at::Tensor& weight) { return handler_of("scale_inv
 std::string scheme_of(const at::Tensor& weight) {
   const Fp8Handler& handler = handler_of("scheme_of", weight);
   const Scheme& s = handler.scheme();
-  const bool is_static = s.is_static();
-  const bool has_method = s.convention == Convention::inc && !is_static && s.activations != ActivationScaling::none;
+  const bool is_static = s.is_static(), has_method = scheme_has_method(s);
   TORCH_CHECK(s.compute == Compute::fp8 && !(has_method && s.activation_method.value == recipes::ScaleValue::CUSTOM),
               "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe());
   io::Json json = {{"weights", name_of(s.weights)}, {"activations", name_of(s.activations, activation_words())}};
@@ -328,7 +303,7 @@ std::string scheme_of(const at::Tensor& weight) {
   json["dtype"] = name_of(runtime::ops::float_type_of(handler.original_dtype()));
   json["convention"] = name_of(s.convention);
   if (s.convention == Convention::inc) json["hp_dtype"] = recipes::name_of(s.hp);
-  if (has_method) json["activation_method"] = to_json(s.activation_method);
+  if (has_method) json["activation_method"] = configs::to_json(s.activation_method);
   return json.dump();
 }
 
@@ -394,13 +369,14 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   save(model.tensors, model.modules, measure::nodes_of("save", nodes, node_names), folder, format, options);
 }
 
-std::string config_of_tensors(at::TensorList tensors, const std::vector<std::string>& names,
-                              const std::vector<std::string>& types, const std::string& format,
-                              const std::string& source, const measure::Nodes& nodes,
-                              const std::optional<std::vector<std::string>>& node_names) {
+std::tuple<std::string, std::string> config_of_tensors(at::TensorList tensors, const std::vector<std::string>& names,
+                                                       const std::vector<std::string>& types, const std::string& format,
+                                                       const std::string& source, const measure::Nodes& nodes,
+                                                       const std::optional<std::vector<std::string>>& node_names) {
   const auto model = model_to_save("quantization_config", tensors, names, types, format);
   const auto ops = measure::nodes_of("quantization_config", nodes, node_names);
-  return quantization_config(model.tensors, model.modules, ops, format, source).dump();
+  const auto [config, sidecar] = quantization_config(model.tensors, model.modules, ops, format, source);
+  return {config.dump(), sidecar.dump()};
 }
 
 std::vector<std::string> type_names() {
@@ -424,9 +400,17 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
+  m.def("number_rows(Tensor[] weights) -> Tensor[]", &number_rows);
+  m.def("weights_of_rows(Tensor[] weights, Tensor numbers) -> (int[], bool)", &weights_of_rows);
+  m.def("gather_rows(Tensor[] weights, Tensor numbers, str name, Tensor? expected=None) -> Tensor", &gather_rows);
+  m.def("join_rows(Tensor[] pieces, Tensor[] numbers, Tensor wanted, str name) -> Tensor", &join_rows);
+  m.def("packed(Tensor weight) -> Tensor", &packed);
+  m.def("unpacked(Tensor bytes) -> Tensor", &unpacked);
+  m.def("scales_beside(Tensor weight) -> Tensor[]", &scales_beside);
+  m.def("with_scales(Tensor codes, Tensor like, Tensor? scale, Tensor? input_scale) -> Tensor", &with_scales);
   m.def(torch::schema(
             "quantization_config(Tensor[] tensors, str[] names, str[] types, str format=\"compressed-tensors\", "
-            "str source=\"\"" FP8_NODES ") -> str",
+            "str source=\"\"" FP8_NODES ") -> (str, str)",
             kEffect),
         &config_of_tensors);
   m.def("module_types() -> str[]", &type_names);

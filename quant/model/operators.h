@@ -24,6 +24,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fp8/measure/calibration/session.h"
@@ -71,10 +72,10 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
                   const measure::Nodes& nodes = std::nullopt,
                   const std::optional<std::vector<std::string>>& node_names = std::nullopt);
 
-/// The quantization_config that save_tensors() writes, as JSON.
-std::string config_of_tensors(at::TensorList tensors, const std::vector<std::string>& names,
-                              const std::vector<std::string>& types, const std::string& format,
-                              const std::string& source, const measure::Nodes& nodes = std::nullopt,
-                              const std::optional<std::vector<std::string>>& node_names = std::nullopt);
+/// The quantization_config that save_tensors() writes, and its fp8.json.
+std::tuple<std::string, std::string> config_of_tensors(
+    at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
+    const std::string& format, const std::string& source, const measure::Nodes& nodes = std::nullopt,
+    const std::optional<std::vector<std::string>>& node_names = std::nullopt);
 
 }  // namespace fp8::quant

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/scale_methods.h"
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
@@ -82,8 +83,14 @@ void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const
   TORCH_CHECK(weight_problem.empty(), "[save] ", m.name, ": ", weight_problem,
               "; convert without it (exclude), or save in another form");
   Scheme& shared = out.config.scheme;
-  TORCH_CHECK(!out.any || shared.describe() == scheme.describe(), "[save] ", m.name,
-              ": expected all modules in one scheme (", shared.describe(), "), found ", handler.describe());
+  const bool has_method = scheme_has_method(scheme);
+  TORCH_CHECK(!has_method || scheme.activation_method.custom == nullptr, "[save] ", m.name,
+              ": the scales of its activations are made by a function of your own, which no file holds");
+  TORCH_CHECK(!out.any || (shared.describe() == scheme.describe() &&
+                           (!has_method || shared.activation_method == scheme.activation_method)),
+              "[save] ", m.name, ": expected all modules in one scheme (", shared.describe(),
+              has_method ? ", " + configs::to_json(shared.activation_method).dump() : "", "), found ",
+              handler.describe(), has_method ? ", " + configs::to_json(scheme.activation_method).dump() : "");
   shared = scheme;
   out.any = true;
   out.config.quantized.push_back(m.name);
@@ -217,6 +224,22 @@ std::vector<Unit> units_of(const Contents& contents, const CheckpointForm& form)
   return units;
 }
 
+/// What config.json and fp8.json say.
+struct SavedTexts {
+  io::Json config, sidecar;
+};
+
+SavedTexts saved_texts(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form,
+                       const std::filesystem::path& source, bool use_qdq, Contents& contents) {
+  const Scheme& scheme = contents.config.scheme;
+  contents.config.qdq = use_qdq || scheme.compute == Compute::qdq;
+  Plan plan;
+  plan.skipped = add_nodes(nodes, form, contents);
+  plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
+  if (!source.empty()) add_source(source, contents);
+  return {form.config(contents.config), make_sidecar(plan, scheme)};
+}
+
 }  // namespace
 
 void save(const torch::nn::Module& model, const std::filesystem::path& out, const std::string& form,
@@ -237,39 +260,29 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   TORCH_CHECK(!form.needs_mxfp4(), "[save] ", kNeedsMxfp4);
   Contents contents = contents_of(tensors, modules, form);
   for (auto& [name, tensor] : contents.tensors) tensor = tensor.detach().cpu().contiguous();
-  const Scheme& scheme = contents.config.scheme;
-  contents.config.qdq = options.use_qdq || scheme.compute == Compute::qdq;
-  Plan plan;
-  plan.skipped = add_nodes(nodes, form, contents);
-  plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
+  const SavedTexts texts = saved_texts(nodes, form, options.source, options.use_qdq, contents);
   StreamOptions stream;
   stream.overwrite = options.overwrite;
   stream.source = options.source;
   stream.identity = {{"command", "save"}};
   if (!options.source.empty()) {
-    add_source(options.source, contents);
     stream.identity["source"] = identity_of(options.source);
     stream.carried = carried_identity_of(options.source);
   }
-  const io::Json config = form.config(contents.config);
   write_checkpoint(out, units_of(contents, form), stream, [&](OutputFolder& folder) {
-    finish_folder(folder, options.source, &form, config, {io::Json::object(), make_sidecar(plan, scheme)});
+    finish_folder(folder, options.source, &form, texts.config, {io::Json::object(), texts.sidecar});
   });
 }
 
-io::Json quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                             const std::vector<measure::WeightModule>& modules,
-                             const std::vector<measure::OpNode>& nodes, const std::string& form_name,
-                             const std::filesystem::path& source) {
+std::pair<io::Json, io::Json> quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                                                  const std::vector<measure::WeightModule>& modules,
+                                                  const std::vector<measure::OpNode>& nodes,
+                                                  const std::string& form_name, const std::filesystem::path& source) {
   const CheckpointForm& form = form_named(form_name);
   Contents contents = contents_of(tensors, modules, form);
-  add_nodes(nodes, form, contents);
-  const Scheme& scheme = contents.config.scheme;
-  contents.config.qdq = scheme.compute == Compute::qdq;
-  contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
-  if (!source.empty()) add_source(source, contents);
-  return form.config(contents.config);
+  const SavedTexts texts = saved_texts(nodes, form, source, /*use_qdq=*/false, contents);
+  return {texts.config, texts.sidecar};
 }
 
 }  // namespace fp8::quant

@@ -34,10 +34,10 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
           const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
           const std::filesystem::path& out, const std::string& form, const SaveOptions& options = {});
 
-/// What save() writes as "quantization_config", of the same arguments. Throws as it does.
-io::Json quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                             const std::vector<measure::WeightModule>& modules,
-                             const std::vector<measure::OpNode>& nodes, const std::string& form,
-                             const std::filesystem::path& source = {});
+/// What save() writes as "quantization_config", and as fp8.json, of the same arguments. Throws as it does.
+std::pair<io::Json, io::Json> quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                                                  const std::vector<measure::WeightModule>& modules,
+                                                  const std::vector<measure::OpNode>& nodes, const std::string& form,
+                                                  const std::filesystem::path& source = {});
 
 }  // namespace fp8::quant

@@ -46,9 +46,21 @@
 //                                                            codes that come from elsewhere
 //     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
 //     scheme_of(Tensor weight) -> str                        what tag() takes
+//     number_rows(Tensor[] weights) -> Tensor[]              of each value its row's number, among all rows
+//     weights_of_rows(Tensor[] weights, Tensor numbers) -> (int[], bool)
+//                                                            which of them, and whether rows stay rows
+//     gather_rows(Tensor[] weights, Tensor numbers, str name, Tensor? expected=None) -> Tensor
+//                                                            a weight of rows of others, with their scales
+//     join_rows(Tensor[] pieces, Tensor[] numbers, Tensor wanted, str name) -> Tensor
+//                                                            the way back
+//     packed(Tensor weight) -> Tensor                        codes, scales, scheme and name as bytes
+//     unpacked(Tensor bytes) -> Tensor                       that weight again
+//     scales_beside(Tensor weight) -> Tensor[]               of the weight, and of static activations
+//     with_scales(Tensor codes, Tensor like, Tensor? scale, Tensor? input_scale) -> Tensor
+//                                                            codes with those, in the place of a weight
 //     quantization_config(Tensor[] tensors, str[] names, str[] types, str format="compressed-tensors",
-//                         str source="", Node[]? nodes=None, str[]? node_names=None) -> str
-//                                                            save()'s part of config.json
+//                         str source="", Node[]? nodes=None, str[]? node_names=None) -> (str, str)
+//                                                            save()'s part of config.json, and its fp8.json
 //     module_types() -> str[]                                the classes' names that are known
 //     forms() -> str[]                                       what save() takes
 //     config_problems(str config, str name) -> str[]         of a QUANT_CONFIG, one sentence each
