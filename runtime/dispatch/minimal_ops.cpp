@@ -146,10 +146,23 @@ at::Tensor& reseat(at::Tensor& self, at::Storage source, int64_t offset, at::Int
   return self;
 }
 
+/// Codes of a converted weight, read as wider values, would be taken for values. As bytes they are the caller's.
+void refuse_wider(const at::Tensor& self, const at::Storage& source) {
+  const Block* block = block_of(source.unsafeGetStorageImpl());
+  if (block == nullptr || !block->tag || self.itemsize() == 1) return;
+  for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    at::Tensor codes = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(source), kHpuKey,
+                                                                c10::scalarTypeToTypeMeta(dtype));
+    reseat(codes, source, 0, {static_cast<int64_t>(source.nbytes())}, {});
+    block->tag->check_access("aten::set_", codes);
+  }
+}
+
 }  // namespace
 
 at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
                                       at::IntArrayRef stride) {
+  refuse_wider(self, source);
   const auto tag = tag_of(self);
   if (!tag || !is_float8(self.scalar_type()) || !source.device().is_hpu())
     return reseat(self, std::move(source), offset, size, stride);

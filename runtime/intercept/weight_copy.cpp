@@ -97,8 +97,13 @@ void check_leaving(const WeightTag& tag, const at::Tensor& to, const at::Tensor&
               " and strides ", to.strides(), "; fp8::dequantize(weight) gives the values");
 }
 
+/// True if a tensor is all of the weight, as it lies or transposed (a module that has it as [inputs, outputs]).
+bool is_all(const WeightTag& tag, const at::Tensor& t) {
+  return tag.is(t) || (learning(tag) == nullptr && tag.is(upright(t)));
+}
+
 void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
-  const bool all = mine.is(to) && its.is(from) && to.sizes() == from.sizes();
+  const bool all = is_all(mine, to) && is_all(its, from) && mine.is(to) == its.is(from) && to.sizes() == from.sizes();
   if (!all) {
     TORCH_CHECK(learning(mine) == nullptr && scales_fit(mine, to, its, from), "[copy] ", mine.describe(),
                 ": expected a copy of the whole weight, got sizes ", to.sizes(), " and ", from.sizes(), " of ",
@@ -185,7 +190,7 @@ void weight_copied(const at::Tensor& to, const at::Tensor& from) {
     if (from.is_hpu()) source->record_place(from);
     return parameter->adopt(*source);
   }
-  if (mine.tag && (!mine.tag->is(to) || same_scales(*mine.tag, *its.tag))) return;
+  if (mine.tag && (!is_all(*mine.tag, to) || same_scales(*mine.tag, *its.tag))) return;
   auto tag = c10::make_intrusive<WeightTag>(mine.tag ? *mine.tag : *its.tag);
   if (!mine.tag && is_image(*its.tag, to, from)) {
     tag->offset = to.storage_offset();
