@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 
@@ -39,6 +40,7 @@ struct Entry {
   std::string name_there;                  ///< and its name in trained_weights() of that
   Seen seen = {};                          ///< when a region last ended
   int untrained = 0;                       ///< regions in which it was stepped and did not train
+  bool was_in_graph = false;               ///< when the region began
   bool warned = false;                     ///< that it was idle
   int in_vain = 0;                         ///< regions with gradients on, in a row, that ran no product at all
 
@@ -103,6 +105,23 @@ void add(Conversion conversion) {
 
 bool ran(const Entry& e) { return e.handler->products() != e.seen.products; }
 
+/// True if a graph that is alive has the parameter.
+bool in_graph(const at::Tensor& parameter) {
+  return parameter.requires_grad() && torch::autograd::impl::try_get_grad_accumulator(parameter) != nullptr;
+}
+
+/// True if it came into a graph in this region, and neither a product of it nor of a copy ran in fp8, nor was there a
+/// warning. any_ran: others of its conversion did.
+bool is_passed_by(const Entry& e, bool any_ran) {
+  const auto impl = e.parameter.lock();
+  if (!impl.defined() || ran(e) || e.was_in_graph || e.handler->retired() || e.handler->told() ||
+      e.handler->copies() != e.seen.copies)
+    return false;
+  const at::Tensor parameter(impl);
+  const bool moved = !parameter.is_hpu() || parameter.scalar_type() == at::kDouble;
+  return (moved || any_ran) && in_graph(parameter);
+}
+
 /// True if it has been stepped for the second time without a pass of training in fp8, though it was multiplied with.
 bool is_untrained(Entry& e, const Seen& now) {
   const auto parameter = e.parameter.lock();
@@ -133,6 +152,48 @@ bool idle(const Entry& e) {
 
 void append(std::string& names, const Entry& e) {
   for (const auto& module : e.modules) names += (names.empty() ? "'" : ", '") + module + "'";
+}
+
+/// The names of modules, by what is wrong with them.
+struct Problems {
+  std::string lost, dropped, passed_by, unused, untrained;
+  bool in_vain = false;  ///< `unused` are errors
+};
+
+/// The text for the first kind there is, or none. Warns of those that are no errors.
+std::string error_of(const Problems& found) {
+  if (!found.unused.empty() && !found.in_vain)
+    TORCH_WARN("[fp8_autocast] ", found.unused,
+               ": converted for fp8 training, and this region ran no product in fp8: if their modules hold other "
+               "weights by now (an engine that shards parameters), call fp8::attach_training after that");
+  const auto say = [](const std::string& names, const char* what) {
+    return "[fp8_autocast] " + names + ": converted for fp8 training, and " + what;
+  };
+  if (!found.dropped.empty())
+    return say(found.dropped,
+               "no product ran in fp8: expected the weights that were converted, found them gone (an engine that "
+               "shards or flattens parameters, or a module that was replaced?); call fp8::attach_training after that");
+  if (!found.lost.empty())
+    return say(found.lost,
+               "no product ran in fp8: expected the weights that were converted, found others in their place (an "
+               "engine that shards or flattens parameters?); call convert_modules() after it has taken the model");
+  if (!found.passed_by.empty())
+    return say(found.passed_by,
+               "the graph of this region has their weights, but no product of them ran in fp8: expected the weights "
+               "themselves on hpu, in f32, bf16 or f16, found them on the host, in f64, or another weight that is "
+               "computed from them (a parametrization); keep such modules out of the conversion, or of fp8_autocast");
+  if (!found.untrained.empty())
+    return say(found.untrained,
+               "their weights change step by step, but no pass of training ran in fp8: their products run where "
+               "gradients are off (inside of an autograd.Function, or in evaluation with scales that never moved), or "
+               "with copies in another dtype. Expected products of the weight itself with gradients on; keep such "
+               "modules out of the conversion, or of fp8_autocast");
+  if (!found.unused.empty() && found.in_vain)
+    return say(
+        found.unused,
+        "two regions with gradients on ran no product in fp8 at all: their modules hold other weights by now; have an "
+        "engine that shards parameters leave them out, else call fp8::attach_training after it has taken the model");
+  return {};
 }
 
 }  // namespace
@@ -271,12 +332,13 @@ void remember_converted(const std::vector<WeightModule>& weights) {
 void put_back_converted() {
   Books& all = books();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  for (const Conversion& conversion : all.conversions) {
-    for (const Entry& e : conversion) {
+  for (Conversion& conversion : all.conversions) {
+    for (Entry& e : conversion) {
       const auto impl =
           e.handler->retired() ? c10::intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>() : e.parameter.lock();
       if (!impl.defined()) continue;
       const at::Tensor parameter(impl);
+      e.was_in_graph = in_graph(parameter);
       const auto* found = training_handler(parameter);
       const bool copy = found != nullptr && found != e.handler.get() && found->state()->follows();  // set_data() of one
       const bool plain = parameter.is_hpu() && (copy || runtime::find_tag(parameter) == nullptr);
@@ -290,59 +352,33 @@ void put_back_converted() {
 
 std::string check_converted(bool trained) {
   Books& all = books();
-  std::string lost, dropped, unused, untrained;
-  bool in_vain = false;  ///< `unused` are errors
+  Problems found;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto any_ran = [](const Conversion& c) { return std::ranges::any_of(c, ran); };
     const bool none_ran = std::ranges::none_of(all.conversions, any_ran);
     for (Conversion& conversion : all.conversions) {
-      const bool suspect = none_ran || any_ran(conversion);
+      const bool some_ran = any_ran(conversion), suspect = none_ran || some_ran;
       const bool in_use = std::ranges::any_of(conversion, [](const Entry& e) { return !e.parameter.expired(); });
       for (Entry& e : conversion) {
-        if (suspect && !ran(e) && e.owned && replaced(e)) append(lost, e);
+        if (suspect && !ran(e) && e.owned && replaced(e)) append(found.lost, e);
         if (suspect && (in_use || none_ran) && !e.owned && !e.handler->retired() && e.parameter.expired())
-          append(dropped, e);
+          append(found.dropped, e);
+        if (is_passed_by(e, some_ran)) append(found.passed_by, e);
         const bool unmet = none_ran && idle(e);
         if (!unmet || trained) e.in_vain = 0;
         if (unmet && !trained && at::GradMode::is_enabled()) ++e.in_vain;
-        if (unmet && (!e.warned || e.in_vain == 2)) append(unused, e);
-        in_vain = in_vain || e.in_vain == 2;
+        if (unmet && (!e.warned || e.in_vain == 2)) append(found.unused, e);
+        found.in_vain = found.in_vain || e.in_vain == 2;
         e.warned = e.warned || unmet;
         const Seen now = look_at(e);
-        if (is_untrained(e, now)) append(untrained, e);
+        if (is_untrained(e, now)) append(found.untrained, e);
         e.seen = now;
       }
       std::erase_if(conversion, [](const Entry& e) { return e.gone() || (!e.owned && e.parameter.expired()); });
     }
   }
-  if (!unused.empty() && !in_vain)
-    TORCH_WARN("[fp8_autocast] ", unused,
-               ": converted for fp8 training, and this region ran no product in fp8: if their modules hold other "
-               "weights by now (an engine that shards parameters), call fp8::attach_training after that");
-  const auto say = [](const std::string& names, const char* what) {
-    return "[fp8_autocast] " + names + ": converted for fp8 training, and " + what;
-  };
-  if (!dropped.empty())
-    return say(dropped,
-               "no product ran in fp8: expected the weights that were converted, found them gone (an engine that "
-               "shards or flattens parameters, or a module that was replaced?); call fp8::attach_training after that");
-  if (!lost.empty())
-    return say(lost,
-               "no product ran in fp8: expected the weights that were converted, found others in their place (an "
-               "engine that shards or flattens parameters?); call convert_modules() after it has taken the model");
-  if (!untrained.empty())
-    return say(untrained,
-               "their weights change step by step, but no pass of training ran in fp8: their products run where "
-               "gradients are off (inside of an autograd.Function, or in evaluation with scales that never moved), or "
-               "with copies in another dtype. Expected products of the weight itself with gradients on; keep such "
-               "modules out of the conversion, or of fp8_autocast");
-  if (!unused.empty() && in_vain)
-    return say(
-        unused,
-        "two regions with gradients on ran no product in fp8 at all: their modules hold other weights by now; have an "
-        "engine that shards parameters leave them out, else call fp8::attach_training after it has taken the model");
-  return {};
+  return error_of(found);
 }
 
 }  // namespace fp8::te

@@ -4,7 +4,8 @@
 //   begins   a parameter that lost its handler (module->to(dtype), to(device), set_data by an engine) gets its own
 //            again
 //   ends     named in an error, as nothing else would tell: a module that ran no product because it holds another
-//            tensor by now, and one that an optimizer steps while none of its products trains in fp8
+//            tensor by now, one that an optimizer steps while none of its products trains in fp8, and one whose weight
+//            the graph has all the same
 //
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once
@@ -72,6 +73,8 @@ class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBack
   std::int64_t in_functions() const { return in_functions_; }
   std::int64_t plain() const { return plain_; }
   std::int64_t copies() const { return copies_; }
+  /// True if it has warned of a product that stays in high precision.
+  bool told() const { return told_; }
 
  private:
   void tell(const runtime::WeightTag& tag, const std::string& what);
@@ -108,11 +111,12 @@ void put_back_converted();
 
 /// At the end of an outermost region; an error's text, or none. It names the modules that ran no product since the last
 /// call, while others of their model did (or none of any model), and whose weight is gone, or is another tensor on hpu
-/// without a handler; and those whose weight has changed twice in place (an optimizer's step) while their products ran
-/// without gradients (in an autograd::Function of the program's, or with scales that never moved) or with copies of it
-/// that were made in the region (casts). Weights whose modules are not known, and that never ran one: a warning in the
-/// first region that runs no product at all, an error in the second that does so with gradients on. trained: products
-/// of any kind ran a pass of training.
+/// without a handler; those whose weight came into a graph in the region while none of their products ran in fp8 (moved
+/// to the host or to f64, or another weight is computed from it); and those whose weight has changed twice in place (an
+/// optimizer's step) while their products ran without gradients (in an autograd::Function of the program's, or with
+/// scales that never moved) or with copies of it that were made in the region (casts). Weights whose modules are not
+/// known, and that never ran one: a warning in the first region that runs no product at all, an error in the second
+/// that does so with gradients on. trained: products of any kind ran a pass of training.
 std::string check_converted(bool trained);
 
 }  // namespace fp8::te
