@@ -16,43 +16,15 @@ _DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloa
 class Fp8View(torch.Tensor):
     """A part of an Fp8Parameter, or it transposed: it too has the dtype of its values."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    # A product of a converted module runs no Python but torch's own.
+    __torch_function__: typing.Any = torch._C._disabled_torch_function_impl
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return _DTYPES[torch.ops.fp8.values_dtype(self)]
 
     def __reduce_ex__(self, protocol: typing.Any) -> typing.Any:
         return _rebuild, parts(self)
-
-
-def _dtype_of_values(self: torch.Tensor) -> torch.dtype:
-    return _DTYPES[torch.ops.fp8.values_dtype(self)]
-
-
-def _give_views(cls: type) -> None:
-    """Geometry alone. detach() and data stay plain: who writes files asks them for the dtype of the memory."""
-    def viewing(name: str) -> typing.Callable[..., torch.Tensor]:
-        plain = getattr(torch.Tensor, name)
-
-        def view(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
-            return _as_view(plain(self, *args, **kwargs))
-        view.__name__, view.__doc__ = name, f"torch.Tensor.{name}(); a part knows the scale."
-        return view
-
-    for name in ("__getitem__", "transpose", "t", "swapaxes", "permute", "view", "reshape", "unsqueeze", "squeeze", "select", "narrow", "flatten"):
-        setattr(cls, name, viewing(name))
-
-    def making(name: str) -> typing.Callable[..., torch.Tensor]:
-        plain = getattr(torch.Tensor, name)
-
-        def make(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
-            return plain(self, *args, **{"dtype": self.dtype, **kwargs})
-        make.__name__, make.__doc__ = name, f"torch.Tensor.{name}(), by default in the dtype of the values."
-        return make
-
-    for name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor"):  # in the dtype of the values
-        setattr(cls, name, making(name))
-    setattr(cls, "dtype", property(_dtype_of_values))
-    for name in ("T", "mT"):
-        plain = getattr(torch.Tensor, name)
-        setattr(cls, name, property(lambda self, plain=plain: _as_view(plain.__get__(self))))
 
 
 def _as_view(found: torch.Tensor) -> torch.Tensor:
@@ -61,7 +33,26 @@ def _as_view(found: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class Fp8Parameter(torch.nn.Parameter):
+def _give(name: str, call: typing.Callable[..., torch.Tensor]) -> None:
+    """call: gets the method of torch.Tensor first."""
+    plain = getattr(torch.Tensor, name)
+
+    def method(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
+        return call(plain, self, *args, **kwargs)
+    method.__name__, method.__doc__ = name, plain.__doc__
+    setattr(Fp8View, name, method)
+
+
+# Geometry alone gives views. detach() and data stay plain: who writes files asks them for the dtype of the memory.
+for _name in ("__getitem__", "transpose", "t", "swapaxes", "permute", "view", "reshape", "unsqueeze", "squeeze", "select", "narrow", "flatten"):
+    _give(_name, lambda plain, self, *args, **kwargs: _as_view(plain(self, *args, **kwargs)))
+for _name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor"):  # in the dtype of the values
+    _give(_name, lambda plain, self, *args, **kwargs: plain(self, *args, **{"dtype": self.dtype, **kwargs}))
+for _name in ("T", "mT"):
+    setattr(Fp8View, _name, property(lambda self, plain=getattr(torch.Tensor, _name): _as_view(plain.__get__(self))))
+
+
+class Fp8Parameter(Fp8View, torch.nn.Parameter):
     """`dtype` and `repr` are those of the values, so that code which casts activations to the dtype of a weight works.
 
     >>> import torch, fp8
@@ -71,17 +62,20 @@ class Fp8Parameter(torch.nn.Parameter):
     (torch.float32, torch.float8_e4m3fn)
     """
 
-    # A product of a converted module runs no Python but torch's own.
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
     @classmethod
     def of(cls, weight: _modules.Weight) -> "Fp8Parameter":
         """Makes the module's parameter one of these; it stays the object that it is."""
-        parameter = weight.owned
-        if not isinstance(parameter, torch.nn.Parameter):
-            raise TypeError(f"{weight.name}: expected a parameter, found {type(parameter).__name__}")
-        parameter.__class__ = cls
-        return typing.cast(Fp8Parameter, parameter)
+        if not isinstance(weight.owned, torch.nn.Parameter):
+            raise TypeError(f"{weight.name}: expected a parameter, found {type(weight.owned).__name__}")
+        weight.owned.__class__ = cls
+        return typing.cast(Fp8Parameter, weight.owned)
+
+    @classmethod
+    def of_codes(cls, codes: torch.Tensor, requires_grad: bool = False) -> "Fp8Parameter":
+        """A new one, of codes with a scale."""
+        made = torch.nn.Parameter(codes.detach(), requires_grad=False)
+        made.__class__ = cls
+        return typing.cast(Fp8Parameter, made.requires_grad_(requires_grad))
 
     @property
     def codes(self) -> torch.Tensor:
@@ -106,7 +100,7 @@ class Fp8Parameter(torch.nn.Parameter):
     def transposed(self) -> bool:
         """The module has it as [inputs, outputs] (GPT-2's Conv1D, experts of Llama 4): it is a view of codes whose rows are
         outputs."""
-        return is_transposed(self)
+        return not self.is_contiguous() or list(self.shape) != json.loads(torch.ops.fp8.tag_of(self))["sizes"]
 
     @property
     def holds_codes(self) -> bool:
@@ -131,58 +125,31 @@ class Fp8Parameter(torch.nn.Parameter):
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> torch.nn.Parameter:
         if self.device.type == "hpu" or not self.holds_codes:
             return super().__deepcopy__(memo)
-        if id(self) not in memo:
-            memo[id(self)] = _rebuild(*parts(self))
-        return typing.cast(torch.nn.Parameter, memo[id(self)])
+        return typing.cast(torch.nn.Parameter, _rebuild(*parts(self)))
 
     def __reduce_ex__(self, protocol: typing.Any) -> typing.Any:
-        return (_rebuild, parts(self)) if self.holds_codes else super().__reduce_ex__(protocol)
+        return super().__reduce_ex__(protocol) if self.holds_codes else torch.nn.Parameter.__reduce_ex__(self, protocol)
 
     def __repr__(self, *, tensor_contents: typing.Any = None) -> str:
         return f"Fp8Parameter containing:\n{self.detach()!r}"
 
 
-_give_views(Fp8View)
-_give_views(Fp8Parameter)
 for _name, _dtype in (("float", torch.float32), ("double", torch.float64), ("half", torch.float16), ("bfloat16", torch.bfloat16)):
     setattr(Fp8Parameter, _name, lambda self, dtype=_dtype: self.to(dtype))
 
 
-def is_transposed(weight: torch.Tensor) -> bool:
-    """Whether a converted weight is a transposed view of its codes."""
-    return not weight.is_contiguous() or list(weight.shape) != json.loads(torch.ops.fp8.tag_of(weight))["sizes"]
-
-
-def parts(weight: torch.Tensor) -> tuple[typing.Any, ...]:
+def parts(weight: torch.Tensor) -> tuple[bytes, str, bool, bool]:
     """All that makes a converted weight, or the codes of one, in another process. No tensors: old archives fill those in
     later. Raises RuntimeError naming the module for a part of a weight."""
-    tag = json.loads(torch.ops.fp8.tag_of(weight))
-    if tag is None or not tag["whole"]:
-        raise RuntimeError(f"{torch.ops.fp8.describe(weight) or 'codes without a scale'}: a part of it can't be pickled; dequantize() gives its values")
-    transposed = is_transposed(weight)
-    codes, dtype, shape = bytes_of(weight.detach().transpose(-2, -1) if transposed else weight)
-    scale_inv, _, scale_shape = bytes_of(torch.ops.fp8.scale_inv(weight))
-    return (codes, shape, str(dtype), ", ".join(tag["modules"]), scale_inv, scale_shape, torch.ops.fp8.scheme_of(weight), weight.requires_grad,
-            str(weight.device), isinstance(weight, Fp8Parameter), transposed)
+    return bytes_of(torch.ops.fp8.packed(weight))[0], str(weight.device), isinstance(weight, Fp8Parameter), weight.requires_grad
 
 
-def _rebuild(codes: bytes, shape: tuple[int, ...], dtype: str, name: str, scale_inv: bytes, scale_shape: tuple[int, ...], scheme: str,
-             requires_grad: bool, device: str, parameter: bool, transposed: bool = False) -> torch.Tensor:
-    """The weight of parts(). Raises RuntimeError for another dtype than fp8, and where the hpu device is not available."""
+def _rebuild(data: bytes, device: str, parameter: bool, requires_grad: bool) -> torch.Tensor:
+    """The weight of parts(). Raises RuntimeError for other bytes, and where the hpu device is not available."""
     from fp8 import _library
     _library.require()
-    found = {str(d): d for d in (torch.float8_e4m3fn, torch.float8_e5m2)}.get(dtype)
-    if found is None:
-        raise RuntimeError(f"{name}: weight: found {dtype}, allowed: torch.float8_e4m3fn, torch.float8_e5m2")
-    tensor = of_bytes(codes, found, shape).to("hpu")
-    torch.ops.fp8.tag(tensor, name, of_bytes(scale_inv, torch.float32, scale_shape), scheme)
-    tensor = tensor.to(device)
-    tensor = tensor.transpose(-2, -1) if transposed else tensor
-    if not parameter:
-        return tensor
-    made = torch.nn.Parameter(tensor, requires_grad=False)
-    made.__class__ = Fp8Parameter
-    return made.requires_grad_(requires_grad)
+    tensor = torch.ops.fp8.unpacked(of_bytes(data, torch.uint8, (len(data),))).to(device)
+    return Fp8Parameter.of_codes(tensor, requires_grad) if parameter else tensor
 
 
 torch.serialization.add_safe_globals([_rebuild])
