@@ -89,10 +89,8 @@ doors("nr", ema=lambda m, f: averaged(m, multi_avg_fn=swa_utils.get_ema_multi_av
 doors("nn", fully_shard=lambda m, f: torch.distributed.fsdp.fully_shard(m, mesh=torch.distributed.device_mesh.init_device_mesh(group(), (1,))),
       values_assigned=lambda m, f: loaded(m, Net(9).to("hpu").state_dict(), assign=True))
 doors("ns", bfloat16=lambda m, f: m.bfloat16(), half=lambda m, f: m.half(), to_dtype=lambda m, f: m.to(torch.bfloat16), type=lambda m, f: m.type(torch.float16))
-doors("nv", double=lambda m, f: m.double())
-doors("vv", cpu=lambda m, f: m.cpu())
-doors("vn", from_cpu_assigned=lambda m, f: loaded(m, disk(m.state_dict(), map_location="cpu"), assign=True))
-doors("nx", doubled=lambda m, f: parametrized(m, Twice()))
+doors("nn", double=lambda m, f: m.double(), doubled=lambda m, f: parametrized(m, Twice()))
+doors("vn", cpu=lambda m, f: m.cpu(), from_cpu_assigned=lambda m, f: loaded(m, disk(m.state_dict(), map_location="cpu"), assign=True))
 doors("nv", trace_saved=lambda m, f: through_jit(m, f / "file.pt"))
 doors("te", export_saved=lambda m, f: through_export(m, f / "file.pt2"))
 doors("rt", swapped=lambda m, f: swapped(m, Net(9).to("hpu")))
