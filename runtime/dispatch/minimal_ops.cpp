@@ -32,6 +32,11 @@ constexpr c10::DispatchKeySet kHpuKey(c10::DispatchKey::HPU);
 
 bool is_float8(at::ScalarType type) { return c10::isFloat8Type(type); }
 
+/// Codes of a converted weight read so are the caller's; as any other type they would be taken for values.
+bool is_bytes(at::ScalarType type) {
+  return c10::isIntegralType(type, /*includeBool=*/true) && c10::elementSize(type) == 1;
+}
+
 c10::DeviceGuard guard_for(std::optional<at::Device> device) {
   const at::Device d = device.value_or(at::Device(c10::kHPU));
   return c10::DeviceGuard(d.has_index() ? d : at::Device(c10::kHPU, current_device()));
@@ -101,6 +106,8 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
 }
 
 at::Tensor view_dtype(const at::Tensor& self, at::ScalarType dtype) {
+  const Block* block = dtype == self.scalar_type() || is_bytes(dtype) ? nullptr : block_of(self);
+  if (block != nullptr && block->tag) block->tag->check_access("aten::view", self);
   return at::native::view_dtype(self, checked_dtype(dtype));
 }
 
@@ -146,11 +153,11 @@ at::Tensor& reseat(at::Tensor& self, at::Storage source, int64_t offset, at::Int
   return self;
 }
 
-/// Codes of a converted weight, read as wider values, would be taken for values. As bytes they are the caller's.
-void refuse_wider(const at::Tensor& self, const at::Storage& source) {
+void refuse_values(const at::Tensor& self, const at::Storage& source) {
   const Block* block = block_of(source.unsafeGetStorageImpl());
-  if (block == nullptr || !block->tag || self.itemsize() == 1) return;
+  if (block == nullptr || !block->tag || is_bytes(self.scalar_type())) return;
   for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    if (dtype == self.scalar_type()) continue;
     at::Tensor codes = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(source), kHpuKey,
                                                                 c10::scalarTypeToTypeMeta(dtype));
     reseat(codes, source, 0, {static_cast<int64_t>(source.nbytes())}, {});
@@ -162,7 +169,7 @@ void refuse_wider(const at::Tensor& self, const at::Storage& source) {
 
 at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
                                       at::IntArrayRef stride) {
-  refuse_wider(self, source);
+  refuse_values(self, source);
   const auto tag = tag_of(self);
   if (!tag || !is_float8(self.scalar_type()) || !source.device().is_hpu())
     return reseat(self, std::move(source), offset, size, stride);

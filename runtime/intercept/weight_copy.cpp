@@ -274,9 +274,16 @@ void give_values(torch::jit::Stack& arguments) {
 /// Python's tolist() reads the memory after these.
 bool reads_memory(const std::string& name) { return name == "aten::resolve_neg" || name == "aten::resolve_conj"; }
 
-bool goes_on(const c10::OperatorHandle& op) {
+/// Codes are viewed as another type than bytes.
+bool views_as_values(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
+  if (schema.name() != "aten::view" || schema.overload_name() != "dtype") return false;
+  const auto dtype = arguments[1].toScalarType();
+  return dtype != arguments[0].toTensor().scalar_type() && c10::elementSize(dtype) > 1;
+}
+
+bool goes_on(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
   const auto& name = op.schema().name();
-  if (reads_memory(name)) return false;
+  if (reads_memory(name) || views_as_values(op.schema(), arguments)) return false;
   return is_allowed(name) || returns_view(op.schema()) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
@@ -305,7 +312,7 @@ void host_codes_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     std::copy(given.begin(), given.end(), stack->end() - static_cast<std::ptrdiff_t>(given.size()));
   }
   const auto arguments = at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - schema.arguments().size());
-  if (!goes_on(op)) {
+  if (!goes_on(op, arguments)) {
     for (const auto& argument : arguments) refuse_codes(schema.name(), argument);
   }
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);

@@ -53,7 +53,8 @@ tensors("nr", to_float=lambda w, v: (w.detach().float(), v), cpu_float=lambda w,
         distributed=lambda w, v: (group() and torch.distributed.tensor.distribute_tensor(
             w.detach(), torch.distributed.device_mesh.init_device_mesh("hpu", (1,))).to_local(), v))
 tensors("rr", full_like=lambda w, v: (torch.full_like(w, 0.3).float(), torch.full_like(v, 0.3)))
-tensors("nr", set_wider=lambda w, v: (torch.empty(0, dtype=torch.float32, device="hpu").set_(w.untyped_storage()).view(-1)[:v.numel()], v.view(-1)))
+tensors("nr", viewed=lambda w, v: (w.detach().view(torch.float32), v), viewed_on_cpu=lambda w, v: (w.detach().cpu().view(torch.float32), v),
+        set_wider=lambda w, v: (torch.empty(0, dtype=torch.float32, device="hpu").set_(w.untyped_storage()).view(-1)[:v.numel()], v.view(-1)))
 tensors("tr", safetensors_live=lambda w, v: (st.load(st.save({"w": w}))["w"], v))
 
 
