@@ -47,9 +47,8 @@ class Place(typing.NamedTuple):
 
 
 class Rows:
-    """The rows of a model's state, numbered through all of it. Rows are outputs; of a weight that is [inputs, outputs], its
-    columns, which upright has as rows. places, by the names of the checkpoint, is found by what the reversal does with numbers
-    in the place of values."""
+    """The rows of a model's state, numbered through all of it. Rows are outputs: upright has those of a weight that is [inputs,
+    outputs] as rows. places, by the names of the checkpoint, is what the reversal does with numbers in the place of values."""
 
     def __init__(self, model: torch.nn.Module, state: Tensors) -> None:
         self.transposed = {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
