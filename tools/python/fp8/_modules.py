@@ -109,9 +109,50 @@ def _is_conv1d_of_transformers(module: torch.nn.Module) -> bool:
     return any(cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in type(module).__mro__)
 
 
-def _is(module: torch.nn.Module, word: str) -> bool:
-    """Experts and routers are known by their classes' names: each family of models has its own."""
-    return any(word in cls.__name__ for cls in type(module).__mro__ if issubclass(cls, torch.nn.Module))
+def _own(module: torch.nn.Module, dim: int) -> list[tuple[str, torch.Tensor]]:
+    """Its matrices: parameters without biases, scales and tokens."""
+    return [(name, t) for name, t in module.named_parameters(recurse=False)
+            if t.dim() == dim and t.is_floating_point() and "bias" not in name and min(t.shape[-2:]) > 1]
+
+
+def _experts(module: torch.nn.Module) -> tuple[set[int], set[int]]:
+    """How many experts a module may hold, and how wide their inputs may be: stacked as [experts, ., .] or [experts * ., .], or one
+    by one in a list that has a forward. Whether they are any, a router beside them says."""
+    if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)) and type(module).forward is not torch.nn.Module.forward:
+        return {len(module)}, {side for child in module.modules() for _, t in _own(child, 2) for side in t.shape}
+    if isinstance(module, torch.nn.modules.conv._ConvNd) or _registration(module) is not None:
+        return set(), set()
+    numbers = {n for n in vars(module).values() if type(n) is int and n > 1}
+    stacks, rows = [t for _, t in _own(module, 3)], [t for _, t in _own(module, 2)]
+    rows = rows if len(rows) > 1 else []
+    counts = {t.size(0) for t in stacks} | {n for t in rows for n in numbers if t.size(0) % n == 0 and t.size(0) // n in numbers}
+    return counts, {side for t in stacks + rows for side in t.shape[-2:]}
+
+
+def _routes(module: torch.nn.Module, counts: set[int], widths: set[int]) -> bool:
+    """A router reads what experts read, and has a row for each in the end; some have more, for experts that compute nothing."""
+    if type(module).forward is torch.nn.Module.forward:  # a list of layers
+        return False
+    matrices = [t for child in module.modules() for _, t in _own(child, 2)]
+    return bool(matrices) and matrices[0].size(1) in widths and any(1 < n <= matrices[-1].size(0) <= 2 * n for n in counts)
+
+
+def _mixtures(model: torch.nn.Module) -> tuple[set[int], set[int]]:
+    """The modules, by id, that hold stacked experts, and the routers beside them, whatever their classes are called."""
+    parents = {id(child): parent for parent in model.modules() for child in parent.children()}
+    experts, routers = {id(m): found for m in model.modules() for found in (_experts(m),) if found[0]}, set[int]()
+    known = set[int]()
+    for key in experts:
+        block = parents.get(key)
+        for _ in range(2):
+            beside = [c for c in block.children() if not any(id(m) in experts for m in c.modules())] if block is not None else []
+            chosen = {id(c) for c in beside if _routes(c, *experts[key])}
+            if block is not None and chosen:
+                routers |= chosen
+                known |= {id(m) for m in block.modules() if id(m) in experts}
+                break
+            block = parents.get(id(block))
+    return known, routers
 
 
 def _experts_transposed(module: torch.nn.Module) -> bool:
@@ -123,14 +164,14 @@ def _experts_transposed(module: torch.nn.Module) -> bool:
     return both is not None and down is not None and both.dim() == down.dim() == 3 and both.size(2) == 2 * down.size(1)
 
 
-def _others(name: str, module: torch.nn.Module, found: list[Weight], left: list[Left]) -> None:
+def _others(name: str, module: torch.nn.Module, stacked: bool, found: list[Weight], left: list[Left]) -> None:
     """Of a module that is no product by its class: its stacked experts, and matrices that nothing is known of."""
     for parameter, tensor in module.named_parameters(recurse=False):
         key = f"{name}.{parameter}".lstrip(".")
         full = _plain(key)
         if "bias" in parameter or not tensor.is_floating_point():
             continue
-        if tensor.dim() == 3 and _is(module, "Expert"):
+        if tensor.dim() == 3 and stacked:
             found.append(Weight(full, key, "MoeMatmul", module, parameter, _experts_transposed(module)))
         elif tensor.dim() == 2 or (tensor.dim() == 3 and min(tensor.shape) > 1):
             left.append(Left(full, f"class {type(module).__name__} is not known; fp8.quant.register() makes it so", tensor))
@@ -140,7 +181,7 @@ def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "")  # of torch.compile
 
 
-def _apart(name: str, module: torch.nn.Module, places: list[tuple[str, str]]) -> str:
+def _apart(name: str, module: torch.nn.Module, router: bool, places: list[tuple[str, str]]) -> str:
     """Why all below a module stays in high precision; "": it does not. places: names of such modules, each with the only
     child that is no such part, and the reason."""
     for prefix, reason in reversed(places):
@@ -149,7 +190,7 @@ def _apart(name: str, module: torch.nn.Module, places: list[tuple[str, str]]) ->
     prefix = name + "." if name else ""
     if module._modules.get("base_layer") is not None:
         places.append((prefix, "an adapter stays in high precision"))
-    if _is(module, "Router") and not any(cls in _registered for cls in type(module).__mro__):
+    if router and not any(cls in _registered for cls in type(module).__mro__):
         reason = f"a router chooses experts in high precision; fp8.quant.register({type(module).__name__}) makes it a Linear"
         places.append((prefix, reason))
         return reason
@@ -162,8 +203,9 @@ def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Left]]:
     found: list[Weight] = []
     left: list[Left] = []
     places: list[tuple[str, str]] = []
+    experts, routers = _mixtures(model)
     for name, module in model.named_modules(remove_duplicate=True):
-        reason = _apart(name, module, places)
+        reason = _apart(name, module, id(module) in routers, places)
         if reason:
             left += [Left(_plain(name), reason, t) for _, t in module.named_parameters(recurse=False) if t.dim() == 2]
             continue
@@ -175,7 +217,7 @@ def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Left]]:
             continue
         registration = _registration(module)
         if registration is None:
-            _others(name, module, found, left)
+            _others(name, module, id(module) in experts, found, left)
         elif isinstance(getattr(module, registration.weight, None), torch.Tensor):
             if registration.kind != "Linear" and registration.weight not in module._parameters:  # of a Linear it is refused by name
                 left.append(Left(_plain(name), "its weight is no parameter of its own: something computes it (a parametrization)"))
