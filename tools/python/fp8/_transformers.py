@@ -48,6 +48,18 @@ def check_linears(model: torch.nn.Module, ignored: typing.Sequence[str]) -> None
                                "its name or for it shares its weight with another module; convert without it (blocklist)")
 
 
+def write_config(model: torch.nn.Module, folder: pathlib.Path) -> None:
+    """Of a model that came from no folder: its own config beside the quantization_config that lies there."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        return
+    path = folder / "config.json"
+    own = {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
+    keys = {**json.loads(model.config.to_json_string()), **own, **json.loads(path.read_text(encoding="utf-8"))}
+    path.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
 class _Instead:
     """Stands in the place of a model's conversions for the one time that transformers asks for them."""
 

@@ -14,9 +14,11 @@
 """
 
 import atexit
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import typing
 import weakref
 
@@ -70,8 +72,9 @@ class Report:
 class _Calibration:
     """A calibration that is going on. Copies of the model have none."""
 
-    def __init__(self, session: int, config: FP8Config, counting: typing.Any) -> None:
-        self.session, self.config, self.counting, self.samples, self.process = session, config, counting, 0, os.getpid()
+    def __init__(self, session: int, config: FP8Config, model: torch.nn.Module) -> None:
+        self.session, self.config, self.samples, self.last, self.process = session, config, 0, 0, os.getpid()
+        self.hooks = [model.register_forward_pre_hook(_count_samples, with_kwargs=True), model.register_forward_hook(_samples_done)]
         _open.add(self)
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> None:
@@ -84,7 +87,8 @@ class _Calibration:
         """The files. Where they can't be written it goes on, and may be ended again."""
         files = list(torch.ops.fp8.measure_end(self.session, write)) if self.session else []
         self.session = 0
-        self.counting.remove()
+        for hook in self.hooks:
+            hook.remove()
         return files
 
 
@@ -93,14 +97,22 @@ def _no_calibration() -> None:
 
 
 def _count_samples(model: torch.nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-    """A forward's samples are the rows of its first tensor: what the files call NumSamples."""
+    """A forward's samples are the rows of its first tensor, of a vector one: what the files call NumSamples."""
     calibration = model.__dict__.get(_CALIBRATION)
     if calibration is None or not calibration.session:
         return
     first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
-    count = first.shape[0] if first is not None and first.dim() > 0 and first.shape[0] > 0 else 1
+    count = first.shape[0] if first is not None and first.dim() > 1 and first.shape[0] > 0 else 1
     torch.ops.fp8.measure_samples(calibration.session, calibration.samples, count)
-    calibration.samples += count
+    calibration.samples, calibration.last = calibration.samples + count, count
+
+
+def _samples_done(model: torch.nn.Module, args: typing.Any, output: typing.Any) -> None:
+    """Files that are due (calibration_sample_interval) are written when the samples are named again."""
+    del args, output
+    calibration = model.__dict__.get(_CALIBRATION)
+    if calibration is not None and calibration.session and calibration.last:
+        torch.ops.fp8.measure_samples(calibration.session, calibration.samples - calibration.last, calibration.last)
 
 
 _open: "weakref.WeakSet[_Calibration]" = weakref.WeakSet()
@@ -126,6 +138,19 @@ def _on_hpu(found: typing.Sequence[_modules.Weight], function: str) -> None:
             raise ValueError(f"{function}: {weight.name}: expected its weight on hpu, found it on {tensor.device}: model.to('hpu')")
 
 
+@contextlib.contextmanager
+def _named_errors() -> typing.Iterator[None]:
+    """The library's errors are RuntimeErrors: a file that is missing and a config's key get their own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if ": no such file" in str(error):
+            raise FileNotFoundError(str(error)) from None
+        if re.search(r": (unknown )?key '", str(error)):
+            raise ValueError(str(error)) from None
+        raise
+
+
 def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     """Watches the model's modules: run it on data, then call convert() or finalize_calibration().
 
@@ -146,8 +171,9 @@ def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
         weight.turn()
     biases = [weight.bias for weight in found]
     mode = config.with_mode("SHAPE" if config.mode == "SHAPE" else "MEASURE")
-    session = torch.ops.fp8.measure_begin(*_modules.columns(found), biases, "", mode, *_nn.nodes(model))
-    model.__dict__[_CALIBRATION] = _Calibration(session, config, model.register_forward_pre_hook(_count_samples, with_kwargs=True))
+    with _named_errors():
+        session = torch.ops.fp8.measure_begin(*_modules.columns(found), biases, "", mode, *_nn.nodes(model))
+    model.__dict__[_CALIBRATION] = _Calibration(session, config, model)
     return model
 
 
@@ -169,8 +195,8 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     """Puts the modules that the config selects into fp8, with the scales of its measurement.
 
     config: default that of prepare(), else the file that QUANT_CONFIG names. Returns the model; report(model) says what
-    was done. Raises ValueError for a model that is converted already, RuntimeError naming the module for what can't be
-    done; then nothing is converted."""
+    was done. Raises ValueError for a model that is converted already and for a config that the device does not take,
+    FileNotFoundError for a measurement, RuntimeError naming the module for what can't be done; then nothing is converted."""
     if model.__dict__.get(_REPORT) is not None:
         raise ValueError("convert: the model is converted already")
     if model.__dict__.get(_CALIBRATION) is not None:
@@ -187,7 +213,8 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     for weight in found:
         weight.turn()
     tensors, names, kinds = _modules.columns(found)
-    said = json.loads(torch.ops.fp8.convert(tensors, names, kinds, options, *_nn.nodes(model)))
+    with _named_errors():
+        said = json.loads(torch.ops.fp8.convert(tensors, names, kinds, options, *_nn.nodes(model)))
     for weight, tensor in zip(found, tensors):
         if weight.transposed:
             weight.owned.data = tensor.transpose(-2, -1)

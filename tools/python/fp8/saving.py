@@ -45,6 +45,9 @@ def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format:
         from fp8 import _transformers
         _transformers.check_linears(model, json.loads(torch.ops.fp8.quantization_config(*columns, form, origin)[0])["ignore"])
     torch.ops.fp8.save(*columns, os.fspath(output_dir), form, origin, overwrite, *_nn.nodes(model))
+    if not origin and "transformers" in sys.modules:
+        from fp8 import _transformers
+        _transformers.write_config(model, pathlib.Path(output_dir))
 
 
 def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str = "default", device: str = "hpu",  # noqa: A002
