@@ -268,7 +268,8 @@ def from_hub(cls, name, *args, plain, **kwargs):
     if cls is transformers.AutoTokenizer:
         return plain(DEMO)
     made = HUB[name]
-    config = made.config_class(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2, vocab_size=16384)
+    config = made.config_class(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
+                               vocab_size=16384)
     return made(config).to(kwargs.get("torch_dtype") or torch.float32).eval()
 
 

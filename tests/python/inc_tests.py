@@ -9,6 +9,7 @@ torch.hpu (inc_stand_ins.py). Prints a table: file, passed, failed, skipped, and
 where a test fails that EXPECTED has no reason for."""
 
 import argparse
+import atexit
 import collections
 import os
 import pathlib
@@ -111,19 +112,18 @@ def main():
     options = parser.parse_args()
     source = checkout(options.source)
     os.environ.update(HF_HUB_OFFLINE="1", FP8_HPU_MOVE_HOST_OPERANDS="1", PYTHONDONTWRITEBYTECODE="1")
+    folder = tempfile.mkdtemp(prefix="fp8_inc_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after the calibrations that tests leave open have written
     import pytest
 
     import inc_stand_ins
     inc_stand_ins.install(source)
-    pytest.register_assert_rewrite("fp8_quant.tester")
-    with tempfile.TemporaryDirectory() as folder:
-        for part in FOLDERS:
-            shutil.copytree(source / part, pathlib.Path(folder, *pathlib.Path(part).parts[-3:]))
-        os.chdir(folder)
-        collected = Collected()
-        words = ["--no-header", "--no-summary", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore"]
-        pytest.main(["-q", "-q", *words, "--rootdir", folder, folder, *(["-k", options.k] if options.k else [])], plugins=[collected])
-        os.chdir("/")
+    for part in FOLDERS:
+        shutil.copytree(source / part, pathlib.Path(folder, *pathlib.Path(part).parts[-3:]))
+    os.chdir(folder)
+    collected = Collected()
+    words = ["--no-header", "--no-summary", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore"]
+    pytest.main(["-q", "-q", *words, "--rootdir", folder, folder, *(["-k", options.k] if options.k else [])], plugins=[collected])
     sys.exit(1 if show(collected, options.verbose) else 0)
 
 

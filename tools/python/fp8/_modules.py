@@ -117,9 +117,11 @@ def _own(module: torch.nn.Module, dim: int) -> list[tuple[str, torch.Tensor]]:
 
 def _experts(module: torch.nn.Module) -> tuple[set[int], set[int]]:
     """How many experts a module may hold, and how wide their inputs may be: stacked as [experts, ., .] or [experts * ., .], or one
-    by one in a list that has a forward. Whether they are any, a router beside them says."""
-    if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)) and type(module).forward is not torch.nn.Module.forward:
-        return {len(module)}, {side for child in module.modules() for _, t in _own(child, 2) for side in t.shape}
+    by one in a list that has a forward, or of MoeMatmul. Whether they are any, a router beside them says."""
+    if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        kinds = {found.kind for child in module.children() for found in (_registration(child),) if found is not None}
+        if type(module).forward is not torch.nn.Module.forward or kinds == {"MoeMatmul"}:
+            return {len(module)}, {side for child in module.modules() for _, t in _own(child, 2) for side in t.shape}
     if isinstance(module, torch.nn.modules.conv._ConvNd) or _registration(module) is not None:
         return set(), set()
     numbers = {n for n in vars(module).values() if type(n) is int and n > 1}

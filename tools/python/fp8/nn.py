@@ -143,6 +143,51 @@ class VLLMKVCache(Operation):
         return typing.cast(torch.Tensor, self.node.fetch(rows, torch.empty(0, dtype=dtype, device=cache.device)))
 
 
+class MoeMatmul(torch.nn.Module):
+    """One expert's weight, [outputs, inputs]; measured and converted as a linear layer."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: typing.Optional[torch.dtype] = None, device: typing.Any = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device), requires_grad=False)
+
+    def set_weight(self, w: torch.Tensor) -> None:
+        self.weight = torch.nn.Parameter(w, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight)
+
+
+class FusedMoE(torch.nn.Module):
+    """A mixture of experts in the call form of vLLM's VllmMixtureOfExpertsOp: w13_list.E, gate above up, and w2_list.E, down, of
+    the experts experts_min + E that are held here; the others add nothing.
+
+        >>> import torch, fp8
+        >>> moe = fp8.nn.FusedMoE(4, hidden_size=8, intermediate_size=16, device="hpu")
+        >>> for expert in (*moe.w13_list, *moe.w2_list):
+        ...     expert.set_weight(torch.ones_like(expert.weight) / 8)
+        >>> table, shares = torch.tensor([[0, 3]]).to("hpu"), torch.tensor([[0.5, 0.5]]).to("hpu")
+        >>> moe(torch.ones(1, 8).to("hpu"), table, shares).shape
+        torch.Size([1, 8])
+    """
+
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, experts_min: int = 0, experts_max: typing.Optional[int] = None,
+                 dtype: typing.Optional[torch.dtype] = None, device: typing.Any = None) -> None:
+        super().__init__()
+        self.experts_min, self.experts_max = experts_min, num_experts - 1 if experts_max is None else experts_max
+        if not 0 <= experts_min <= self.experts_max < num_experts:
+            raise ValueError(f"FusedMoE: experts_min, experts_max: found [{experts_min}, {self.experts_max}], allowed: within [0, {num_experts - 1}]")
+        held = range(experts_min, self.experts_max + 1)
+        self.w13_list = torch.nn.ModuleList(MoeMatmul(hidden_size, 2 * intermediate_size, dtype, device) for _ in held)
+        self.w2_list = torch.nn.ModuleList(MoeMatmul(intermediate_size, hidden_size, dtype, device) for _ in held)
+
+    def forward(self, hidden_states: torch.Tensor, expert_routing_table: torch.Tensor, router_weights: torch.Tensor, permuted_weights: bool = True,
+                activation: str = "silu") -> torch.Tensor:
+        """hidden_states: [tokens, H]; expert_routing_table, router_weights: [tokens, k], of experts of all ranks."""
+        w13, w2 = ([expert.weight for expert in experts] for experts in (self.w13_list, self.w2_list))
+        return typing.cast(torch.Tensor, torch.ops.hpu.mixture_of_experts.fused_weights(
+            hidden_states, expert_routing_table, router_weights, w13, w2, permuted_weights, activation, self.experts_min, self.experts_max))
+
+
 def _bytes(tensor: torch.Tensor) -> torch.dtype:
     """What codes are copied and gathered as."""
     return torch.uint8 if tensor.dtype.itemsize == 1 else tensor.dtype
