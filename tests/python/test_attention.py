@@ -5,6 +5,7 @@ import copy
 import json
 import math
 import os
+import pathlib
 import subprocess
 
 import pytest
@@ -73,14 +74,35 @@ def test_files_equal_the_programs(measured, tmp_path):
     assert nodes["NumSamples"] == 8 and "model.layers.3.self_attn.k_cache" in nodes["Nodes"]
 
 
-def test_likelihood_is_the_programs(converted, tmp_path):
+def expect_the_programs_numbers(model, reference, folder, source, text, ids, tmp_path):
+    """Perplexity and KL of 16 chunks are those of `fp8 evaluate` with the measurement in the folder."""
+    (tmp_path / "quantize.json").write_text(json.dumps({**KEYS, "mode": "QUANTIZE", "dump_stats_path": str(folder / "inc_output")}))
+    said = json.loads(program("evaluate", source, "-r", source, "-d", text, "-n", 16, "--seq-len", 256, "--json", QUANT_CONFIG=str(tmp_path / "quantize.json")))
+    found = fp8.evaluate(model, ids.flatten(), reference=reference, seq_len=256)
+    assert abs(found.loss - math.log(said["perplexity"])) < 1e-4 and abs(found.reference_loss - math.log(said["reference_perplexity"])) < 1e-4
+    assert said["kl"] > 1e-3 and abs(found.kl - said["kl"]) < 1e-4 and abs(found.top1_agreement - said["top1_agreement"]) < 1e-3
+    assert found.tokens == 16 * 255
+
+
+def test_numbers_are_the_programs(converted, tmp_path):
     model, folder = converted
     assert sum(".self_attn." in m.name and m.name.endswith(("_cache", "attention")) for m in fp8.quant.report(model).converted) == 12
-    (tmp_path / "quantize.json").write_text(json.dumps({**KEYS, "mode": "QUANTIZE", "dump_stats_path": str(folder / "inc_output")}))
-    said = json.loads(program("evaluate", MODEL, "-d", DEMO / "kjv_heldout_16k.txt", "-n", 16, "--seq-len", 256, "--json",
-                              QUANT_CONFIG=str(tmp_path / "quantize.json")))
-    found = fp8.evaluate(model, tokens("kjv_heldout_16k.txt", 16, 256).flatten(), seq_len=256)
-    assert abs(found.loss - math.log(said["perplexity"])) < 1e-4 and found.tokens == 16 * 255
+    expect_the_programs_numbers(model, load(), folder, MODEL, DEMO / "kjv_heldout_16k.txt", tokens("kjv_heldout_16k.txt", 16, 256), tmp_path)
+
+
+def test_numbers_of_another_model_are_the_programs(tmp_path):
+    """A Llama in float32 with grouped keys and a tied head."""
+    if not os.environ.get("FP8_TEST_DATA"):
+        pytest.skip("FP8_TEST_DATA names no folder with models/stories260K")
+    data = pathlib.Path(os.environ["FP8_TEST_DATA"])
+    source, text = data / "models" / "stories260K", data / "text" / "ts_calib.txt"
+    ids = transformers.AutoTokenizer.from_pretrained(source)(text.read_text()[:20000], return_tensors="pt").input_ids[0, :16 * 256]
+    model, reference = (transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to("hpu").eval() for _ in range(2))
+    fp8.quant.prepare(fp8.attention.use(model), {**KEYS, "dump_stats_path": str(tmp_path / "inc_output")})
+    with torch.no_grad():
+        model(ids.view(16, 256).to("hpu"))
+    fp8.quant.convert(model)
+    expect_the_programs_numbers(model, reference, tmp_path, source, text, ids, tmp_path)
 
 
 def test_the_cache_keeps_codes(converted):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -219,6 +220,28 @@ def test_the_cpu_is_transformers_own(demo, tmp_path):
     demo.save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert type(model.hf_quantizer).__name__ == "CompressedTensorsHfQuantizer" and not any(isinstance(p, fp8.Fp8Parameter) for p in model.parameters())
+
+
+def test_loaded_on_the_cpu_and_moved(demo, tmp_path):
+    """transformers makes values of the codes, with a warning on hpu and with none on the CPU."""
+    demo.save_pretrained(tmp_path)
+    for device, said in (("cpu", []), ("hpu", ["LlamaForCausalLM: loaded on another device"])):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).to(device)
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            model(IDS.to(device))
+            model(IDS.to(device))
+        assert [str(w.message).split(",")[0] for w in caught if "fp8" in str(w.message)] == said
+    assert "device_map=" in str(caught[0].message)
+
+
+def test_saved_from_no_folder(tmp_path):
+    """Its own config lies beside the codes: transformers loads it."""
+    model = mixtral(UNIT)
+    fp8.quant.save(model, tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["architectures"] == ["MixtralForCausalLM"] and config["dtype"] == "bfloat16" and (tmp_path / "saved" / "generation_config.json").exists()
+    assert torch.equal(logits(fp8.quant.load(tmp_path / "saved")), logits(model))
 
 
 def test_push_to_hub_is_save_pretrained(demo, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import typing
+import warnings
 
 import torch
 import transformers
@@ -129,6 +130,25 @@ def install(model: torch.nn.Module) -> None:
 ALL_EXPERTS_FUNCTIONS.register("fp8", grouped_mm_experts_forward)
 
 
+class _AsValues(CompressedTensorsHfQuantizer):
+    """transformers' own, which makes values of codes at the first forward: on hpu with a warning."""
+
+    def postprocess_model(self, model: torch.nn.Module, **kwargs: typing.Any) -> typing.Any:
+        found = super().postprocess_model(model, **kwargs)
+        if _is_fp8(self.quantization_config):
+            model.register_forward_pre_hook(_warn_of_values)
+        return found
+
+
+def _warn_of_values(model: torch.nn.Module, args: typing.Any) -> None:
+    del args
+    if next(model.parameters()).device.type == "hpu":
+        for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _warn_of_values]:
+            del model._forward_pre_hooks[key]
+        warnings.warn(f"{type(model).__name__}: loaded on another device, its fp8 weights become values on hpu: from_pretrained(..., device_map=\"hpu\") "
+                      "keeps codes and scales", stacklevel=2)
+
+
 class OnHpu(CompressedTensorsHfQuantizer):
     """Of models that fp8.quant.convert() converted, and of fp8 checkpoints that go to hpu: their codes and scales stay what they
     are. transformers' own takes all others."""
@@ -142,7 +162,7 @@ class OnHpu(CompressedTensorsHfQuantizer):
         places = devices.values() if isinstance(devices, dict) else [devices]  # numbers are devices, "auto" is none
         on_hpu = self.pre_quantized and all(str(torch.device(p) if isinstance(p, int) else p).partition(":")[0] == "hpu" for p in places)
         if not on_hpu or not isinstance(self.quantization_config, _Config) and not _is_fp8(self.quantization_config):
-            self.__class__ = CompressedTensorsHfQuantizer  # type: ignore[assignment]
+            self.__class__ = _AsValues  # type: ignore[assignment]
             CompressedTensorsHfQuantizer.__init__(self, self.quantization_config, pre_quantized=self.pre_quantized)
             CompressedTensorsHfQuantizer.validate_environment(self, *args, **kwargs)
 

@@ -13,6 +13,10 @@ from fp8 import attention, nn
 class CodesLayer(CacheLayerMixin):
     """One of transformers' layers, of whatever kind, that is given codes as bytes and gives back values."""
 
+    inner: CacheLayerMixin
+    of_keys: nn.KVCache
+    of_values: nn.KVCache
+
     def __init__(self, inner: CacheLayerMixin, keys: nn.KVCache, values: nn.KVCache) -> None:
         self.inner, self.of_keys, self.of_values = inner, keys, values
 
@@ -68,6 +72,8 @@ class Cache(transformers.DynamicCache):
     """For generate(past_key_values=fp8.Cache(model)): keys and values in fp8, one byte each.
 
     Raises ValueError for a model without fp8.attention.use(), and for layers that keep other things than keys and values."""
+
+    layers: list[typing.Any]
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(config=model.config)

@@ -11,7 +11,7 @@ import torch
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """loss: mean negative log-likelihood of a token, nats; tokens: how many were judged (all but a chunk's first). Against
-    a reference: kl, nats a token, and the share of tokens with the same most likely successor."""
+    a reference, after each token, a chunk's last one too: kl, nats, and the share with the same most likely successor."""
     loss: float
     tokens: int
     chunks: int
@@ -25,10 +25,10 @@ class Evaluation:
 
 
 def _logits(model: torch.nn.Module, chunk: torch.Tensor) -> torch.Tensor:
-    """[L - 1, vocabulary], f32, on the host."""
+    """[L, vocabulary], f32, on the host."""
     answer = model(chunk.unsqueeze(0).to(next(model.parameters()).device))
     logits = answer if isinstance(answer, torch.Tensor) else answer.logits
-    return typing.cast(torch.Tensor, logits[0, :-1].float().cpu())
+    return typing.cast(torch.Tensor, logits[0].float().cpu())
 
 
 def evaluate(model: torch.nn.Module, tokens: torch.Tensor, reference: typing.Optional[torch.nn.Module] = None, seq_len: int = 2048) -> Evaluation:
@@ -40,18 +40,18 @@ def evaluate(model: torch.nn.Module, tokens: torch.Tensor, reference: typing.Opt
         raise ValueError(f"evaluate: found {tokens.numel()} tokens in chunks of {seq_len}, expected two or more")
     chunks = [chunk for chunk in tokens.split(seq_len) if chunk.numel() > 1]
     loss = reference_loss = kl = agreed = 0.0
-    count = 0
+    count, positions = 0, sum(chunk.numel() for chunk in chunks)
     with torch.inference_mode():
         for chunk in chunks:
             targets, q = chunk[1:].cpu(), _logits(model, chunk).log_softmax(-1)
-            loss -= float(q.gather(1, targets[:, None]).double().sum())
+            loss -= float(q[:-1].gather(1, targets[:, None]).double().sum())
             count += targets.numel()
             if reference is None:
                 continue
             p = _logits(reference, chunk).log_softmax(-1)
-            reference_loss -= float(p.gather(1, targets[:, None]).double().sum())
+            reference_loss -= float(p[:-1].gather(1, targets[:, None]).double().sum())
             kl += float((p.exp() * (p - q)).sum(-1).double().sum())
             agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
     if reference is None:
         return Evaluation(loss / count, count, len(chunks))
-    return Evaluation(loss / count, count, len(chunks), reference_loss / count, kl / count, agreed / count)
+    return Evaluation(loss / count, count, len(chunks), reference_loss / count, kl / positions, agreed / positions)

@@ -28,7 +28,7 @@ class Operation(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         _library.require()
-        self.node = torch.classes.fp8.Node(self.KIND)
+        self.node: typing.Any = torch.classes.fp8.Node(self.KIND)
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Operation":
         made = type(self).__new__(type(self))
@@ -87,7 +87,7 @@ class KVCache(Operation):
     def __init__(self) -> None:
         super().__init__()
         self.cache: typing.Optional[torch.Tensor] = None
-        self.inp_seq_len = -1
+        self.inp_seq_len: int = -1
 
     def forward(self, current: torch.Tensor) -> torch.Tensor:
         """What a reader sees of `current` once it is stored."""
@@ -146,6 +146,8 @@ class VLLMKVCache(Operation):
 class MoeMatmul(torch.nn.Module):
     """One expert's weight, [outputs, inputs]; measured and converted as a linear layer."""
 
+    weight: torch.nn.Parameter
+
     def __init__(self, inputs: int, outputs: int, dtype: typing.Optional[torch.dtype] = None, device: typing.Any = None) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device), requires_grad=False)
@@ -169,6 +171,11 @@ class FusedMoE(torch.nn.Module):
         >>> moe(torch.ones(1, 8).to("hpu"), table, shares).shape
         torch.Size([1, 8])
     """
+
+    experts_min: int
+    experts_max: int
+    w13_list: torch.nn.ModuleList
+    w2_list: torch.nn.ModuleList
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, experts_min: int = 0, experts_max: typing.Optional[int] = None,
                  dtype: typing.Optional[torch.dtype] = None, device: typing.Any = None) -> None:
