@@ -114,7 +114,7 @@ def test_streams_and_events():
         hpu.Event(interprocess=True)
 
 
-@pytest.mark.parametrize("name", ["HPUGraph", "graphs", "wrap_in_hpu_graph", "ModuleCacher", "enable_dynamic_shape", "enable_inference_mode"])
+@pytest.mark.parametrize("name", ["graph_pool_handle", "CachedParams", "enable_dynamic_shape", "enable_inference_mode"])
 def test_names_that_it_does_not_have(name):
     with pytest.raises(AttributeError, match=f"torch.hpu.{name}: .* (graphs|lazy mode)"):
         getattr(hpu, name)

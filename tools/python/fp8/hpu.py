@@ -16,9 +16,11 @@ import torch
 
 from fp8 import _devices as streams
 from fp8 import _library
+from fp8 import graphs as graphs
 from fp8._devices import *  # noqa: F403: its __all__
 from fp8._devices import Device, device_count, get_device_name, is_available
 from fp8._devices import index_of as _get_device_index
+from fp8.graphs import *  # noqa: F403
 
 OutOfMemoryError = torch.OutOfMemoryError
 setDeterministic: typing.Callable[[bool], None] = torch.use_deterministic_algorithms  # noqa: N816: Habana's names
@@ -32,7 +34,7 @@ _began = threading.Lock()
 
 def _begin() -> None:
     """What a process that uses the device sets once."""
-    sys.modules.update({"torch.hpu.memory": memory, "torch.hpu.random": random, "torch.hpu.streams": streams})
+    sys.modules.update({"torch.hpu.memory": memory, "torch.hpu.random": random, "torch.hpu.streams": streams, "torch.hpu.graphs": graphs})
     if not is_available() or not _began.acquire(blocking=False):
         return
     # A thread of backward that is not done when Python ends aborts it, and one that never began is waited for.
@@ -144,8 +146,7 @@ unset_rng_ctx = set_rng_ctx
 
 
 _ABSENT = {
-    "the emulated device has no graphs; call the module itself": """HPUGraph graph graphs graph_pool_handle make_graphed_callables wrap_in_hpu_graph
-        wrap_in_hpu_graph_func ModuleCacher is_current_stream_capturing CachedParams""",
+    "the emulated device's graphs have no memory of their own; leave it out": "graph_pool_handle CachedParams",
     "a setting of Habana's lazy mode or graph compiler, and the emulated device has neither; leave it out": """get_dynamic_shape_status
         enable_dynamic_shape disable_dynamic_shape enable_inference_mode disable_inference_mode enable_optim_output_sif disable_optim_output_sif
         enable_quantization disable_quantization enable_matmul3d_2d_reshape disable_matmul3d_2d_reshape enable_const_section_serialization

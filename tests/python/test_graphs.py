@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.hpu's graphs: training and inference with them give the bits of without; what can't be captured runs as it is."""
+
+import copy
+
+import pytest
+import torch
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 8)).to("hpu")
+
+
+def train(model, steps=6):
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8).to("hpu")).square().mean().backward()
+        optimizer.step()
+    return [*model.state_dict().values(), torch.rand(2)]
+
+
+def counts(model):
+    return tuple(model.forward.cache.counts())
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_trains_to_the_same_bits(inplace):
+    eager, model = net(), net()
+    graphed = torch.hpu.ModuleCacher(max_graphs=4)(model, inplace=inplace)
+    assert (graphed is model) == inplace
+    assert all(torch.equal(a, b) for a, b in zip(train(eager), train(graphed)))
+    assert counts(graphed) == (1, 5, 0)
+
+
+def llama():
+    import transformers
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+    return transformers.LlamaForCausalLM(config).eval().to("hpu")
+
+
+def test_model_of_transformers():
+    model = llama()
+    ids = torch.randint(64, (2, 8), device="hpu")
+    with torch.no_grad():
+        expected = [model(ids + i, use_cache=False).logits for i in range(3)]
+        torch.hpu.wrap_in_hpu_graph(model)
+        found = [model(ids + i, use_cache=False) for i in range(3)]
+        assert torch.equal(model(ids, use_cache=False, bypass_hpu_graphs=True).logits, expected[0])
+    assert all(torch.equal(a, b.logits) for a, b in zip(expected, found))
+    assert counts(model) == (1, 2, 0) and not model.forward.cache.refusals()
+    model.clear_cache()
+    with torch.no_grad():
+        assert torch.equal(model(ids[:1], use_cache=False).logits, expected[0][:1])
+        cached = model(ids)  # a cache is no tensor
+    assert cached.past_key_values is not None and torch.equal(cached.logits, expected[0])
+
+
+def test_fp8_follows_the_weights():
+    import fp8
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16)).to("hpu")
+    plain = copy.deepcopy(model)
+    x = torch.randn(8, 32).to("hpu")
+    with torch.no_grad():
+        torch.hpu.wrap_in_hpu_graph(model)
+        high = model(x), model(x)
+        fp8.quant.convert(model, {"mode": "QUANTIZE", "scale_method": "unit_scale"})
+        fp8.quant.convert(plain, {"mode": "QUANTIZE", "scale_method": "unit_scale"})
+        low = model(x), model(x), plain(x)
+    assert torch.equal(*high) and torch.equal(low[0], low[2]) and torch.equal(low[1], low[2]) and not torch.equal(high[0], low[0])
+    assert counts(model) == (2, 2, 0)
+
+
+def test_graph_keeps_addresses():
+    x = torch.arange(6.0).to("hpu")
+    graph = torch.hpu.HPUGraph()
+    with torch.hpu.graph(graph):
+        assert torch.hpu.is_current_stream_capturing()
+        y = x * 2
+    assert not torch.hpu.is_current_stream_capturing()
+    address = y.data_ptr()
+    x.add_(1)
+    graph.replay()
+    assert torch.equal(y, x * 2) and y.data_ptr() == address
+    graph.mark_user_inputs([x])
+    graph.replayV2([x + 5])
+    assert torch.equal(y, (x + 5) * 2)
+    graph.reset()
+    with pytest.raises(RuntimeError, match="found an empty graph"):
+        graph.replay()
+
+
+def test_what_cannot_be_captured():
+    x = torch.ones(3).to("hpu")
+    with pytest.raises(RuntimeError, match="aten::_local_scalar_dense: the host reads a value of the device"):
+        with torch.hpu.graph(torch.hpu.HPUGraph()):
+            x.sum().item()
+    with pytest.raises(KeyError):
+        with torch.hpu.graph(torch.hpu.HPUGraph()):
+            raise KeyError
+    assert not torch.hpu.is_current_stream_capturing()
+    reads = torch.hpu.wrap_in_hpu_graph_func(lambda t: t + 1 if t.sum() > 0 else t - 1)
+    assert torch.equal(reads(x), x + 1) and torch.equal(reads(-x), -x - 1)
+    assert tuple(reads.cache.counts()) == (1, 0, 1)
+
+
+def test_make_graphed_callables():
+    first, second = net(), net()
+    graphed = torch.hpu.make_graphed_callables((first, torch.relu), ((torch.ones(4, 8, device="hpu"),), (torch.ones(4, device="hpu"),)))
+    assert graphed[0] is first
+    x = torch.randn(4, 8).to("hpu").requires_grad_()
+    torch.manual_seed(2)
+    expected = torch.relu(second(x))
+    torch.manual_seed(2)
+    assert torch.equal(graphed[1](graphed[0](x)), expected)
+    with pytest.raises(TypeError, match="expected a tuple of tensors"):
+        torch.hpu.make_graphed_callables(first, (3,))
