@@ -39,7 +39,7 @@ def _give(name: str, call: typing.Callable[..., torch.Tensor]) -> None:
 
     def method(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
         return call(plain, self, *args, **kwargs)
-    method.__name__, method.__doc__ = name, plain.__doc__
+    method.__name__, method.__doc__ = name, f"torch.Tensor.{name}(), which knows the scale and the dtype of the values."
     setattr(Fp8View, name, method)
 
 
