@@ -136,6 +136,7 @@ Request request_of(const std::string& text) {
     request.config = config_json.is_object()
                          ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
                          : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
+    if (config_json.is_object()) request.config->source = "the config";
     return request;
   }
   if (weights == WeightWord::mx && (keys.contains("block") || keys.contains("power_of_two")))

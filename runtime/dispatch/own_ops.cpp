@@ -272,6 +272,7 @@ std::tuple<at::Tensor, at::Tensor> few_rows_attention(const FlashCall& call) {
 int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
                          std::optional<double> scale, bool enable_gqa) {
+  const c10::impl::ExcludeDispatchKeyGuard unheard(c10::DispatchKey::Fake);  // by recordings: it reads no values
   const auto mask = attn_mask.has_value() && attn_mask->defined()
                         ? std::optional<at::Tensor>(alias_with_grad(*attn_mask))
                         : std::nullopt;

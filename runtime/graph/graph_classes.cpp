@@ -39,34 +39,41 @@ bool register_classes() {
       .def("capture_begin", [](const Graph& self, bool dry_run) { self->graph.capture_begin(dry_run); })
       .def("capture_end", [](const Graph& self) { self->graph.capture_end(); })
       .def("replay", [](const Graph& self, bool asynchronous) { self->graph.replay(asynchronous); })
-      .def("replay_with", [](const Graph& self, const Tensors& inputs, bool asynchronous) { self->graph.replay(inputs, asynchronous); })
+      .def("replay_with", [](const Graph& self, const Tensors& inputs,
+                             bool asynchronous) { self->graph.replay(inputs, asynchronous); })
       .def("mark_user_inputs", [](const Graph& self, const Tensors& inputs) { self->graph.mark_user_inputs(inputs); })
-      .def("mark_user_outputs", [](const Graph& self, const Tensors& outputs) { self->graph.mark_user_outputs(outputs); })
+      .def("mark_user_outputs",
+           [](const Graph& self, const Tensors& outputs) { self->graph.mark_user_outputs(outputs); })
       .def("clear_inputs", [](const Graph& self) { self->graph.clear_inputs(); })
       .def("reset", [](const Graph& self) { self->graph.reset(); })
       .def_static("is_capturing", &is_recording)
       .def("nodes", [](const Graph& self) { return static_cast<std::int64_t>(self->graph.nodes()); });
   torch::class_<PythonCache>("fp8", "GraphCache")
       .def(torch::init<std::int64_t>())
-      .def("decide", [](const Cache& self, const Tensors& inputs, bool training, const std::string& more) {
-        if (is_recording()) return static_cast<std::int64_t>(GraphCache::Way::as_it_is);  // within its own capture, too
-        self->decision = self->cache.decide(inputs, training, more);
-        return static_cast<std::int64_t>(self->decision.way);
-      })
+      .def("decide",
+           [](const Cache& self, const Tensors& inputs, bool training, const std::string& more) {
+             if (is_recording())
+               return static_cast<std::int64_t>(GraphCache::Way::as_it_is);  // within its own capture, too
+             self->decision = self->cache.decide(inputs, training, more);
+             return static_cast<std::int64_t>(self->decision.way);
+           })
       .def("begin", [](const Cache& self, const Tensors& inputs) { return self->pending().begin(inputs); })
-      .def("end", [](const Cache& self, const Tensors& inputs, const Tensors& results, const std::string& refusal) {
-        if (!refusal.empty()) self->pending().refuse(refusal);
-        return std::exchange(self->decision, {}).call->end(inputs, results);
-      })
+      .def("end",
+           [](const Cache& self, const Tensors& inputs, const Tensors& results, const std::string& refusal) {
+             if (!refusal.empty()) self->pending().refuse(refusal);
+             return std::exchange(self->decision, {}).call->end(inputs, results);
+           })
       // Of the graph that decide() found, as long as the cache has it.
       .def("number", [](const Cache& self) { return reinterpret_cast<std::int64_t>(self->decision.call.get()); })
-      .def("replay", [](const Cache& self, const Tensors& inputs) { return std::exchange(self->decision, {}).call->again(inputs); })
+      .def("replay", [](const Cache& self,
+                        const Tensors& inputs) { return std::exchange(self->decision, {}).call->again(inputs); })
       .def("abandon", [](const Cache& self) { self->cache.abandon(std::exchange(self->decision, {}).call); })
       .def("clear", [](const Cache& self) { self->cache.clear(); })
-      .def("counts", [](const Cache& self) {
-        const auto& counts = self->cache.counts();
-        return std::vector<std::int64_t>{counts.captured, counts.replayed, counts.eager};
-      })
+      .def("counts",
+           [](const Cache& self) {
+             const auto& counts = self->cache.counts();
+             return std::vector<std::int64_t>{counts.captured, counts.replayed, counts.eager};
+           })
       .def("refusals", [](const Cache& self) { return self->cache.refusals(); });
   return true;
 }

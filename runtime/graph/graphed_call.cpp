@@ -21,7 +21,9 @@ using torch::autograd::variable_list;
 /// What autocast keeps of a weight is memory that goes with the region.
 class WithoutAutocastCache {
  public:
-  WithoutAutocastCache() : before_(at::autocast::is_autocast_cache_enabled()) { at::autocast::set_autocast_cache_enabled(false); }
+  WithoutAutocastCache() : before_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
   ~WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(before_); }
   WithoutAutocastCache& operator=(WithoutAutocastCache&&) = delete;
 
@@ -62,8 +64,8 @@ struct GraphedCall::Frame final : torch::CustomClassHolder {
 
 struct GraphedFunction : torch::autograd::Function<GraphedFunction> {
   /// inputs: the call's and the leaves; results: what the call gave, without history.
-  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<GraphedCall::Frame>& frame, at::TensorList inputs,
-                               std::vector<at::Tensor> results) {
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<GraphedCall::Frame>& frame,
+                               at::TensorList inputs, std::vector<at::Tensor> results) {
     (void)inputs;
     ctx->saved_data["frame"] = c10::IValue::make_capsule(frame);
     variable_list without, all;
@@ -98,7 +100,8 @@ GraphedCall::~GraphedCall() = default;
 
 const std::vector<at::Tensor>& GraphedCall::begin(at::TensorList inputs) {
   const bool differentiates = at::GradMode::is_enabled();
-  for (const at::Tensor& x : inputs) first_inputs_.push_back(x.detach().requires_grad_(differentiates && x.requires_grad()));
+  for (const at::Tensor& x : inputs)
+    first_inputs_.push_back(x.detach().requires_grad_(differentiates && x.requires_grad()));
   if (g_hooks.backward != nullptr) around_backward_ = g_hooks.backward();
   recorder_ = std::make_unique<Recorder>();
   capturing_ = std::make_unique<Capturing>();
@@ -111,8 +114,10 @@ const std::vector<at::Tensor>& GraphedCall::begin(at::TensorList inputs) {
 
 std::vector<at::Tensor> GraphedCall::end(at::TensorList inputs, std::vector<at::Tensor> results) {
   for (const at::Tensor& y : results) {
-    if (!y.defined() || !y.is_hpu()) recorder_->refuse("a result that is no tensor on hpu");
-    else results_.push_back(recorder_->window_of(y));
+    if (!y.defined() || !y.is_hpu())
+      recorder_->refuse("a result that is no tensor on hpu");
+    else
+      results_.push_back(recorder_->window_of(y));
   }
   recorder_->pause();
   capturing_.reset();
@@ -128,7 +133,8 @@ std::vector<at::Tensor> GraphedCall::end(at::TensorList inputs, std::vector<at::
   }
   std::vector<at::Tensor> differentiable(inputs.begin(), inputs.end());
   differentiable.insert(differentiable.end(), leaves_.begin(), leaves_.end());
-  return GraphedFunction::apply(c10::make_intrusive<Frame>(shared_from_this()), at::TensorList(differentiable), results);
+  return GraphedFunction::apply(c10::make_intrusive<Frame>(shared_from_this()), at::TensorList(differentiable),
+                                results);
 }
 
 std::vector<at::Tensor> GraphedCall::first(const GraphFunction& f, at::TensorList inputs) {
@@ -143,7 +149,8 @@ void GraphedCall::find_leaves(at::TensorList results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (!results[i].requires_grad()) continue;
     with_gradient_.push_back(i);
-    if (const auto& node = torch::autograd::impl::gradient_edge(results[i]).function; node && seen.insert(node.get()).second)
+    if (const auto& node = torch::autograd::impl::gradient_edge(results[i]).function;
+        node && seen.insert(node.get()).second)
       open.push_back(node.get());
   }
   while (!open.empty()) {
@@ -175,7 +182,8 @@ std::vector<at::Tensor> GraphedCall::first_backward(at::TensorList gradients) {
       for (const at::Tensor& g : given) gradients_in_.push_back(recorder_->given(g));
     }
     const WithoutAutocastCache fresh;
-    found = torch::autograd::grad(roots, wanted, given, /*retain_graph=*/true, /*create_graph=*/false, /*allow_unused=*/true);
+    found = torch::autograd::grad(roots, wanted, given, /*retain_graph=*/true, /*create_graph=*/false,
+                                  /*allow_unused=*/true);
     if (recorder_ != nullptr)
       for (const at::Tensor& g : found) gradients_out_.push_back(g.defined() ? recorder_->window_of(g) : -1);
   }
@@ -190,7 +198,8 @@ std::vector<at::Tensor> GraphedCall::first_backward(at::TensorList gradients) {
 void GraphedCall::finish() {
   const auto recorder = std::move(recorder_);
   if (recorder == nullptr) return;
-  if (!recorder->host_operand().empty()) recorder->refuse(recorder->host_operand() + ": takes a tensor on the CPU that is no input");
+  if (!recorder->host_operand().empty())
+    recorder->refuse(recorder->host_operand() + ": takes a tensor on the CPU that is no input");
   tape_ = recorder->end(/*hold=*/false);
   refusal_ = recorder->refusal();
   if (!refusal_.empty()) return;
@@ -215,7 +224,8 @@ void GraphedCall::find_what_backward_reads() {
     for (const auto& result : tape_.nodes[i].results) there.insert(slot_of(result.window));
   std::unordered_set<std::int32_t> read;
   const auto add = [&](std::int32_t window) {
-    if (window >= 0 && there.contains(slot_of(window)) && read.insert(window).second) read_in_backward_.push_back(window);
+    if (window >= 0 && there.contains(slot_of(window)) && read.insert(window).second)
+      read_in_backward_.push_back(window);
   };
   for (std::size_t i = backward_begins_; i < tape_.nodes.size(); ++i)
     for (const auto window : tape_.nodes[i].operands) add(window);
@@ -238,9 +248,8 @@ void GraphedCall::note_versions(Frame& frame) const {
   for (const auto window : read_in_backward_) {
     const TapeWindow& w = tape_.windows[static_cast<std::size_t>(window)];
     const TapeSlot& slot = tape_.slots[static_cast<std::size_t>(w.slot)];
-    const bool is_result = std::ranges::any_of(results_, [&](std::int32_t r) {
-      return tape_.windows[static_cast<std::size_t>(r)].slot == w.slot;
-    });
+    const bool is_result = std::ranges::any_of(
+        results_, [&](std::int32_t r) { return tape_.windows[static_cast<std::size_t>(r)].slot == w.slot; });
     if (slot.kind == TapeSlot::Kind::made && !is_result) continue;
     if (const auto version = frame.memory->version(window)) frame.versions.emplace_back(window, *version);
   }
@@ -264,8 +273,10 @@ std::vector<at::Tensor> GraphedCall::again(at::TensorList inputs) {
 std::vector<at::Tensor> GraphedCall::backward(Frame& frame, at::TensorList gradients) {
   for (const auto& [window, version] : frame.versions)
     TORCH_CHECK(frame.memory->version(window) == version,
-                "[graph] a tensor that the backward of a replayed call needs has been changed by an in-place operation since its "
-                "forward: ", tape_.windows[static_cast<std::size_t>(window)].dtype.name(), " ",
+                "[graph] a tensor that the backward of a replayed call needs has been changed by an in-place operation "
+                "since its "
+                "forward: ",
+                tape_.windows[static_cast<std::size_t>(window)].dtype.name(), " ",
                 tape_.windows[static_cast<std::size_t>(window)].sizes);
   TapeFrame memory = *frame.memory;  // a second backward finds it as it was
   for (std::size_t i = 0; i < gradients.size(); ++i) {

@@ -31,9 +31,10 @@ void HPUGraph::replay(bool asynchronous) {
 }
 
 void HPUGraph::replay(at::TensorList inputs, bool) {
-  TORCH_CHECK(tape_.has_value(), "[graph] replay: found an empty graph, expected capture_begin() and capture_end() before");
-  TORCH_CHECK(inputs.size() == inputs_.size(), "[graph] replay: found ", inputs.size(), " inputs, expected ", inputs_.size(),
-              ", as many as are marked");
+  TORCH_CHECK(tape_.has_value(),
+              "[graph] replay: found an empty graph, expected capture_begin() and capture_end() before");
+  TORCH_CHECK(inputs.size() == inputs_.size(), "[graph] replay: found ", inputs.size(), " inputs, expected ",
+              inputs_.size(), ", as many as are marked");
   TapeFrame frame(*tape_);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const TapeWindow& window = tape_->windows[static_cast<std::size_t>(inputs_[i])];
@@ -56,7 +57,8 @@ void HPUGraph::mark_user_inputs(at::TensorList inputs) {
       return slot.kind == TapeSlot::Kind::outside && slot.memory.unsafeGetStorageImpl() == storage_impl_of(t) &&
              w.sizes == t.sizes() && w.strides == t.strides() && w.offset == t.storage_offset();
     });
-    TORCH_CHECK(found != tape_->windows.end(), "[graph] mark_user_inputs: inputs[", i, "]: the graph reads no such tensor");
+    TORCH_CHECK(found != tape_->windows.end(), "[graph] mark_user_inputs: inputs[", i,
+                "]: the graph reads no such tensor");
     marked.push_back(static_cast<std::int32_t>(found - tape_->windows.begin()));
   }
   for (std::size_t i = 0; i < marked.size(); ++i) {

@@ -52,7 +52,9 @@ std::string key_of(at::TensorList inputs, bool training) {
 }
 
 bool can_be_given(at::TensorList inputs) {
-  return std::ranges::all_of(inputs, [](const at::Tensor& t) { return t.defined() && t.is_hpu() && t.has_storage() && t.layout() == at::kStrided; });
+  return std::ranges::all_of(inputs, [](const at::Tensor& t) {
+    return t.defined() && t.is_hpu() && t.has_storage() && t.layout() == at::kStrided;
+  });
 }
 
 }  // namespace

@@ -18,7 +18,9 @@ using Kind = TapeSlot::Kind;
 
 std::atomic<Recorder*> g_recorder = nullptr;
 
-bool key_is_on() { return c10::impl::tls_is_dispatch_key_included(kKey) && !c10::impl::tls_is_dispatch_key_excluded(kKey); }
+bool key_is_on() {
+  return c10::impl::tls_is_dispatch_key_included(kKey) && !c10::impl::tls_is_dispatch_key_excluded(kKey);
+}
 
 bool is_on_hpu(const at::Tensor& t) { return t.defined() && t.device().type() == c10::kHPU; }
 
@@ -90,8 +92,8 @@ Recorder* Recorder::current() { return key_is_on() ? g_recorder.load(std::memory
 
 Recorder::Recorder() {
   require_registered();
-  TORCH_CHECK(listens_at_key(), "[graph] another library of this process hears all operations at the dispatch key ", kKey,
-              ", which recording needs");
+  TORCH_CHECK(listens_at_key(), "[graph] another library of this process hears all operations at the dispatch key ",
+              kKey, ", which recording needs");
   resume();
 }
 
@@ -122,7 +124,8 @@ void Recorder::refuse(const std::string& reason) {
 }
 
 void Recorder::leaf_begins(const LeafRecord& leaf) {
-  if (key_is_on()) refuse(in_module(std::string(leaf.op), leaf.module) + ": runs by a way of its own, which no capture repeats");
+  if (key_is_on())
+    refuse(in_module(std::string(leaf.op), leaf.module) + ": runs by a way of its own, which no capture repeats");
 }
 
 std::int32_t Recorder::slot_of(const at::Tensor& tensor, Kind kind) {
@@ -144,8 +147,8 @@ std::int32_t Recorder::window_on(std::int32_t slot, const at::Tensor& tensor) {
   auto& known = on_slot_[static_cast<std::size_t>(slot)];
   for (const auto index : known) {
     const TapeWindow& w = tape_.windows[static_cast<std::size_t>(index)];
-    if (w.dtype == tensor.dtype() && w.offset == tensor.storage_offset() && w.keys == tensor.key_set() && tensor.sizes() == w.sizes &&
-        tensor.strides() == w.strides)
+    if (w.dtype == tensor.dtype() && w.offset == tensor.storage_offset() && w.keys == tensor.key_set() &&
+        tensor.sizes() == w.sizes && tensor.strides() == w.strides)
       return index;
   }
   TapeWindow window;
@@ -179,7 +182,8 @@ void Recorder::add_operands(TapeNode& node, torch::jit::Stack& arguments) {
         node.operands.push_back(-1);
         return t;
       }
-      if (t.layout() != at::kStrided || t.is_quantized()) refuse(in_module(node.name, node.module) + ": found layout " + c10::str(t.layout()));
+      if (t.layout() != at::kStrided || t.is_quantized())
+        refuse(in_module(node.name, node.module) + ": found layout " + c10::str(t.layout()));
       node.operands.push_back(window_of(t));
       return at::Tensor();
     });
@@ -229,7 +233,8 @@ void Recorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       if (!is_on_hpu(t)) return;
       reads_device = true;
       const auto* alias = schema.arguments()[i].alias_info();
-      if (alias != nullptr && alias->isWrite() && t.has_storage()) written.push_back({t, t.storage(), t.storage().nbytes()});
+      if (alias != nullptr && alias->isWrite() && t.has_storage())
+        written.push_back({t, t.storage(), t.storage().nbytes()});
     });
   TapeNode node;
   node.name = schema.name();
@@ -281,7 +286,8 @@ void Recorder::call(const char* name, const std::function<void(torch::jit::Stack
   add_results(node, stack, /*varies=*/true);
   for (std::size_t i = 0; i < node.arguments.size(); ++i) {
     if (!node.arguments[i].isCapsule()) continue;
-    const auto known = std::ranges::find_if(host_objects_, [&](const c10::IValue& v) { return v.is(node.arguments[i]); });
+    const auto known =
+        std::ranges::find_if(host_objects_, [&](const c10::IValue& v) { return v.is(node.arguments[i]); });
     if (known == host_objects_.end()) continue;
     node.host_operands.emplace_back(i, known - host_objects_.begin());
     node.arguments[i] = c10::IValue();
@@ -300,7 +306,8 @@ void Recorder::settle(bool hold) {
     TapeSlot& slot = tape_.slots[i];
     auto memory = seen_[i].memory.lock();
     if (slot.kind == Kind::outside) {
-      if (memory == nullptr) refuse("memory of " + std::to_string(slot.bytes) + " bytes that the capture did not see made");
+      if (memory == nullptr)
+        refuse("memory of " + std::to_string(slot.bytes) + " bytes that the capture did not see made");
       slot.memory = c10::Storage(memory);
     } else if (slot.kind == Kind::made && hold && memory != nullptr) {
       slot.memory = c10::Storage(memory), slot.held = true;

@@ -98,11 +98,11 @@ class Recorder final : LeafListener {
   Tape tape_;
   std::string refusal_;
   std::unordered_map<c10::StorageImpl*, std::int32_t> by_memory_;
-  std::vector<Seen> seen_;                            // by slot
-  std::vector<std::vector<std::int32_t>> on_slot_;    // by slot: its windows
-  std::vector<bool> varies_;                          // by slot: from one run to the next
+  std::vector<Seen> seen_;                          // by slot
+  std::vector<std::vector<std::int32_t>> on_slot_;  // by slot: its windows
+  std::vector<bool> varies_;                        // by slot: from one run to the next
   std::vector<c10::IValue> host_objects_;
-  std::unordered_set<c10::StorageImpl*> made_on_host_;                      // during the recording
+  std::unordered_set<c10::StorageImpl*> made_on_host_;                  // during the recording
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> host_memory_;  // so that no address is given twice
   std::string host_operand_;
   std::vector<Outside> outside_;

@@ -16,7 +16,8 @@ namespace {
 using Kind = TapeSlot::Kind;
 
 at::Tensor tensor_on(const c10::Storage& memory, const TapeWindow& window, std::int64_t offset) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(memory), window.keys, window.dtype);
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(memory), window.keys, window.dtype);
   impl->set_sizes_and_strides(window.sizes, window.strides, offset);
   return at::Tensor(std::move(impl));
 }
@@ -60,7 +61,8 @@ std::optional<std::uint32_t> TapeFrame::version(std::int32_t window) {
 
 void TapeFrame::keep_only(at::ArrayRef<std::int32_t> kept) {
   std::vector<bool> stays(memory_.size(), false);
-  for (const auto window : kept) stays[static_cast<std::size_t>(tape_->windows[static_cast<std::size_t>(window)].slot)] = true;
+  for (const auto window : kept)
+    stays[static_cast<std::size_t>(tape_->windows[static_cast<std::size_t>(window)].slot)] = true;
   for (std::size_t i = 0; i < tensors_.size(); ++i)
     if (!stays[static_cast<std::size_t>(tape_->windows[i].slot)]) tensors_[i].reset();
   for (std::size_t i = 0; i < memory_.size(); ++i)
@@ -72,7 +74,8 @@ void Tape::finish(at::ArrayRef<std::int32_t> kept) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     nodes[i].last.clear(), nodes[i].gone.clear();
     const auto uses = [&](std::int32_t window) {
-      if (window >= 0) last[static_cast<std::size_t>(windows[static_cast<std::size_t>(window)].slot)] = static_cast<std::int64_t>(i);
+      if (window >= 0)
+        last[static_cast<std::size_t>(windows[static_cast<std::size_t>(window)].slot)] = static_cast<std::int64_t>(i);
     };
     for (const auto window : nodes[i].operands) uses(window);
     for (const auto& result : nodes[i].results) uses(result.window);
@@ -96,13 +99,16 @@ void Tape::finish(at::ArrayRef<std::int32_t> kept) {
 void Tape::take(TapeFrame& frame, const TapeNode& node, const torch::jit::Stack& stack) const {
   for (const auto& result : node.results) {
     const c10::IValue& value = stack[static_cast<std::size_t>(result.result)];
-    const at::Tensor made = result.list < 0 ? value.toTensor() : value.toTensorList().get(static_cast<std::size_t>(result.list));
+    const at::Tensor made =
+        result.list < 0 ? value.toTensor() : value.toTensorList().get(static_cast<std::size_t>(result.list));
     const TapeWindow& window = windows[static_cast<std::size_t>(result.window)];
-    TORCH_CHECK(made.sizes() == window.sizes && made.strides() == window.strides && made.storage_offset() == window.offset,
-                "its result has sizes ", made.sizes(), " and strides ", made.strides(), ", when it was recorded ", window.sizes,
-                " and ", window.strides);
+    TORCH_CHECK(
+        made.sizes() == window.sizes && made.strides() == window.strides && made.storage_offset() == window.offset,
+        "its result has sizes ", made.sizes(), " and strides ", made.strides(), ", when it was recorded ", window.sizes,
+        " and ", window.strides);
     if (window.fixed.defined()) {
-      at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::HPU), const_cast<at::Tensor&>(window.fixed), made, false);
+      at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::HPU), const_cast<at::Tensor&>(window.fixed),
+                                  made, false);
       continue;
     }
     const auto slot = static_cast<std::size_t>(window.slot);
@@ -128,7 +134,8 @@ void Tape::run(TapeFrame& frame, const TapeNode& node, torch::jit::Stack& stack)
   take(frame, node, stack);
   for (const auto slot : node.written) {
     const auto& fixed = slots[static_cast<std::size_t>(slot)].version;
-    auto& version = fixed.enabled() ? const_cast<c10::VariableVersion&>(fixed) : frame.versions_[static_cast<std::size_t>(slot)];
+    auto& version =
+        fixed.enabled() ? const_cast<c10::VariableVersion&>(fixed) : frame.versions_[static_cast<std::size_t>(slot)];
     if (version.enabled()) version.bump();
   }
   for (const auto window : node.gone) frame.tensors_[static_cast<std::size_t>(window)].reset();

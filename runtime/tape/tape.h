@@ -56,8 +56,8 @@ struct TapeNode {
   };
   std::string name, module;
   std::function<void(torch::jit::Stack&)> run;
-  torch::jit::Stack arguments;        ///< tensors on the device are undefined in it
-  std::vector<std::int32_t> operands; ///< windows of the arguments' tensors, in their order; -1: as it stands there
+  torch::jit::Stack arguments;         ///< tensors on the device are undefined in it
+  std::vector<std::int32_t> operands;  ///< windows of the arguments' tensors, in their order; -1: as it stands there
   std::vector<Result> results;
   /// Of arguments and results that are objects of the host which nodes hand on (IValue capsules): where, and which.
   std::vector<std::pair<std::int32_t, std::int32_t>> host_operands, host_results;
@@ -84,9 +84,9 @@ class TapeFrame {
  private:
   friend class Tape;
   const Tape* tape_;
-  std::vector<at::Tensor> tensors_;       // by window
-  std::vector<c10::Storage> memory_;      // by slot
-  std::vector<std::int64_t> shift_;       // by slot: of its offsets, in bytes
+  std::vector<at::Tensor> tensors_;   // by window
+  std::vector<c10::Storage> memory_;  // by slot
+  std::vector<std::int64_t> shift_;   // by slot: of its offsets, in bytes
   std::vector<c10::VariableVersion> versions_;
   std::vector<c10::IValue> host_;
 };

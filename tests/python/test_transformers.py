@@ -14,6 +14,7 @@ import transformers
 from conftest import DEMO
 from safetensors import safe_open
 from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
 
 import fp8
 
@@ -219,7 +220,7 @@ def test_likelihood_elsewhere(demo, tmp_path):
 def test_the_cpu_is_transformers_own(demo, tmp_path):
     demo.save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert type(model.hf_quantizer).__name__ == "CompressedTensorsHfQuantizer" and not any(isinstance(p, fp8.Fp8Parameter) for p in model.parameters())
+    assert isinstance(model.hf_quantizer, CompressedTensorsHfQuantizer) and not any(isinstance(p, fp8.Fp8Parameter) for p in model.parameters())
 
 
 def test_loaded_on_the_cpu_and_moved(demo, tmp_path):

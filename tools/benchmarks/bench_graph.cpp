@@ -18,7 +18,8 @@ namespace {
 struct Net : torch::nn::Module {
   explicit Net(std::int64_t hidden) {
     for (int i = 0; i < 6; ++i) {
-      norms.push_back(register_module("norm" + std::to_string(i), torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden}))));
+      norms.push_back(
+          register_module("norm" + std::to_string(i), torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden}))));
       linears.push_back(register_module("linear" + std::to_string(i), torch::nn::Linear(hidden, hidden)));
     }
   }

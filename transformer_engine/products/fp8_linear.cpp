@@ -34,7 +34,7 @@ struct Call : ProductCall {
   at::ScalarType x_dtype = at::kFloat, weight_grad = at::kFloat, bias_dtype = at::kFloat;
   bool has_bias = false;
   bool x_learns = false, weight_learns = false;  ///< of what the backward pass may be asked for: dx needs w, dw needs x
-  bool trains = false;           ///< begin_forward()'s
+  bool trains = false;                           ///< begin_forward()'s
   bool exact_weight_grad = false;                ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
   Fp8Tensor x_rows, weight_rows;  ///< without their tensors
@@ -175,7 +175,6 @@ variable_list backward_products(const Wanted& wants, const c10::intrusive_ptr<Ca
   return {dx, dw, db, at::Tensor()};
 }
 
-
 // In a recording (runtime/tape) the passes are a node each. Both read scales, region and history anew:
 //
 //   te::forward   (x, weight, bias)            -> y, what backward reads (5), the call
@@ -190,24 +189,28 @@ void begin(Call& call, bool trains) {
 
 at::Tensor forward_as_node(runtime::Recorder& recorder, const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, c10::intrusive_ptr<Call>& call, variable_list* kept) {
-  if (current_replay_log() != nullptr) recorder.refuse("activation checkpointing of the fp8 product '" + call->state->name() + "'");
+  if (current_replay_log() != nullptr)
+    recorder.refuse("activation checkpointing of the fp8 product '" + call->state->name() + "'");
   const bool keeps = kept != nullptr;
   torch::jit::Stack stack = {x, weight, bias.value_or(at::Tensor())};
-  recorder.call("te::forward", [like = *call, keeps](torch::jit::Stack& s) {
-    const runtime::autocast::InsideOp inside(std::nullopt);
-    const runtime::InterceptionPause pause;
-    const runtime::ModuleScope module(like.state->name());
-    const at::NoGradGuard no_grad;
-    auto call = c10::make_intrusive<Call>(like);
-    begin(*call, like.trains);
-    variable_list kept;
-    const at::Tensor b = s[2].toTensor();
-    at::Tensor y = forward_product(s[0].toTensor(), s[1].toTensor(), b.defined() ? std::optional(b) : std::nullopt, *call,
-                                   keeps ? &kept : nullptr);
-    s = {std::move(y)};
-    for (at::Tensor& t : kept) s.emplace_back(std::move(t));
-    s.push_back(c10::IValue::make_capsule(std::move(call)));
-  }, stack);
+  recorder.call(
+      "te::forward",
+      [like = *call, keeps](torch::jit::Stack& s) {
+        const runtime::autocast::InsideOp inside(std::nullopt);
+        const runtime::InterceptionPause pause;
+        const runtime::ModuleScope module(like.state->name());
+        const at::NoGradGuard no_grad;
+        auto call = c10::make_intrusive<Call>(like);
+        begin(*call, like.trains);
+        variable_list kept;
+        const at::Tensor b = s[2].toTensor();
+        at::Tensor y = forward_product(s[0].toTensor(), s[1].toTensor(), b.defined() ? std::optional(b) : std::nullopt,
+                                       *call, keeps ? &kept : nullptr);
+        s = {std::move(y)};
+        for (at::Tensor& t : kept) s.emplace_back(std::move(t));
+        s.push_back(c10::IValue::make_capsule(std::move(call)));
+      },
+      stack);
   call = c10::static_intrusive_pointer_cast<Call>(stack.back().toCapsule());
   for (std::size_t i = 1; i + 1 < stack.size(); ++i) kept->push_back(stack[i].toTensor());
   return stack[0].toTensor();
@@ -218,16 +221,19 @@ variable_list backward_as_node(runtime::Recorder& recorder, const Wanted& wants,
   torch::jit::Stack stack = {grad};
   stack.insert(stack.end(), saved.begin(), saved.end());
   stack.push_back(c10::IValue::make_capsule(call));
-  recorder.call("te::backward", [wants](torch::jit::Stack& s) {
-    const runtime::autocast::InsideOp inside(std::nullopt);
-    const auto call = c10::static_intrusive_pointer_cast<Call>(s.back().toCapsule());
-    const runtime::ModuleScope module(call->state->name());
-    const at::NoGradGuard no_grad;
-    variable_list saved;
-    for (std::size_t i = 1; i + 1 < s.size(); ++i) saved.push_back(s[i].toTensor());
-    auto gradients = backward_products(wants, call, saved, s[0].toTensor());
-    s.assign(gradients.begin(), gradients.end());
-  }, stack);
+  recorder.call(
+      "te::backward",
+      [wants](torch::jit::Stack& s) {
+        const runtime::autocast::InsideOp inside(std::nullopt);
+        const auto call = c10::static_intrusive_pointer_cast<Call>(s.back().toCapsule());
+        const runtime::ModuleScope module(call->state->name());
+        const at::NoGradGuard no_grad;
+        variable_list saved;
+        for (std::size_t i = 1; i + 1 < s.size(); ++i) saved.push_back(s[i].toTensor());
+        auto gradients = backward_products(wants, call, saved, s[0].toTensor());
+        s.assign(gradients.begin(), gradients.end());
+      },
+      stack);
   variable_list gradients;
   for (const auto& g : stack) gradients.push_back(g.toTensor());
   return gradients;

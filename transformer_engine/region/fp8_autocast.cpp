@@ -206,8 +206,9 @@ void add_to_key(std::string& key) {
   if (region == nullptr) return;
   const auto& o = region->options();
   key += recipes::describe(region->recipe());
-  for (const bool flag : {o.enabled, o.calibrating, o.force_measurement.has_value(), o.force_measurement.value_or(false),
-                          o.is_first_microbatch.has_value(), o.is_first_microbatch.value_or(false), o.statistics})
+  for (const bool flag :
+       {o.enabled, o.calibrating, o.force_measurement.has_value(), o.force_measurement.value_or(false),
+        o.is_first_microbatch.has_value(), o.is_first_microbatch.value_or(false), o.statistics})
     key += flag ? '1' : '0';
 }
 

@@ -44,7 +44,9 @@ const Step kSteps[] = {
       all.push_back(a.index_select(0, at::arange(3, -1, -1, a.options().dtype(at::kLong))));
     },
     [](Tensors& all, const at::Tensor& a, const at::Tensor&) { all.push_back(a.to(at::kBFloat16).to(at::kFloat)); },
-    [](Tensors& all, const at::Tensor& a, const at::Tensor& b) { all.push_back(at::layer_norm(a, {4}, b.select(0, 0))); },
+    [](Tensors& all, const at::Tensor& a, const at::Tensor& b) {
+      all.push_back(at::layer_norm(a, {4}, b.select(0, 0)));
+    },
 };
 
 /// The sum of all tensors that the program of that seed makes of the inputs, which it may write.

@@ -168,7 +168,8 @@ TEST(HpuGraph, WhatCannotBeRepeatedIsRefusedByName) {
   EXPECT_THAT(refusal_of([&] { (void)x.nonzero(); }), HasSubstr("aten::nonzero: the host reads"));
   EXPECT_THAT(refusal_of([&] { (void)x.masked_select(x > 3); }), HasSubstr("the host reads"));
   EXPECT_THAT(refusal_of([&] { (void)x.equal(x); }), HasSubstr("aten::equal: the host reads"));
-  EXPECT_THAT(refusal_of([&] { (void)x.add(torch::rand(1).item<float>()); }), HasSubstr("aten::rand: a random number of the host"));
+  EXPECT_THAT(refusal_of([&] { (void)x.add(torch::rand(1).item<float>()); }),
+              HasSubstr("aten::rand: a random number of the host"));
   EXPECT_THAT(refusal_of([&] { x.clone().resize_({100}); }), HasSubstr("gives a tensor other memory"));
   EXPECT_THAT(refusal_of([&] { (void)amax_of(x); }), HasSubstr("memory of the device is read outside of an operation"));
   EXPECT_THAT(refusal_of([&] { (void)quantize(x, {.scale = 1, .scale_inv = 1}); }), HasSubstr("fp8::quantize"));
@@ -193,7 +194,8 @@ TEST(HpuGraph, TheHostMayReadWhatIsTheSameEachTime) {
                 (void)made.sum().item<float>();
               }),
               HasSubstr("the host reads"));
-  EXPECT_THAT(refusal_of([&] { (void)torch::rand({4}, x.options()).sum().item<float>(); }), HasSubstr("the host reads"));
+  EXPECT_THAT(refusal_of([&] { (void)torch::rand({4}, x.options()).sum().item<float>(); }),
+              HasSubstr("the host reads"));
 }
 
 TEST(HpuGraph, OrderOfCalls) {

@@ -17,8 +17,9 @@ using Tensors = std::vector<at::Tensor>;
 
 torch::nn::Sequential small_net() {
   torch::manual_seed(1);
-  torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::BatchNorm1d(16), torch::nn::GELU(), torch::nn::Dropout(0.2),
-                            torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})), torch::nn::Linear(16, 8));
+  torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::BatchNorm1d(16), torch::nn::GELU(),
+                            torch::nn::Dropout(0.2), torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})),
+                            torch::nn::Linear(16, 8));
   net->to(at::kHPU);
   return net;
 }
@@ -70,7 +71,8 @@ Trained train(const HowToTrain& how) {
 }
 
 TEST(ModuleCacher, TrainsToTheSameBits) {
-  for (const HowToTrain how : {HowToTrain{}, HowToTrain{.accumulate = 4}, HowToTrain{.calls = 3}, HowToTrain{.autocast = true}}) {
+  for (const HowToTrain how :
+       {HowToTrain{}, HowToTrain{.accumulate = 4}, HowToTrain{.calls = 3}, HowToTrain{.autocast = true}}) {
     HowToTrain with_graphs = how;
     with_graphs.graphed = true;
     const auto eager = train(how), graphed = train(with_graphs);
@@ -103,7 +105,8 @@ TEST(ModuleCacher, AReplayDoesNotCallTheFunction) {
     return Tensors{x[0] * 2, x[0].sum()};
   }));
   const auto x = hpu(torch::rand({2, 3}));
-  const auto first = graphed(at::TensorList(x)), second = graphed(at::TensorList(x)), third = graphed(at::TensorList(x + 1));
+  const auto first = graphed(at::TensorList(x)), second = graphed(at::TensorList(x)),
+             third = graphed(at::TensorList(x + 1));
   EXPECT_EQ(calls, 1);
   EXPECT_TRUE(second[0].equal(x * 2) && third[0].equal((x + 1) * 2) && third[1].equal((x + 1).sum()));
   EXPECT_TRUE(first[0].equal(second[0]));
@@ -161,7 +164,8 @@ TEST(ModuleCacher, WeightsThatAreLoadedOrFrozenCount) {
     return all;
   };
   gradient(true);
-  for (std::size_t i = 0; i < net->parameters().size(); ++i) net->parameters()[i].set_data(other->parameters()[i].detach().clone());
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    net->parameters()[i].set_data(other->parameters()[i].detach().clone());
   EXPECT_TRUE(test::same_bits(gradient(true)[0], gradient(false)[0]));
   EXPECT_EQ(graphed.counts().captured, 2);
   net->parameters()[0].set_requires_grad(false);
@@ -172,9 +176,8 @@ TEST(ModuleCacher, WeightsThatAreLoadedOrFrozenCount) {
 }
 
 TEST(ModuleCacher, WhatReadsOnTheHostRunsAsItIs) {
-  ModuleCacher graphed(GraphFunction([](at::TensorList x) {
-    return Tensors{x[0].sum().item<float>() > 0 ? x[0] + 1 : x[0] - 1};
-  }));
+  ModuleCacher graphed(
+      GraphFunction([](at::TensorList x) { return Tensors{x[0].sum().item<float>() > 0 ? x[0] + 1 : x[0] - 1}; }));
   const auto x = hpu(torch::ones(3));
   EXPECT_TRUE(graphed(x).equal(x + 1));
   EXPECT_TRUE(graphed(-x).equal(-x - 1));
@@ -191,7 +194,8 @@ TEST(ModuleCacher, ATensorOnTheCpuThatIsNoInputIsNotFrozen) {
   scale = torch::full({3}, 7.0);
   EXPECT_TRUE(graphed(x).equal(x * 7));
   EXPECT_THAT(graphed.refusals(), ElementsAre(HasSubstr("takes a tensor on the CPU that is no input")));
-  ModuleCacher constant(GraphFunction([&](at::TensorList x) { return Tensors{x[0] * torch::tensor({1.f, 2.f, 3.f}).to(at::kHPU)}; }));
+  ModuleCacher constant(
+      GraphFunction([&](at::TensorList x) { return Tensors{x[0] * torch::tensor({1.f, 2.f, 3.f}).to(at::kHPU)}; }));
   EXPECT_TRUE(constant(x).equal(constant(x)));
   EXPECT_EQ(constant.counts().replayed, 1);
 }

@@ -86,7 +86,8 @@ TEST(Fp8Graph, TrainsToTheSameBitsInAllRecipes) {
     for (const How how : {How::module, How::step}) {
       const auto graphed = train(recipe, how);
       ASSERT_EQ(graphed.values.size(), eager.values.size());
-      for (std::size_t i = 0; i < eager.values.size(); ++i) EXPECT_TRUE(same_bits(eager.values[i], graphed.values[i])) << i;
+      for (std::size_t i = 0; i < eager.values.size(); ++i)
+        EXPECT_TRUE(same_bits(eager.values[i], graphed.values[i])) << i;
       EXPECT_EQ(eager.state, graphed.state);
       EXPECT_EQ(graphed.replayed, how == How::module ? 11 : 9);
     }
