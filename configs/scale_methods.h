@@ -50,7 +50,8 @@ struct ScaleMethods {
   std::vector<std::pair<std::string, const recipes::NamedScaleMethod*>> all() const;
 };
 
-/// A tensor's method as an object of scale_method has it: granularity, scale_value_type, rounding_method, backoff, params.
+/// A tensor's method as an object of scale_method has it: granularity, scale_value_type, rounding_method, backoff,
+/// params.
 io::Json to_json(const recipes::ScaleMethod& method);
 
 /// Reads one; what it leaves out is PTS, MAXABS, IDENTITY, 1.0. Throws io::Error "WHERE: key 'KEY.backoff': found ...".

@@ -50,8 +50,8 @@ struct HPUHooks final : at::HPUHooksInterface {
 
 std::unique_ptr<at::HPUHooksInterface> make_hooks(at::HPUHooksArgs) { return std::make_unique<HPUHooks>(); }
 
-/// Not REGISTER_HPU_HOOKS: the registry ends the process where the key is taken. The key must be exactly "HPUHooks": with
-/// another one nothing fails until the first backward.
+/// Not REGISTER_HPU_HOOKS: the registry ends the process where the key is taken. The key must be exactly "HPUHooks":
+/// with another one nothing fails until the first backward.
 [[maybe_unused]] const bool g_hooks_registered = [] {
   if (!may_register(reinterpret_cast<const void*>(&make_hooks))) return false;
   at::HPUHooksRegistry()->Register("HPUHooks", &make_hooks);

@@ -28,8 +28,8 @@ class HPUGraph {
   /// Work of this thread is captured from here on, and runs. dry_run is accepted; the work runs all the same. Throws
   /// c10::Error where a capture runs, or this graph has one already (reset() first).
   void capture_begin(bool dry_run = false);
-  /// On the thread that began. Throws c10::Error without a begin, and with the reason why it can't be replayed; then the
-  /// graph is empty.
+  /// On the thread that began. Throws c10::Error without a begin, and with the reason why it can't be replayed (the
+  /// graph is empty then).
   void capture_end();
   /// Does it again. What somebody held at capture_end() gets new values at its address. asynchronous is accepted; the
   /// call returns when the work is done. Throws c10::Error for an empty graph, and after clear_inputs().

@@ -9,7 +9,7 @@
 //
 // A kind of call: sizes, strides, dtypes and gradients of the inputs, which of them share memory, training or not,
 // gradients on or off, autocast. Where a parameter, or any tensor that was read and is no input, has other memory since
-// (set_data, load, convert) the call is captured anew. What can't be captured, and all beyond max_graphs, runs as it is.
+// (set_data, load, convert) the call is captured anew. What can't be captured runs as it is, and all beyond max_graphs.
 // Results are tensors of their own, not buffers that the next call fills.
 #pragma once
 #include <ATen/core/Tensor.h>

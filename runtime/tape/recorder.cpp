@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/tape/recorder.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/ops/equal.h>
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
@@ -80,6 +83,12 @@ bool listens_at_key() {
   return registered;
 }
 
+at::Tensor random_state() {
+  const at::Generator& generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
 std::string in_module(const std::string& name, std::string_view module) {
   return module.empty() ? name : name + " in module '" + std::string(module) + "'";
 }
@@ -108,6 +117,7 @@ void Recorder::resume() {
   });
   LeafListener& leaves = *this;
   listening_ = std::make_unique<Listening>(leaves);
+  random_state_ = random_state();
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
@@ -189,6 +199,15 @@ void Recorder::add_operands(TapeNode& node, torch::jit::Stack& arguments) {
     });
 }
 
+void Recorder::check_random(const std::string& what, const torch::jit::Stack& arguments) {
+  const NotRecorded reading;
+  if (!random_state_.equal(random_state()))
+    refuse(what + ": the state of the random numbers was set, or the host drew some, since the capture's last ones");
+  for (const c10::IValue& value : arguments)
+    if (value.isGenerator() && cpu_generator(value.toGenerator()) != at::detail::getDefaultCPUGenerator())
+      refuse(what + ": draws from a generator of its own");
+}
+
 bool Recorder::reads_what_varies(const torch::jit::Stack& arguments) const {
   bool any = false;
   for (const c10::IValue& value : arguments)
@@ -240,9 +259,11 @@ void Recorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   node.name = schema.name();
   node.module = std::string(ModuleScope::current());
   const std::string what = in_module(node.name, node.module);
+  if (traits.random) check_random(what, arguments);
   {
     c10::impl::ExcludeDispatchKeyGuard within(kKey);
     op.redispatchBoxed(keys, stack);
+    if (traits.random) random_state_ = random_state();
   }
   bool gives_device = false, gives_host = schema.returns().empty();
   const at::ArrayRef<c10::IValue> results = at::ArrayRef<c10::IValue>(*stack).slice(first);

@@ -9,10 +9,12 @@
 // another way is a leaf (leaf/leaf.h) that begins with the key on: it takes run_node(), or the recording is no use and
 // says why. What can't be done again is likewise refused with its name:
 //
-//   a value that the host reads         item(), nonzero, .cpu(), masked_select: what follows may depend on it, unless it
-//                                       is the same each time (of arange, ones, ... alone)
-//   a random number of the host         torch.rand on the CPU; the state of a generator set
-//   memory that grows or is replaced    resize_, set_
+//   a value that the host reads        item(), nonzero, .cpu(), masked_select: what follows may depend on it, unless it
+//                                      is the same each time (of arange, ones, ... alone)
+//   a random number of the host        torch.rand on the CPU
+//   random numbers that begin again    manual_seed, the state of a generator set (activation checkpointing), another
+//                                      generator than the default one
+//   memory that grows or is replaced   resize_, set_
 //   memory whose making was not heard
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -75,8 +77,8 @@ class Recorder final : LeafListener {
 
   /// From the dispatcher.
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-  /// A function of ours as one node: takes its arguments off the stack and puts results there. It reads all that changes
-  /// from one run to the next anew. Capsules among the results are this run's; a later node may take them.
+  /// A function of ours as one node: takes its arguments off the stack and puts results there. What changes from one
+  /// run to the next it reads anew. Capsules among the results are this run's; a later node may take them.
   void call(const char* name, const std::function<void(torch::jit::Stack&)>& run, torch::jit::Stack& stack);
 
   static Recorder* current();  ///< of this thread; null without, and within a node
@@ -92,6 +94,7 @@ class Recorder final : LeafListener {
   void add_operands(TapeNode& node, torch::jit::Stack& arguments);
   void add_results(TapeNode& node, at::ArrayRef<c10::IValue> results, bool varies);
   void mark_written(TapeNode& node, const at::Tensor& tensor, bool varies);
+  void check_random(const std::string& what, const torch::jit::Stack& arguments);
   bool reads_what_varies(const torch::jit::Stack& arguments) const;
   void settle(bool hold);
 
@@ -100,6 +103,7 @@ class Recorder final : LeafListener {
   std::unordered_map<c10::StorageImpl*, std::int32_t> by_memory_;
   std::vector<Seen> seen_;                          // by slot
   std::vector<std::vector<std::int32_t>> on_slot_;  // by slot: its windows
+  at::Tensor random_state_;                         // after the last random node
   std::vector<bool> varies_;                        // by slot: from one run to the next
   std::vector<c10::IValue> host_objects_;
   std::unordered_set<c10::StorageImpl*> made_on_host_;                  // during the recording

@@ -2,6 +2,7 @@
 // Captures and replays: which memory keeps its place, what is refused and why, in what order things may be called.
 #include "fp8/runtime/graph/hpu_graph.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include <thread>
@@ -168,6 +169,14 @@ TEST(HpuGraph, WhatCannotBeRepeatedIsRefusedByName) {
   EXPECT_THAT(refusal_of([&] { (void)x.nonzero(); }), HasSubstr("aten::nonzero: the host reads"));
   EXPECT_THAT(refusal_of([&] { (void)x.masked_select(x > 3); }), HasSubstr("the host reads"));
   EXPECT_THAT(refusal_of([&] { (void)x.equal(x); }), HasSubstr("aten::equal: the host reads"));
+  EXPECT_THAT(refusal_of([&] {
+                (void)at::dropout(x, 0.5, true);
+                torch::manual_seed(3);
+                (void)at::dropout(x, 0.5, true);
+              }),
+              HasSubstr("the state of the random numbers was set"));
+  EXPECT_THAT(refusal_of([&] { (void)at::bernoulli(x / 100, at::detail::createCPUGenerator(3)); }),
+              HasSubstr("a generator of its own"));
   EXPECT_THAT(refusal_of([&] { (void)x.add(torch::rand(1).item<float>()); }),
               HasSubstr("aten::rand: a random number of the host"));
   EXPECT_THAT(refusal_of([&] { x.clone().resize_({100}); }), HasSubstr("gives a tensor other memory"));
