@@ -85,7 +85,7 @@ bool listens_at_key() {
 
 at::Tensor random_state() {
   const at::Generator& generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::lock_guard<std::mutex> lock(generator.unsafeGetGeneratorImpl()->mutex_);
   return generator.get_state();
 }
 
