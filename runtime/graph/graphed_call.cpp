@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime {
 namespace {
@@ -84,6 +85,7 @@ struct GraphedFunction : torch::autograd::Function<GraphedFunction> {
     std::vector<at::Tensor> gradients;
     for (const auto i : call.with_gradient_) gradients.push_back(given[i]);
     auto found = frame->memory.has_value() ? call.backward(*frame, gradients) : call.first_backward(gradients);
+    for (at::Tensor& g : found) g = ops::once_differentiable(g, "a call that graphs replay", {}, gradients);
     variable_list all = {at::Tensor()};  // of the frame
     all.insert(all.end(), found.begin(), found.end());
     all.emplace_back();  // of the results
@@ -173,8 +175,12 @@ std::vector<at::Tensor> GraphedCall::first_backward(at::TensorList gradients) {
   wanted.insert(wanted.end(), leaves_.begin(), leaves_.end());
   TORCH_CHECK(!roots.empty(), "[graph] backward: the first call's backward has been, and its memory has gone");
   const std::vector<at::Tensor> given(gradients.begin(), gradients.end());
+  if (recorder_ != nullptr && Recorder::is_any_on()) {
+    recorder_.reset();
+    refusal_ = "another capture was going on at its backward";
+  }
   variable_list found;
-  {
+  try {
     const auto around = around_backward_ ? around_backward_() : nullptr;
     std::optional<Resumed> resumed;
     if (recorder_ != nullptr) {
@@ -186,6 +192,10 @@ std::vector<at::Tensor> GraphedCall::first_backward(at::TensorList gradients) {
                                   /*allow_unused=*/true);
     if (recorder_ != nullptr)
       for (const at::Tensor& g : found) gradients_out_.push_back(g.defined() ? recorder_->window_of(g) : -1);
+  } catch (...) {
+    recorder_.reset();
+    if (refusal_.empty()) refusal_ = "its backward failed";
+    throw;
   }
   if (recorder_ != nullptr) finish();
   std::vector<at::Tensor> all;

@@ -53,7 +53,7 @@ std::string key_of(at::TensorList inputs, bool training) {
 
 bool can_be_given(at::TensorList inputs) {
   return std::ranges::all_of(inputs, [](const at::Tensor& t) {
-    return t.defined() && t.is_hpu() && t.has_storage() && t.layout() == at::kStrided;
+    return t.defined() && t.is_hpu() && t.has_storage() && t.layout() == at::kStrided && !t._fw_grad(0).defined();
   });
 }
 
@@ -87,7 +87,7 @@ GraphCache::Decision GraphCache::decide(at::TensorList inputs, bool training, co
     ++counts_.eager;
     return Decision();
   };
-  if (!can_be_given(inputs) || is_recording()) return as_it_is();
+  if (!can_be_given(inputs) || Recorder::is_any_on()) return as_it_is();
   const std::string key = key_of(inputs, training) + more;
   const auto found = calls_.find(key);
   if (found != calls_.end()) {

@@ -97,6 +97,8 @@ std::string in_module(const std::string& name, std::string_view module) {
 
 bool is_recording() { return key_is_on() && g_recorder.load(std::memory_order_acquire) != nullptr; }
 
+bool Recorder::is_any_on() { return g_recorder.load(std::memory_order_acquire) != nullptr; }
+
 Recorder* Recorder::current() { return key_is_on() ? g_recorder.load(std::memory_order_acquire) : nullptr; }
 
 Recorder::Recorder() {

@@ -81,6 +81,7 @@ class Recorder final : LeafListener {
   /// run to the next it reads anew. Capsules among the results are this run's; a later node may take them.
   void call(const char* name, const std::function<void(torch::jit::Stack&)>& run, torch::jit::Stack& stack);
 
+  static bool is_any_on();     ///< a recording of the process that is not paused, on whatever thread
   static Recorder* current();  ///< of this thread; null without, and within a node
 
  private:

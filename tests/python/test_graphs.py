@@ -59,6 +59,15 @@ def test_model_of_transformers():
     assert cached.past_key_values is not None and torch.equal(cached.logits, expected[0])
 
 
+def test_hooks_are_called():
+    model, calls = net().eval(), []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    torch.hpu.wrap_in_hpu_graph(model)
+    for _ in range(3):
+        model(torch.ones(4, 8, device="hpu"))
+    assert len(calls) == 3 and counts(model) == (0, 0, 0)
+
+
 def test_fp8_follows_the_weights():
     import fp8
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16)).to("hpu")

@@ -6,6 +6,8 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include <thread>
+
 #include "fp8/runtime/device/allocator.h"
 #include "support/hpu_test.h"
 
@@ -254,6 +256,33 @@ TEST(ModuleCacher, InPlaceOnAResultIsFoundInBackward) {
   y.add_(1);
   EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("changed by an in-place operation"));
   EXPECT_EQ(graphed.counts().replayed, 2);
+}
+
+TEST(ModuleCacher, SecondDerivativesAreRefused) {
+  ModuleCacher graphed(GraphFunction([](at::TensorList x) { return Tensors{x[0] * x[0]}; }));
+  for (int i = 0; i < 2; ++i) {
+    const auto x = hpu(torch::rand(3)).requires_grad_();
+    const auto y = graphed(x).sum();
+    EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0].sum().backward(); }),
+                HasSubstr("a call that graphs replay has no second derivative"));
+    y.backward();
+    EXPECT_TRUE(x.grad().equal(x * 2));
+  }
+}
+
+TEST(ModuleCacher, AnotherCaptureAtItsBackward) {
+  ModuleCacher graphed(GraphFunction([](at::TensorList x) { return Tensors{x[0] * x[0]}; }));
+  const auto x = hpu(torch::rand(3)).requires_grad_();
+  const auto y = graphed(x).sum();
+  const at::Tensor elsewhere = hpu(torch::ones(3));
+  std::thread([&] {
+    const Recorder other;
+    (void)elsewhere.add(1);
+    std::thread([&] { y.backward(); }).join();
+    std::thread([&] { EXPECT_TRUE(graphed(elsewhere).equal(elsewhere)); }).join();
+  }).join();
+  EXPECT_TRUE(x.grad().equal(x * 2));
+  EXPECT_THAT(graphed.refusals(), ElementsAre(HasSubstr("another capture")));
 }
 
 TEST(ModuleCacher, SecondBackwardOfOneCall) {

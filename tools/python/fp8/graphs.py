@@ -97,7 +97,10 @@ class _Graphed:
         constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         if bypass_hpu_graphs or not all(isinstance(value, _CONSTANTS) for value in constants):
             return self.function(*args, **kwargs)
-        training = [m.training for m in self.module.modules()] if self.module is not None else []
+        modules = list(self.module.modules()) if self.module is not None else []
+        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules[1:]):
+            return self.function(*args, **kwargs)  # a replay would not call them
+        training = [m.training for m in modules]
         way = self.cache.decide(tensors, any(training), repr((constants, spec, training)))
         number = self.cache.number()
         if way == 0:
