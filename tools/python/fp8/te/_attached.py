@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module that trains in fp8 carries: its mark, hooks that follow train() and eval(), and its scales in a state_dict.
+
+    NAME._extra_state    uint8: JSON, {"version": 1, "state": {"step": 300, ...}, "tensors": base64 of safetensors}, and spaces up to a
+                         multiple of 32 KiB, so that torch.distributed.checkpoint finds the size that it expects"""
+
+import base64
+import json
+import pathlib
+import tempfile
+import typing
+import warnings
+import weakref
+
+import safetensors.torch
+import torch
+
+from fp8 import _library, _modules
+
+MARK = "_fp8_training"
+_KEY, _VERSION, _BLOCK = "_extra_state", 1, 1 << 15
+_NONE = {"version": _VERSION, "state": None, "tensors": ""}
+
+
+class Attached:
+    """The weight of a module. live: the library knows it in this process; else it will at the first use on hpu, and begins with
+    `pending`, the state that it had."""
+
+    def __init__(self, weight: _modules.Weight, recipe: str) -> None:
+        self.name, self.kind, self.parameter, self.transposed, self.recipe = weight.name, weight.kind, weight.parameter, weight.transposed, recipe
+        self.live = False
+        self.training: typing.Optional[bool] = None
+        self.pending: dict[str, typing.Any] = _NONE
+        self.held: typing.Optional[torch.Tensor] = None  # the library's books know a transposed weight by its upright view
+        self.owner = weakref.ref(weight.owner)
+        weight.owner.__dict__[MARK] = self
+        self.hooks = [weight.owner.register_forward_pre_hook(_follow), weight.owner._register_state_dict_hook(_write),
+                      weight.owner.register_load_state_dict_pre_hook(_read)]
+
+    def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Attached":
+        """The copied weight has a state of its own, which follows this one until it trains."""
+        made = Attached.__new__(Attached)
+        made.__dict__ = {**self.__dict__, "training": None, "held": None, "hooks": []}
+        return made
+
+    def __getstate__(self) -> dict[str, typing.Any]:
+        owner = self.owner()
+        state = self.state(owner) if owner is not None else self.pending
+        return {**self.__dict__, "live": False, "training": None, "held": None, "owner": None, "hooks": [], "pending": state}
+
+    def weight(self, owner: torch.nn.Module) -> _modules.Weight:
+        return _modules.Weight(self.name, f"{self.name}.{self.parameter}".lstrip("."), self.kind, owner, self.parameter, self.transposed)
+
+    def begin(self, tensor: torch.Tensor) -> None:
+        """The library knows the weight from here on."""
+        self.live, self.held = True, tensor if self.transposed else None
+        _set_state(tensor, self.pending)
+
+    def state(self, owner: torch.nn.Module) -> dict[str, typing.Any]:
+        return _state(self.weight(owner).tensor) if self.live else self.pending
+
+
+def of(module: torch.nn.Module) -> typing.Optional[Attached]:
+    return typing.cast(typing.Optional[Attached], module.__dict__.get(MARK))
+
+
+def put_back() -> None:
+    """A weight that to(dtype) or to(device) moved has its handler again: regions give it back when they begin."""
+    torch.ops.fp8.exit_autocast(torch.ops.fp8.enter_autocast(), True)
+
+
+def _follow(module: torch.nn.Module, _: typing.Any) -> None:
+    """Amaxes are recorded while the module trains."""
+    attached = of(module)
+    if attached is None or (attached.live and attached.training is module.training):
+        return
+    weight = attached.weight(module)
+    if weight.owned.device.type != "hpu":
+        return
+    if not attached.live:
+        weight.turn()
+        torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], attached.recipe)
+        attached.begin(weight.tensor)
+        attached.owner = weakref.ref(module)
+    try:
+        torch.ops.fp8.set_training([weight.tensor], module.training)
+        attached.training = module.training
+    except RuntimeError:  # to(dtype) took its handler off: the next region gives it back
+        attached.training = None
+
+
+def _state(tensor: torch.Tensor) -> dict[str, typing.Any]:
+    name = json.loads(torch.ops.fp8.training_state(tensor))["name"]
+    with tempfile.TemporaryDirectory() as folder:
+        torch.ops.fp8.save_training_state([tensor], folder)
+        said = json.loads(pathlib.Path(folder, "fp8_state.json").read_text(encoding="utf-8"))["states"][name]
+        tensors = safetensors.torch.load_file(pathlib.Path(folder, "fp8_state.safetensors"))
+    renamed = safetensors.torch.save({key.removeprefix(name + "."): t for key, t in tensors.items()})
+    return {"version": _VERSION, "state": said, "tensors": base64.b64encode(renamed).decode()}
+
+
+def _set_state(tensor: torch.Tensor, state: dict[str, typing.Any]) -> None:
+    if state["version"] != _VERSION:
+        raise RuntimeError(f"fp8 training state: version: found {state['version']}, allowed: {_VERSION}")
+    if state["state"] is None:
+        return
+    name = json.loads(torch.ops.fp8.training_state(tensor))["name"]
+    tensors = safetensors.torch.load(base64.b64decode(state["tensors"]))
+    with tempfile.TemporaryDirectory() as folder:
+        said = {"version": 1, "states": {name: state["state"]}}
+        pathlib.Path(folder, "fp8_state.json").write_text(json.dumps(said), encoding="utf-8")
+        safetensors.torch.save_file({f"{name}.{key}": t for key, t in tensors.items()}, pathlib.Path(folder, "fp8_state.safetensors"))
+        torch.ops.fp8.load_training_state([tensor], folder)
+
+
+def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _: typing.Any) -> None:
+    attached = of(module)
+    if attached is None:
+        return
+    try:
+        put_back()
+        text = json.dumps(attached.state(module)).encode()
+    except RuntimeError as error:
+        warnings.warn(f"state_dict: {prefix + attached.parameter}: without its fp8 training state: {_library.sentence(error)}", stacklevel=2)
+        return
+    state[prefix + _KEY] = torch.frombuffer(bytearray(text.ljust(-(-len(text) // _BLOCK) * _BLOCK)), dtype=torch.uint8)
+
+
+def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _metadata: typing.Any, _strict: bool, missing: list[str],
+          _unexpected: list[str], errors: list[str]) -> None:
+    attached = of(module)
+    if attached is None:
+        return
+    found = state.pop(prefix + _KEY, None)
+    if found is None:
+        missing.append(prefix + _KEY)
+    elif found.numel() > 0:  # other libraries write none where they have nothing to say
+        try:
+            said = json.loads(bytes(found.cpu().tolist()))
+            if attached.live:
+                put_back()
+                _set_state(attached.weight(module).tensor, said)
+            else:
+                attached.pending = said
+        except ValueError:
+            errors.append(f"{prefix + _KEY}: expected fp8's JSON, found other bytes (a pickle of another library?)")
+        except RuntimeError as error:
+            errors.append(f"{prefix + _KEY}: {_library.sentence(error)}")

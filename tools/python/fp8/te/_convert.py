@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that train in fp8: their weights stay the parameters that they are, and get products in fp8 inside of regions."""
+
+import json
+import os
+import typing
+
+import torch
+
+from fp8 import _modules, quant
+from fp8.te import _attached, _region
+from fp8.te import recipe as _recipe
+
+_CHECKPOINTING = "_fp8_checkpointing"
+
+
+def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe: _recipe.Argument = None) -> quant.Report:
+    """Products of the model's linear layers run in fp8 inside of fp8_autocast from now on. Nothing is replaced: parameters, hooks,
+    dtypes and an optimizer that has them stay.
+
+    replace_layers: False changes nothing; recipe: of these modules, whatever a region says (its rules keep single modules in high
+    precision), default what the region says. Returns what became of each matrix. Raises ValueError for a model that is converted
+    already or not on hpu, RuntimeError naming the module for what can't be done; then nothing is converted."""
+    text = _recipe.for_all_modules(recipe)
+    found, left = _modules.weights(model)
+    itself = [weight for weight in found if getattr(weight.owner, "attaches_itself", False)]
+    found = [weight for weight in found if weight not in itself]
+    kept = [quant.Kept(weight.name, "a module of fp8.te runs in fp8 by itself") for weight in itself]
+    kept += [quant.Kept(matrix.name, matrix.reason) for matrix in left]
+    if not replace_layers:
+        return quant.Report((), tuple([quant.Kept(weight.name, "replace_layers is False") for weight in found] + kept), ())
+    if already := [weight.name for weight in found if _attached.of(weight.owner) is not None]:
+        raise ValueError(f"convert_modules: {already[0]}: the model is converted already: restore() it first")
+    quant._on_hpu(found, "convert_modules")
+    for weight in found:
+        weight.turn()
+    tensors, names, kinds = _modules.columns(found)
+    said = json.loads(torch.ops.fp8.attach_training(tensors, names, kinds, text))
+    converted = {module["name"] for module in said["converted"]}
+    for weight, tensor in zip(found, tensors):
+        if weight.name in converted:
+            _attached.Attached(weight, text).begin(tensor)
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing_enable") and _CHECKPOINTING not in module.__dict__:
+            module.__dict__[_CHECKPOINTING] = module.register_forward_pre_hook(_region.give_contexts)
+    kept = [quant.Kept(module["name"], module["reason"]) for module in said["skipped"]] + kept
+    warnings = [text for text in said["warnings"] if not (found == [] and itself)]
+    return quant.Report(tuple(quant.Converted(**module) for module in said["converted"]), tuple(kept), tuple(warnings))
+
+
+def restore(model: torch.nn.Module) -> torch.nn.Module:
+    """Undoes convert_modules(): the model trains in high precision again, its state_dict has no fp8 state. Returns the model."""
+    found = _found(model, "restore")
+    _attached.put_back()
+    for weight in found:
+        torch.ops.fp8.untag(weight.tensor)
+        attached = typing.cast(_attached.Attached, weight.owner.__dict__.pop(_attached.MARK))
+        for hook in attached.hooks:
+            hook.remove()
+    for module in model.modules():
+        if hook := module.__dict__.pop(_CHECKPOINTING, None):
+            hook.remove()
+    return model
+
+
+def export_amax(model: torch.nn.Module, prefix: typing.Union[str, "os.PathLike[str]"]) -> list[str]:
+    """Writes the amaxes that training recorded as a measurement, which fp8.quant.convert() reads: prefix is its
+    dump_stats_path. Returns the files."""
+    found = _found(model, "export_amax")
+    _attached.put_back()
+    return list(torch.ops.fp8.export_amax(*_modules.columns(found), os.fspath(prefix)))
+
+
+def _found(model: torch.nn.Module, function: str) -> list[_modules.Weight]:
+    """The weights of the model that train in fp8."""
+    pairs = [(module, _attached.of(module)) for module in model.modules()]
+    found = [attached.weight(module) for module, attached in pairs if attached is not None and attached.live]
+    if not found:
+        raise ValueError(f"{function}: found no module that trains in fp8: convert_modules() makes them so")
+    quant._on_hpu(found, function)
+    return found

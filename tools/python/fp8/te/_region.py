@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The region in which products run in fp8, and recomputation of a part of it in backward."""
+
+import contextlib
+import functools
+import threading
+import typing
+
+import torch
+from torch.utils import checkpoint as _torch_checkpoint
+
+from fp8.te import recipe as _recipe
+
+_enabled = threading.local()
+
+
+class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the field
+    """Products of converted modules run in fp8 inside, those of backward too. A context manager, or a decorator of a function.
+
+    fp8_recipe: default the outer region's, else DelayedScaling(); fp8_group: a group of torch.distributed, whose ranks share their
+    amaxes; calibrating: with enabled=False, high precision, but amaxes are recorded; is_first_microbatch: True casts weights and
+    keeps them, False uses the kept ones; seed: of stochastic rounding. Regions nest: the innermost decides. After an exception no
+    scale moves. Raises ValueError for what it can't take, RuntimeError naming modules that did not run in fp8."""
+
+    def __init__(self, enabled: bool = False, force_measurement: typing.Optional[bool] = None, fp8_recipe: _recipe.Argument = None,
+                 fp8_group: typing.Any = None, calibrating: bool = False, *, is_first_microbatch: typing.Optional[bool] = None,
+                 seed: int = 0) -> None:
+        if force_measurement is not None:
+            raise ValueError(f"fp8_autocast: force_measurement: found {force_measurement}, allowed: None (the recipe's interval says when amaxes "
+                             "are measured)")
+        group = "" if fp8_group is None else getattr(fp8_group, "group_name", None)
+        if not isinstance(group, str):
+            raise ValueError(f"fp8_autocast: fp8_group: found {type(fp8_group).__name__}, allowed: a group of torch.distributed")
+        self._arguments = (_recipe.check(fp8_recipe), bool(enabled), bool(calibrating), is_first_microbatch, seed, group)
+        self._open: dict[int, list[int]] = {}
+
+    def __enter__(self) -> "fp8_autocast":
+        region = torch.ops.fp8.enter_autocast(*self._arguments)
+        self._open.setdefault(threading.get_ident(), []).append(region)
+        _regions().append(self._arguments[1])
+        return self
+
+    def __exit__(self, kind: typing.Optional[type[BaseException]], *_: object) -> None:
+        _regions().pop()
+        torch.ops.fp8.exit_autocast(self._open[threading.get_ident()].pop(), kind is not None)
+
+
+def _regions() -> list[bool]:
+    """Of this thread: whether each of its regions is enabled."""
+    if not hasattr(_enabled, "regions"):
+        _enabled.regions = []
+    return typing.cast(list[bool], _enabled.regions)
+
+
+def is_fp8_enabled() -> bool:
+    """Whether the innermost fp8_autocast of this thread is enabled."""
+    return bool(_regions()) and _regions()[-1]
+
+
+class _Runs:
+    """The first run of a checkpointed part, then its others: with the regions and scales of the first."""
+
+    def __init__(self) -> None:
+        self.run: typing.Optional[int] = None
+
+    def __enter__(self) -> None:
+        if self.run is None:
+            self.run = torch.ops.fp8.checkpoint_begin()
+        else:
+            torch.ops.fp8.checkpoint_again(self.run)
+
+    def __exit__(self, *_: object) -> None:
+        torch.ops.fp8.checkpoint_end(self.run)
+
+    def __del__(self) -> None:
+        if self.run is not None:
+            torch.ops.fp8.checkpoint_free(self.run)
+
+
+def checkpoint_contexts() -> tuple[typing.ContextManager[None], typing.ContextManager[None]]:
+    """The context_fn that torch.utils.checkpoint(use_reentrant=False) needs around modules that train in fp8."""
+    runs = typing.cast(typing.ContextManager[None], _Runs())
+    return runs, runs
+
+
+def checkpoint(function: typing.Callable[..., typing.Any], *args: typing.Any, use_reentrant: bool = True, preserve_rng_state: bool = True,
+               distribute_saved_activations: bool = False, get_rng_state_tracker: typing.Any = None, tp_group: typing.Any = None,
+               **kwargs: typing.Any) -> typing.Any:
+    """function(*args, **kwargs), which backward runs once more with the scales of the first run: gradients keep their bits."""
+    for name, found, allowed in (("distribute_saved_activations", distribute_saved_activations, False),
+                                 ("get_rng_state_tracker", get_rng_state_tracker, None), ("tp_group", tp_group, None)):
+        if found is not allowed:
+            raise ValueError(f"checkpoint: {name}: found {found!r}, allowed: {allowed} (one process computes the whole of function)")
+    if use_reentrant:
+        return _torch_checkpoint.checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True, preserve_rng_state=preserve_rng_state)
+    return _torch_checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, context_fn=checkpoint_contexts,
+                                        **kwargs)
+
+
+def give_contexts(model: torch.nn.Module, _: typing.Any) -> None:
+    """gradient_checkpointing_enable() of transformers leaves torch's function in the layers: it gets the context_fn."""
+    for module in model.modules():
+        found = module.__dict__.get("_gradient_checkpointing_func")
+        if isinstance(found, functools.partial) and found.func is _torch_checkpoint.checkpoint:
+            if not found.keywords.get("use_reentrant", True) and "context_fn" not in found.keywords:
+                module._gradient_checkpointing_func = functools.partial(found, context_fn=checkpoint_contexts)  # type: ignore[assignment]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: how training makes the scale of each operand. The defaults are Gaudi's; those of NVIDIA are in `nvidia`.
+
+    >>> import fp8
+    >>> fp8.te.recipe.DelayedScaling(fp8_format=fp8.te.recipe.Format.HYBRID, interval=16).interval
+    16
+    >>> fp8.te.recipe.nvidia.DelayedScaling().amax_history_len
+    1024
+
+Ranges are the library's: a value out of its range raises ValueError with what was found and what is allowed."""
+
+import dataclasses
+import enum
+import json
+import os
+import pathlib
+import typing
+
+import torch
+
+from fp8 import _library
+
+
+class Format(enum.Enum):
+    """Forward and backward; HYBRID: E4M3 forward, E5M2 for gradients."""
+    E4M3 = "E4M3"
+    E5M2 = "E5M2"
+    HYBRID = "HYBRID"
+
+
+class Recipe:
+    """The base of the recipes. Each is a value; to_dict() is its JSON, as files of recipes have it."""
+    _name: typing.ClassVar[dict[str, typing.Any]] = {}
+
+    def __post_init__(self) -> None:
+        for name in ("amax_compute_algo", "scaling_factor_compute_algo"):
+            if callable(getattr(self, name, None)):
+                raise ValueError(f"{type(self).__name__}: {name}: found a callable, allowed: a name (C++ takes callables)")
+        check(self)
+
+    def to_dict(self) -> dict[str, typing.Any]:
+        fields = dataclasses.asdict(typing.cast(typing.Any, self))
+        return {**self._name, **{name: value.value if isinstance(value, Format) else value for name, value in fields.items()}}
+
+
+Argument = typing.Union[Recipe, typing.Mapping[str, typing.Any], str, "os.PathLike[str]", None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayedScaling(Recipe):
+    """One scale for each tensor, a power of two, from amaxes of earlier steps."""
+    margin: int = 0
+    interval: int = 1
+    fp8_format: Format = Format.E5M2
+    amax_history_len: int = 1
+    amax_compute_algo: str = "most_recent"
+    override_linear_precision: tuple[bool, bool, bool] = (False, False, False)
+    scaling_factor_compute_algo: None = None
+    reduce_amax: bool = True
+    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "delayed", "preset": "habana"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Float8CurrentScaling(Recipe):
+    """One scale for each tensor, from itself."""
+    fp8_format: Format = Format.HYBRID
+    use_power_2_scales: bool = False
+    amax_epsilon: float = 0.0
+    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "current"}
+
+    def to_dict(self) -> dict[str, typing.Any]:
+        fields = super().to_dict()
+        return {"power_of_two_scale": fields.pop("use_power_2_scales"), **fields}
+
+
+@dataclasses.dataclass(frozen=True)
+class Float8BlockScaling(Recipe):
+    """A scale for each 1 x 128 values (dimension 1) or 128 x 128 (2) of x, w and grad."""
+    fp8_format: Format = Format.E4M3
+    x_block_scaling_dim: int = 1
+    w_block_scaling_dim: int = 2
+    grad_block_scaling_dim: int = 1
+    use_f32_scales: bool = False
+    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "block"}
+
+    def to_dict(self) -> dict[str, typing.Any]:
+        fields = super().to_dict()
+        return {"power_of_two_scale": not fields.pop("use_f32_scales"), **fields}
+
+
+@dataclasses.dataclass(frozen=True)
+class MXFP8BlockScaling(Recipe):
+    """A power of two for each 32 values."""
+    fp8_format: Format = Format.E4M3
+    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "mxfp8"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _NvidiaDelayedScaling(Recipe):
+    """One scale for each tensor, a real number, from the largest amax of 1024 steps."""
+    margin: int = 0
+    fp8_format: Format = Format.HYBRID
+    amax_history_len: int = 1024
+    amax_compute_algo: str = "max"
+    scaling_factor_compute_algo: None = None
+    reduce_amax: bool = True
+    override_linear_precision: tuple[bool, bool, bool] = (False, False, False)
+    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "delayed", "preset": "nvidia"}
+
+
+class nvidia:  # noqa: N801: a namespace
+    """Recipes with the defaults of NVIDIA's Transformer Engine."""
+    Format = Format
+    DelayedScaling = _NvidiaDelayedScaling
+    Float8CurrentScaling = Float8CurrentScaling
+    Float8BlockScaling = Float8BlockScaling
+    MXFP8BlockScaling = MXFP8BlockScaling
+
+
+def text_of(recipe: Argument) -> str:
+    """What operators take: JSON, a preset's name or a file; "": none."""
+    if recipe is None or isinstance(recipe, str):
+        return recipe or ""
+    if isinstance(recipe, Recipe):
+        return json.dumps(recipe.to_dict())
+    return json.dumps(recipe) if isinstance(recipe, typing.Mapping) else os.fspath(recipe)
+
+
+def check(recipe: Argument) -> str:
+    """text_of(). Raises ValueError for what is no recipe."""
+    _library.require()
+    text = text_of(recipe)
+    try:
+        if text:
+            torch.ops.fp8.attach_training([], [], [], text)
+    except RuntimeError as error:
+        what = type(recipe).__name__ if isinstance(recipe, Recipe) else "recipe"
+        raise ValueError(_library.sentence(error).replace("[fp8::attach_training] recipe", what)) from None
+    return text
+
+
+def for_all_modules(recipe: Argument) -> str:
+    """A recipe that modules have of their own, whatever a region says: its rules, then itself as the last one."""
+    text = check(recipe)
+    if not text:
+        return "habana"
+    if text.startswith("{"):
+        said = json.loads(text)
+    elif pathlib.Path(text).is_file():
+        said = json.loads(pathlib.Path(text).read_text(encoding="utf-8"))
+    else:
+        said = {"preset": text} if text in ("habana", "habana-hybrid", "nvidia") else {"recipe": text}
+    rules = said.pop("modules", [])
+    return json.dumps({**said, "modules": [*rules, {"match": "", **said}]})
