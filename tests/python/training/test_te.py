@@ -158,3 +158,235 @@ def test_after_an_exception_no_scale_moves():
         model(x)
         raise KeyError
     assert not fp8.te.is_fp8_enabled() and state(model)["forward"]["scale"] == [1, 1]
+
+
+def test_training_follows_train_and_eval():
+    model, xs = converted(), data(4)
+    train(model, on("nvidia"), xs[:2])
+    before, shared = state(model), model[0]
+    model.eval()
+    with on("nvidia")():
+        model(xs[2] * 100)
+    assert state(model) == before
+    model.train()
+    shared.eval()
+    train(model, on("nvidia"), xs[3:])
+    assert state(model) == before and state(model, "2")["step"] == 3
+    assert copy.deepcopy(model.eval()).train()(xs[0]).requires_grad
+
+
+def test_a_copy_has_its_own_state():
+    model = converted()
+    optimizer = adamw(model)
+    train(model, on(), data(5), optimizer)
+    other, before = copy.deepcopy(model), state(model)
+    assert state(other)["forward"]["scale"] == before["forward"]["scale"]
+    first = train(other, on(), data(3))
+    assert state(model) == before and state(other)["step"] > 0
+    again = copy.deepcopy(model)
+    assert same(train(again, on(), data(3)), first) and len([key for key in other.state_dict() if key.endswith("_extra_state")]) == 2
+    fp8.te.restore(other)
+    assert state(model) == before and len(fp8.te.convert_modules(other).converted) == 2
+    assert other.load_state_dict(model.state_dict()).missing_keys == [] and state(other)["step"] == before["step"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_tied_weights_are_one(kept):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to("hpu")
+    model[2].weight = model[0].weight
+    if kept:
+        model[0].weight.requires_grad_(False)
+    report = fp8.te.convert_modules(model)
+    assert [m.name for m in report.converted] == ["0", "2"] and "tied to 0" in report.converted[1].scheme
+    train(model, on(), data(3))
+    assert state(model)["step"] == state(model, "2")["step"] == 6
+    assert model.load_state_dict(model.state_dict()).missing_keys == []
+
+
+@pytest.mark.parametrize("name", ["habana-hybrid", "nvidia", "mxfp8"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_keeps_the_bits(name, reentrant):
+    plain, model = converted(), converted()
+    expected = train(plain, on(name))
+
+    def call(x):
+        return fp8.te.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
+    assert same(train(model, on(name), call=call), expected) and state(model) == state(plain)
+    model = converted()
+
+    def torchs(x):
+        how = {} if reentrant else {"context_fn": fp8.te.checkpoint_contexts}
+        return torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant, **how)
+    assert same(train(model, on(name), call=torchs), expected)
+
+
+def llama(seed=0, cls=None, **sizes):
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, **sizes}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).to("hpu").train()
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=128, n_positions=64)).to("hpu").train()
+
+
+def train_tokens(model, optimizer=None, steps=4, first=0):
+    optimizer, losses = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for step in range(first, first + steps):
+        ids = torch.randint(0, 128, (2, 16), generator=torch.Generator().manual_seed(step)).to("hpu")
+        torch.manual_seed(step)  # of dropout
+        with fp8.te.fp8_autocast(True, fp8_recipe="nvidia"):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [p.grad.cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_models_of_transformers_with_gradient_checkpointing(make):
+    model, high = make(), train_tokens(make())
+    report = fp8.te.convert_modules(model)
+    expected = train_tokens(model)
+    assert len(report.converted) == (15 if make is llama else 9) and expected[0] != high[0] and abs(expected[0][-1] - high[0][-1]) < 0.05
+    for reentrant in (True, False):
+        again = make()
+        again.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        fp8.te.convert_modules(again)
+        assert same(train_tokens(again), expected), reentrant
+    fp8.te.restore(model)
+    again = make()
+    again.load_state_dict(model.state_dict())
+    assert same(train_tokens(model), train_tokens(again))
+
+
+def to_disk(item):
+    file = io.BytesIO()
+    torch.save(item, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def dcp(item, folder):
+    """Through torch.distributed.checkpoint, into the state of a fresh model."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+    model, fresh = item
+    checkpoint.save(get_model_state_dict(model), checkpoint_id=folder, no_dist=True)
+    found = get_model_state_dict(fresh)
+    checkpoint.load(found, checkpoint_id=folder, no_dist=True)
+    set_model_state_dict(fresh, found)
+
+
+@pytest.mark.parametrize("recipe", [HYBRID, R.nvidia.DelayedScaling(), R.DelayedScaling(interval=4, amax_history_len=3, amax_compute_algo="max")],
+                         ids=["hybrid", "nvidia", "interval"])
+@pytest.mark.parametrize("way", ["torch.save", "dcp", "wrapped", "te.Linear"])
+def test_resumed_the_losses_keep_their_bits(recipe, way, tmp_path):
+    def make(seed):
+        torch.manual_seed(seed)
+        if way != "te.Linear":
+            return converted()
+        return torch.nn.Sequential(fp8.te.Linear(64, 128), torch.nn.ReLU(), fp8.te.Linear(128, 32))
+    model, batches = make(0), data(10)
+    optimizer = adamw(model)
+    train(model, on(recipe), batches[:5], optimizer)
+    saved, kept = to_disk(model.state_dict()), to_disk(optimizer.state_dict())
+    fresh = make(1)
+    if way == "dcp":
+        dcp((model, fresh), tmp_path)
+    elif way == "wrapped":  # saved by another module around it, with other names
+        torch.nn.ModuleDict({"inner": fresh}).load_state_dict({"inner." + key: value for key, value in saved.items()})
+    else:
+        fresh.load_state_dict(saved)
+    assert all(value.dtype == torch.uint8 and value.device.type == "cpu" for key, value in saved.items() if "extra" in key)
+    expected = train(model, on(recipe), batches[5:], optimizer)
+    optimizer = adamw(fresh)
+    optimizer.load_state_dict(kept)
+    assert same(train(fresh, on(recipe), batches[5:], optimizer), expected)
+
+
+def test_state_that_is_missing_or_foreign_is_refused():
+    model = converted()
+    train(model, on(), data(3))
+    saved = model.state_dict()
+    with pytest.raises(RuntimeError, match='Missing key.*"0._extra_state", "2._extra_state"'):
+        model.load_state_dict(net().state_dict())
+    assert model.load_state_dict(net().state_dict(), strict=False).missing_keys == ["0._extra_state", "2._extra_state"]
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        net().load_state_dict(saved)
+    for bytes_ in (pickle.dumps({"scale_fwd": 1}), b"{}", b'{"version": 2, "state": null, "tensors": ""}', b'{"version": 1, "state": {}, "tensors": "AAAA"}', b"[]"):
+        with pytest.raises(RuntimeError, match="0._extra_state: "):
+            model.load_state_dict({**saved, "0._extra_state": torch.frombuffer(bytearray(bytes_), dtype=torch.uint8)})
+    other = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).to("hpu")
+    converted(model=other)
+    empty = {key: torch.empty(0, dtype=torch.uint8) if "extra" in key else value for key, value in saved.items()}
+    other.load_state_dict(empty)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        kept = model.cpu().state_dict()
+    assert len(told) == 2 and "0.weight: without its fp8 training state" in str(told[0].message) and "0._extra_state" not in kept
+
+
+def test_a_pickle_is_refused_by_name():
+    for model in (converted(), converted().cpu()):
+        with pytest.raises(RuntimeError, match=r"0.*learns in fp8.*state_dict\(\)"):
+            pickle.dumps(model)
+    assert isinstance(pickle.loads(pickle.dumps(fp8.te.Linear(8, 8, device="cpu"))), fp8.te.Linear)
+
+
+def test_linear():
+    torch.manual_seed(0)
+    layer, x = fp8.te.Linear(64, 32, parallel_mode="row"), data(1)[0]
+    assert float(layer.weight.detach().std()) == pytest.approx(0.023, rel=0.1) and not layer.bias.any()
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+    twin, alone = fp8.te.Linear(64, 32, init_method=torch.nn.init.ones_, return_bias=True, bias=False), torch.nn.Linear(64, 32).to("hpu")
+    assert twin.weight.eq(1).all() and twin(x)[1] is None
+    alone.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+    converted(model=torch.nn.Sequential(alone))
+    assert same(train(layer, on("nvidia")), train(alone, on("nvidia")))
+    with on("nvidia")():
+        kept = [layer(x, is_first_microbatch=first) for first in (None, True, False)]
+    assert torch.equal(kept[0], kept[1]) and torch.equal(kept[1], kept[2])
+    report = fp8.te.convert_modules(torch.nn.Sequential(layer, torch.nn.Linear(32, 32).to("hpu")))
+    assert [m.name for m in report.converted] == ["1"] and report.kept[0].reason == "a module of fp8.te runs in fp8 by itself"
+    for key, value in {"sequence_parallel": True, "tp_size": 2, "parallel_mode": "both", "skip_weight_param_allocation": True, "minimize_memory": True,
+                       "tp_group": object(), "get_rng_state_tracker": print}.items():
+        with pytest.raises(ValueError, match=f"^te.Linear: {key}: found .*, allowed: "):
+            fp8.te.Linear(8, 8, **{key: value})
+    with pytest.raises(ValueError, match="^te.Linear: weight: found a tensor"):
+        layer(x, weight=layer.weight)
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: R.DelayedScaling(fp8_format=R.Format.E4M3), "DelayedScaling: key 'fp8_format': found E4M3, allowed: E5M2, HYBRID"),
+    (lambda: R.DelayedScaling(override_linear_precision=(True, False, False)), "key 'override_linear_precision': found .*, allowed: .false, false, false"),
+    (lambda: R.DelayedScaling(margin=99), "key 'margin': found 99, allowed: -64 to 64"),
+    (lambda: R.DelayedScaling(amax_compute_algo=max), "amax_compute_algo: found a callable, allowed: a name"),
+    (lambda: R.nvidia.DelayedScaling(fp8_format=R.Format.E5M2), "found E5M2, allowed: E4M3, HYBRID"),
+    (lambda: R.Float8BlockScaling(x_block_scaling_dim=2), "Float8BlockScaling: key '.*block_scaling_dim': found"),
+    (lambda: R.Float8CurrentScaling(amax_epsilon=-1), "Float8CurrentScaling: key 'amax_epsilon': found"),
+    (lambda: R.MXFP8BlockScaling(fp8_format=R.Format.E5M2), "MXFP8BlockScaling: key 'fp8_format': found E5M2"),
+    (lambda: fp8.te.fp8_autocast(True, fp8_recipe="nvida"), "recipe: found 'nvida', allowed: .*did you mean 'nvidia'"),
+    (lambda: fp8.te.fp8_autocast(True, True), "fp8_autocast: force_measurement: found True, allowed: None"),
+    (lambda: fp8.te.fp8_autocast(True, fp8_group=3), "fp8_autocast: fp8_group: found int, allowed: a group of torch.distributed"),
+    (lambda: fp8.te.checkpoint(print, tp_group=3), "checkpoint: tp_group: found 3, allowed: None"),
+    (lambda: fp8.te.convert_modules(net("cpu")), "convert_modules: 0: expected its weight on hpu, found it on cpu"),
+    (lambda: fp8.te.convert_modules(net(), recipe={"margn": 1}), "unknown key 'margn'"),
+])
+def test_bad_values_are_named(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_amaxes_of_training_quantize(tmp_path):
+    model, x = converted(), data(1)[0]
+    train(model, on("nvidia"))
+    files = fp8.te.export_amax(model, tmp_path / "inc")
+    assert any(file.endswith("inc_hooks_maxabs.json") for file in files)
+    fp8.te.restore(model)
+    with torch.no_grad():
+        high = model(x)
+        fp8.quant.convert(model, {"mode": "QUANTIZE", "scale_method": "maxabs_pow2", "dump_stats_path": str(tmp_path / "inc")})
+        assert len(fp8.quant.report(model).converted) == 2 and 0 < float((model(x) - high).norm() / high.norm()) < 0.1

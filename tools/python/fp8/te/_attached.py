@@ -5,12 +5,12 @@
                          multiple of 32 KiB, so that torch.distributed.checkpoint finds the size that it expects"""
 
 import base64
+import copy
 import json
 import pathlib
 import tempfile
 import typing
 import warnings
-import weakref
 
 import safetensors.torch
 import torch
@@ -24,7 +24,7 @@ _NONE = {"version": _VERSION, "state": None, "tensors": ""}
 
 class Attached:
     """The weight of a module. live: the library knows it in this process; else it will at the first use on hpu, and begins with
-    `pending`, the state that it had."""
+    `pending`, the state that was loaded until then."""
 
     def __init__(self, weight: _modules.Weight, recipe: str) -> None:
         self.name, self.kind, self.parameter, self.transposed, self.recipe = weight.name, weight.kind, weight.parameter, weight.transposed, recipe
@@ -32,7 +32,6 @@ class Attached:
         self.training: typing.Optional[bool] = None
         self.pending: dict[str, typing.Any] = _NONE
         self.held: typing.Optional[torch.Tensor] = None  # the library's books know a transposed weight by its upright view
-        self.owner = weakref.ref(weight.owner)
         weight.owner.__dict__[MARK] = self
         self.hooks = [weight.owner.register_forward_pre_hook(_follow), weight.owner._register_state_dict_hook(_write),
                       weight.owner.register_load_state_dict_pre_hook(_read)]
@@ -40,13 +39,13 @@ class Attached:
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Attached":
         """The copied weight has a state of its own, which follows this one until it trains."""
         made = Attached.__new__(Attached)
-        made.__dict__ = {**self.__dict__, "training": None, "held": None, "hooks": []}
+        made.__dict__ = {**self.__dict__, "training": None, "held": None, "hooks": copy.deepcopy(self.hooks, memo)}
         return made
 
     def __getstate__(self) -> dict[str, typing.Any]:
-        owner = self.owner()
-        state = self.state(owner) if owner is not None else self.pending
-        return {**self.__dict__, "live": False, "training": None, "held": None, "owner": None, "hooks": [], "pending": state}
+        if self.live:
+            raise RuntimeError(f"{self.name}: learns in fp8, and a pickled module would go on in high precision: save or send the model's state_dict()")
+        return {**self.__dict__, "hooks": []}
 
     def weight(self, owner: torch.nn.Module) -> _modules.Weight:
         return _modules.Weight(self.name, f"{self.name}.{self.parameter}".lstrip("."), self.kind, owner, self.parameter, self.transposed)
@@ -81,7 +80,6 @@ def _follow(module: torch.nn.Module, _: typing.Any) -> None:
         weight.turn()
         torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], attached.recipe)
         attached.begin(weight.tensor)
-        attached.owner = weakref.ref(module)
     try:
         torch.ops.fp8.set_training([weight.tensor], module.training)
         attached.training = module.training
@@ -100,8 +98,8 @@ def _state(tensor: torch.Tensor) -> dict[str, typing.Any]:
 
 
 def _set_state(tensor: torch.Tensor, state: dict[str, typing.Any]) -> None:
-    if state["version"] != _VERSION:
-        raise RuntimeError(f"fp8 training state: version: found {state['version']}, allowed: {_VERSION}")
+    if state.get("version") != _VERSION or state.keys() != _NONE.keys():
+        raise RuntimeError(f"fp8 training state: version: found {state.get('version')}, allowed: {_VERSION}, with state and tensors")
     if state["state"] is None:
         return
     name = json.loads(torch.ops.fp8.training_state(tensor))["name"]
@@ -142,7 +140,7 @@ def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _m
                 _set_state(attached.weight(module).tensor, said)
             else:
                 attached.pending = said
-        except ValueError:
+        except (ValueError, AttributeError):
             errors.append(f"{prefix + _KEY}: expected fp8's JSON, found other bytes (a pickle of another library?)")
-        except RuntimeError as error:
+        except (RuntimeError, safetensors.SafetensorError) as error:
             errors.append(f"{prefix + _KEY}: {_library.sentence(error)}")

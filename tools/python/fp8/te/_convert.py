@@ -23,8 +23,8 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     already or not on hpu, RuntimeError naming the module for what can't be done; then nothing is converted."""
     text = _recipe.for_all_modules(recipe)
     found, left = _modules.weights(model)
-    itself = [weight for weight in found if getattr(weight.owner, "attaches_itself", False)]
-    found = [weight for weight in found if weight not in itself]
+    itself = [weight for weight in found if _itself(weight)]
+    found = [weight for weight in found if not _itself(weight)]
     kept = [quant.Kept(weight.name, "a module of fp8.te runs in fp8 by itself") for weight in itself]
     kept += [quant.Kept(matrix.name, matrix.reason) for matrix in left]
     if not replace_layers:
@@ -50,7 +50,7 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
 
 def restore(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes convert_modules(): the model trains in high precision again, its state_dict has no fp8 state. Returns the model."""
-    found = _found(model, "restore")
+    found = [weight for weight in _found(model, "restore") if not _itself(weight)]
     _attached.put_back()
     for weight in found:
         torch.ops.fp8.untag(weight.tensor)
@@ -69,6 +69,11 @@ def export_amax(model: torch.nn.Module, prefix: typing.Union[str, "os.PathLike[s
     found = _found(model, "export_amax")
     _attached.put_back()
     return list(torch.ops.fp8.export_amax(*_modules.columns(found), os.fspath(prefix)))
+
+
+def _itself(weight: _modules.Weight) -> bool:
+    """Of te.Linear."""
+    return bool(getattr(weight.owner, "attaches_itself", False))
 
 
 def _found(model: torch.nn.Module, function: str) -> list[_modules.Weight]:

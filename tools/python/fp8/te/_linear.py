@@ -14,8 +14,8 @@ Result = typing.Union[torch.Tensor, tuple[torch.Tensor, typing.Optional[torch.Te
 class Linear(torch.nn.Linear):
     """torch.nn.Linear outside of a region. Weights begin as N(0, 0.023), or as init_method(weight) makes them, the bias as zeros.
 
-    return_bias: forward gives y without the bias, and the bias; name: in messages. Arguments of several processes are taken where
-    they ask for nothing; others raise ValueError."""
+    return_bias: forward gives y without the bias, and the bias; name: in messages, and what the random numbers of stochastic
+    rounding are drawn by. Arguments of several processes are taken where they ask for nothing; others raise ValueError."""
     attaches_itself = True
 
     def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: typing.Any = None, tp_size: int = 1,
