@@ -390,3 +390,28 @@ def test_amaxes_of_training_quantize(tmp_path):
         high = model(x)
         fp8.quant.convert(model, {"mode": "QUANTIZE", "scale_method": "maxabs_pow2", "dump_stats_path": str(tmp_path / "inc")})
         assert len(fp8.quant.report(model).converted) == 2 and 0 < float((model(x) - high).norm() / high.norm()) < 0.1
+
+
+def test_compiled_and_in_graphs():
+    model, plain = converted(), converted()
+    expected = train(plain, on("nvidia"))
+    assert same(train(model, on("nvidia"), call=torch.compile(model, backend="eager")), expected) and state(model) == state(plain)
+    model = converted()
+    alone = converted()
+    optimizer = adamw(model)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        with fp8.te.fp8_autocast(True, fp8_recipe="nvidia"):
+            return model(x).square().mean()
+    for x in data(4):
+        loss = step(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    train(alone, on("nvidia"), data(4))
+    assert not fp8.te.is_fp8_enabled() and state(model) == state(alone)
+    model = converted()
+    assert same(train(model, on("nvidia"), call=torch.hpu.ModuleCacher()(model)), expected)
+    model = converted().bfloat16()
+    assert len([key for key in model.state_dict() if "extra" in key]) == 2

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 from fp8 import _library, _modules
+from fp8.te import _region
 
 MARK = "_fp8_training"
 _KEY, _VERSION, _BLOCK = "_extra_state", 1, 1 << 15
@@ -71,8 +72,12 @@ def put_back() -> None:
 def _follow(module: torch.nn.Module, _: typing.Any) -> None:
     """Amaxes are recorded while the module trains."""
     attached = of(module)
-    if attached is None or (attached.live and attached.training is module.training):
-        return
+    if attached is not None and not (attached.live and attached.training is module.training):
+        _tell(module, attached)
+
+
+@_region.unseen
+def _tell(module: torch.nn.Module, attached: Attached) -> None:
     weight = attached.weight(module)
     if weight.owned.device.type != "hpu":
         return

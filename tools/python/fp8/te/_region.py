@@ -3,6 +3,7 @@
 
 import contextlib
 import functools
+import sys
 import threading
 import typing
 
@@ -11,7 +12,18 @@ from torch.utils import checkpoint as _torch_checkpoint
 
 from fp8.te import recipe as _recipe
 
+Function = typing.TypeVar("Function", bound=typing.Callable[..., typing.Any])
 _enabled = threading.local()
+
+
+def unseen(function: Function) -> Function:
+    """torch.compile calls it, and does not look into it: that would run operators as it traces."""
+    hidden = torch._compile._disable_dynamo(function)  # imports torch._dynamo, which takes a second
+
+    @functools.wraps(function)
+    def call(*args: typing.Any) -> typing.Any:
+        return (hidden if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules else function)(*args)
+    return typing.cast(Function, call)
 
 
 class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the field
@@ -35,14 +47,24 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
         self._open: dict[int, list[int]] = {}
 
     def __enter__(self) -> "fp8_autocast":
-        region = torch.ops.fp8.enter_autocast(*self._arguments)
-        self._open.setdefault(threading.get_ident(), []).append(region)
-        _regions().append(self._arguments[1])
+        _enter(self._open, self._arguments)
         return self
 
     def __exit__(self, kind: typing.Optional[type[BaseException]], *_: object) -> None:
-        _regions().pop()
-        torch.ops.fp8.exit_autocast(self._open[threading.get_ident()].pop(), kind is not None)
+        _exit(self._open, kind is not None)
+
+
+@unseen
+def _enter(numbers: dict[int, list[int]], arguments: tuple[typing.Any, ...]) -> None:
+    region = torch.ops.fp8.enter_autocast(*arguments)
+    numbers.setdefault(threading.get_ident(), []).append(region)
+    _regions().append(arguments[1])
+
+
+@unseen
+def _exit(numbers: dict[int, list[int]], failed: bool) -> None:
+    _regions().pop()
+    torch.ops.fp8.exit_autocast(numbers[threading.get_ident()].pop(), failed)
 
 
 def _regions() -> list[bool]:
