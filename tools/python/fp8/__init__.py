@@ -18,6 +18,7 @@ if typing.TYPE_CHECKING:
     from fp8 import attention as attention
     from fp8 import hpu as hpu
     from fp8 import nn as nn
+    from fp8 import optim as optim
     from fp8 import quant as quant
     from fp8 import te as te
     from fp8.cache import Cache as Cache
@@ -25,7 +26,7 @@ if typing.TYPE_CHECKING:
     from fp8.parameter import Fp8Parameter as Fp8Parameter
 
 __version__ = "0.1.0"
-__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "nn", "quant", "te"]
+__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "nn", "optim", "quant", "te"]
 
 # Name: the module that has it, and what it is called there; "": the module itself. They load when they are asked for.
 _LAZY = {
@@ -36,6 +37,7 @@ _LAZY = {
     "hpu": ("fp8.hpu", ""),
     "inc": ("fp8.quant", ""),
     "nn": ("fp8.nn", ""),
+    "optim": ("fp8.optim", ""),
     "quant": ("fp8.quant", ""),
     "te": ("fp8.te", ""),
 }

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers on hpu, with the names and defaults of Habana's: each step is one operator on all parameters of a group.
+
+    >>> import torch, fp8
+    >>> layer = torch.nn.Linear(64, 32).to("hpu")
+    >>> optimizer = fp8.optim.FusedAdamW(layer.parameters(), lr=1e-3, weight_decay=0.01)
+    >>> layer(torch.randn(4, 64).to("hpu")).square().mean().backward()
+    >>> norm = fp8.optim.FusedClipNorm(layer.parameters(), max_norm=1.0).clip_norm(layer.parameters())
+    >>> optimizer.step()
+
+Formulas: runtime/kernels/optim.h. Parameters are f32, bf16 or f16, on hpu."""
+
+import copy
+import math
+import typing
+
+import torch
+
+Tensors = typing.Iterable[torch.Tensor]
+Closure = typing.Optional[typing.Callable[[], typing.Any]]
+Group = dict[str, typing.Any]
+_OPS = torch.ops.hpu
+_MOMENTS = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _scalar(value: float) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.float32, device="hpu")
+
+
+class _Fused(torch.optim.Optimizer):
+    """step() is _update() for each group that has gradients."""
+
+    def _allow(self, group: Group) -> typing.Iterator[tuple[str, bool, str]]:
+        """Options with what is allowed, and whether they are."""
+        yield "lr", 0 <= group["lr"] < math.inf, "0 or more"
+        yield "weight_decay", 0 <= group.get("weight_decay", 0) < math.inf, "0 or more"
+        yield "momentum", 0 <= group.get("momentum", 0) < math.inf, "0 or more"
+        yield "eps", 0 < group.get("eps", 1) < math.inf, "more than 0"
+        yield "betas", all(0 <= beta < 1 for beta in group.get("betas", ())), "two from 0 up to 1, without 1"
+
+    def add_param_group(self, param_group: Group) -> None:
+        for key, right, allowed in self._allow({**self.defaults, **param_group}):
+            if not right:
+                raise ValueError(f"{type(self).__name__}: {key}: found {({**self.defaults, **param_group})[key]}, allowed: {allowed}")
+        super().add_param_group(param_group)
+
+    def _taking_part(self) -> list[tuple[Group, list[torch.Tensor], list[torch.Tensor]]]:
+        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        for p in (p for _, params in groups for p in params):
+            if p.device.type != "hpu":
+                raise RuntimeError(f"{type(self).__name__}: found a parameter of sizes {list(p.shape)} on {p.device}, expected it on hpu")
+        return [(group, params, [typing.cast(torch.Tensor, p.grad) for p in params]) for group, params in groups if params]
+
+    @torch.no_grad()
+    def step(self, closure: Closure = None) -> typing.Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        taking_part = self._taking_part()
+        self._begin([grad for _, _, grads in taking_part for grad in grads])
+        for group, params, grads in taking_part:
+            self._update(group, params, grads)
+        return loss
+
+    def _begin(self, grads: list[torch.Tensor]) -> None:
+        """Of all groups."""
+
+    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        raise NotImplementedError
+
+    def _moments(self, p: torch.Tensor, **dtypes: torch.dtype) -> dict[str, typing.Any]:
+        state = self.state[p]
+        for name, dtype in dtypes.items():
+            if name not in state:
+                state[name] = torch.zeros_like(p, dtype=dtype)
+                if dtype in _FP8:
+                    state[name + "_scale"] = _scalar(1.0)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, typing.Any]) -> None:
+        """Moments keep their dtype: torch would give them that of the parameter."""
+        super().load_state_dict(state_dict)
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, p in zip(saved, [p for group in self.param_groups for p in group["params"]]):
+            for name in _MOMENTS:
+                value = state_dict["state"].get(number, {}).get(name)
+                if value is not None:
+                    self.state[p][name] = value.detach().to(p.device, copy=True)
+
+
+class FusedAdamW(_Fused):
+    """AdamW with eps beside sqrt(v) as it is (eps_mode "habana"), or where torch.optim.AdamW has it ("torch"). It takes the
+    state_dict of torch.optim.AdamW.
+
+    moments_dtype: of both moments, or a pair; fp8 ones have a scale each and are rounded stochastically."""
+
+    def __init__(self, params: typing.Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
+                 bias_correction: bool = True, moments_dtype: typing.Any = None, eps_mode: str = "habana") -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
+                                  "moments_dtype": moments_dtype, "eps_mode": eps_mode})
+
+    def _allow(self, group: Group) -> typing.Iterator[tuple[str, bool, str]]:
+        yield from super()._allow(group)
+        yield "eps_mode", group["eps_mode"] in ("habana", "torch"), "habana, torch"
+
+    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        dtypes = group["moments_dtype"] if isinstance(group["moments_dtype"], (tuple, list)) else (group["moments_dtype"],) * 2
+        by_step: dict[int, list[tuple[torch.Tensor, torch.Tensor, dict[str, typing.Any]]]] = {}
+        for p, grad in zip(params, grads):
+            state = self._moments(p, exp_avg=dtypes[0] or p.dtype, exp_avg_sq=dtypes[1] or p.dtype)
+            state["step"] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).cpu() + 1  # as torch has it
+            by_step.setdefault(int(state["step"]), []).append((p, grad, state))
+        (beta1, beta2), lr, decay = group["betas"], float(group["lr"]), float(group["weight_decay"])
+        for step, rows in by_step.items():
+            root = math.sqrt(1 - beta2**step) if group["bias_correction"] else 1.0
+            neg_step = -lr * root / (1 - beta1**step if group["bias_correction"] else 1.0)
+            eps = group["eps"] * (root if group["eps_mode"] == "torch" else 1.0)
+            states = [state for _, _, state in rows]
+            scales = [[state.get(name, _scalar(1.0)) for state in states] if any(name in state for state in states) else None for name in _MOMENTS[2:]]
+            _OPS.optimizer_adamw([grad for _, grad, _ in rows], [p for p, _, _ in rows], *[[state[name] for state in states] for name in _MOMENTS[:2]],
+                                 _scalar(neg_step), beta1, beta2, eps, _scalar(1 - lr * decay), decay != 0, *scales)
+
+
+class FusedSGD(_Fused):
+    """torch.optim.SGD."""
+
+    def __init__(self, params: typing.Any, lr: float, momentum: float = 0, weight_decay: float = 0, dampening: float = 0, nesterov: bool = False) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": dampening, "nesterov": nesterov})
+
+    def _allow(self, group: Group) -> typing.Iterator[tuple[str, bool, str]]:
+        yield from super()._allow(group)
+        yield "nesterov", not group["nesterov"] or (group["momentum"] > 0 and group["dampening"] == 0), "False without momentum, or with dampening"
+
+    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        lr, decay = _scalar(float(group["lr"])), float(group["weight_decay"])
+        how = decay, float(group["dampening"]), bool(group["nesterov"])
+        if group["momentum"] == 0:
+            _OPS.optimizer_sgd(grads, params, lr, decay, 0.0, *how[1:])
+            return
+        begin = [self.state[p].get("momentum_buffer") is None for p in params]
+        for first in {*begin}:
+            rows = [(grad, p) for grad, p, new in zip(grads, params, begin) if new == first]
+            for _, p in rows if first else ():
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers = [self.state[p]["momentum_buffer"] for _, p in rows]
+            _OPS.optimizer_sgd_momentum([grad for grad, _ in rows], [p for _, p in rows], buffers, _scalar(0.0 if first else 1.0), lr,
+                                        _scalar(float(group["momentum"])), *how)
+
+
+class FusedLamb(_Fused):
+    """LAMB. Gradients of all groups are divided by their norm / max_grad_norm where that is more than 1 (0: never; the least of the
+    groups counts). use_lamb: the trust ratio also where weight_decay is 0."""
+
+    def __init__(self, params: typing.Any, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+                 weight_decay: float = 0.01, amsgrad: bool = False, adam_w_mode: bool = True, grad_averaging: bool = True, set_grad_none: bool = True,
+                 max_grad_norm: float = 1.0, use_lamb: bool = False) -> None:
+        for key, found, allowed in (("amsgrad", amsgrad, False), ("adam_w_mode", adam_w_mode, True)):
+            if found is not allowed:
+                raise RuntimeError(f"FusedLamb: {key}: found {found}, allowed: {allowed}")
+        self.set_grad_none = set_grad_none
+        super().__init__(params, {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                                  "grad_averaging": grad_averaging, "max_grad_norm": max_grad_norm, "use_lamb": use_lamb})
+
+    def zero_grad(self, set_to_none: typing.Optional[bool] = None) -> None:  # type: ignore[override]
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def _begin(self, grads: list[torch.Tensor]) -> None:
+        limit = min((float(group["max_grad_norm"]) for group in self.param_groups), default=0.0)
+        self._clip = _OPS.optimizer_lamb_fused_norm(grads, limit) if grads and limit > 0 else _scalar(1.0)
+
+    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        group["step"] = step = group.get("step", 0) + 1
+        states = [self._moments(p, exp_avg=p.dtype, exp_avg_sq=p.dtype) for p in params]
+        corrections = [_scalar(1 - beta**step if group["bias_correction"] else 1.0) for beta in group["betas"]]
+        norms, step_norms = ([_scalar(0.0) for _ in params] for _ in range(2))
+        steps = [torch.empty_like(p, dtype=torch.float32) for p in params]
+        decay = float(group["weight_decay"])
+        _OPS.optimizer_lamb_phase1(grads, params, *[[state[name] for state in states] for name in _MOMENTS[:2]], norms, step_norms, steps, self._clip,
+                                   int(group["grad_averaging"]), *group["betas"], group["eps"], *corrections, decay)
+        _OPS.optimizer_lamb_phase2(params, step_norms, norms, steps, _scalar(-float(group["lr"])), decay, bool(group["use_lamb"]))
+
+
+class FusedResourceApplyMomentum(_Fused):
+    """buffer = momentum * buffer - gradient; p = p + buffer: for gradients that are steps already, as FusedLars makes them. lr and
+    weight_decay are FusedLars's to read."""
+
+    def __init__(self, params: typing.Any, lr: float, momentum: float = 0, weight_decay: float = 0, nesterov: bool = False) -> None:
+        if nesterov:
+            raise ValueError("FusedResourceApplyMomentum: nesterov: found True, allowed: False")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        pairs = [t for p in params for t in (p, self._moments(p, momentum_buffer=p.dtype)["momentum_buffer"])]
+        _OPS.optimizer_resource_apply_momentum(pairs, grads, float(group["momentum"]))
+
+
+class FusedLars(_Fused):
+    """LARS around a FusedResourceApplyMomentum: it makes steps of the gradients, which that applies. Groups and states are that
+    optimizer's.
+
+    skip_mask: for each parameter, in the order of the groups: 0 where the step is lr * gradient (biases, norms), else 1."""
+
+    def __init__(self, optimizer: FusedResourceApplyMomentum, skip_mask: typing.Sequence[int], eeta: float = 0.001, eps: float = 1e-8) -> None:
+        if not isinstance(optimizer, FusedResourceApplyMomentum):
+            raise ValueError(f"FusedLars: optimizer: found {type(optimizer).__name__}, allowed: FusedResourceApplyMomentum (others apply lr once more)")
+        self.optim, self.skip_mask, self.eeta, self.eps = optimizer, list(skip_mask), eeta, eps
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.optim.param_groups, self.optim.state
+
+    def load_state_dict(self, state_dict: dict[str, typing.Any]) -> None:
+        self.optim.load_state_dict(state_dict)
+        self._share()
+
+    def _begin(self, grads: list[torch.Tensor]) -> None:
+        count = sum(len(group["params"]) for group in self.param_groups)
+        if count != len(self.skip_mask):
+            raise ValueError(f"FusedLars: skip_mask: found {len(self.skip_mask)}, expected {count} (one for each parameter)")
+
+    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        masks = dict(zip([id(p) for g in self.param_groups for p in g["params"]], self.skip_mask))
+        _OPS.optimizer_lars(params, grads, [masks[id(p)] for p in params], self.eeta, float(group["weight_decay"]), self.eps, _scalar(float(group["lr"])))
+        self.optim._update(group, params, grads)
+
+
+class FusedEMA:
+    """The average of a model's values: ema, a copy in evaluation. Its decay grows: decay * (1 - exp(-updates / 2000))."""
+
+    def __init__(self, model: torch.nn.Module, decay: float = 0.9999, updates: int = 0) -> None:
+        if not 0 <= decay <= 1:
+            raise ValueError(f"FusedEMA: decay: found {decay}, allowed: 0 to 1")
+        self.ema = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay, self.updates = decay, updates
+
+    @torch.no_grad()
+    def update(self, model: torch.nn.Module) -> None:
+        self.updates += 1
+        decay = self.decay * (1 - math.exp(-self.updates / 2000))
+        inputs, averages = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, self.ema))
+        names = [name for name, value in averages.items() if value.is_floating_point()]
+        _OPS.optimizer_ema([inputs[name] for name in names], [averages[name] for name in names], _scalar(decay))
+
+    def update_attr(self, model: torch.nn.Module, include: typing.Sequence[str] = (), exclude: typing.Sequence[str] = ("process_group", "reducer")) -> None:
+        """Copies attributes of the model: all public ones, or those to include."""
+        for name, value in vars(model).items():
+            if not name.startswith("_") and name not in exclude and (not include or name in include):
+                setattr(self.ema, name, value)
+
+
+class FusedClipNorm:
+    """Scales gradients down where their L2 norm is more than max_norm."""
+
+    def __init__(self, parameters: Tensors, max_norm: float) -> None:
+        if not max_norm >= 0:
+            raise ValueError(f"FusedClipNorm: max_norm: found {max_norm}, allowed: 0 or more")
+        del parameters  # clip_norm() gets them
+        self.max_norm = float(max_norm)
+
+    @torch.no_grad()
+    def clip_norm(self, parameters: typing.Union[torch.Tensor, Tensors]) -> torch.Tensor:
+        """Returns the norm before."""
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        grads = [p.grad for p in parameters if p.grad is not None]
+        return typing.cast(torch.Tensor, _OPS.fused_clip_norm([*grads, _scalar(0.0)], _scalar(self.max_norm), 2.0))[0]
