@@ -78,3 +78,16 @@ print(len(fp8.quant.report(gate).converted))
 torch.save(model.state_dict(), "demo.pt")
 model.load_state_dict(torch.load("demo.pt"))
 fast = torch.compile(model, backend="fp8")
+
+trained = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("hpu").train()
+optimizer = fp8.optim.FusedAdamW(trained.parameters(), lr=1e-4)
+report = fp8.te.convert_modules(trained)
+hybrid = fp8.te.recipe.DelayedScaling(fp8_format=fp8.te.recipe.Format.HYBRID)
+for chunk in chunks[:4]:
+    with fp8.te.fp8_autocast(enabled=True, fp8_recipe=hybrid):
+        loss = trained(chunk, labels=chunk).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(len(report.converted), "modules train in fp8")
+torch.save([trained.state_dict(), optimizer.state_dict()], "resume.pt")

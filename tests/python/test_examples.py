@@ -10,8 +10,9 @@ import fp8
 
 def test_docstrings():
     tried = 0
-    for file in sorted(pathlib.Path(fp8.__file__).parent.glob("*.py")):
-        name = "fp8" if file.stem == "__init__" else f"fp8.{file.stem}"
+    folder = pathlib.Path(fp8.__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        name = ".".join(("fp8", *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
         found = doctest.testmod(importlib.import_module(name))
         assert not found.failed, name
         tried += found.attempted

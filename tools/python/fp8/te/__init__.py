@@ -8,7 +8,8 @@
     >>> optimizer = torch.optim.AdamW(model.parameters())
     >>> with fp8.te.fp8_autocast(enabled=True, fp8_recipe=fp8.te.recipe.DelayedScaling(fp8_format=fp8.te.recipe.Format.HYBRID)):
     ...     loss = model(torch.randn(16, 64).to("hpu")).square().mean()
-    >>> loss.backward(); optimizer.step()
+    >>> loss.backward()
+    >>> optimizer.step()
 
 Recipes are in fp8.te.recipe. What regions and recipes do, and what is refused: tools/pages/fp8_training.md."""
 

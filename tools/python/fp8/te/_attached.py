@@ -12,7 +12,6 @@ import tempfile
 import typing
 import warnings
 
-import safetensors.torch
 import torch
 
 from fp8 import _library, _modules
@@ -20,6 +19,7 @@ from fp8.te import _region
 
 MARK = "_fp8_training"
 _KEY, _VERSION, _BLOCK = "_extra_state", 1, 1 << 15
+_FILES = ("fp8_state.json", "fp8_state.safetensors")
 _NONE = {"version": _VERSION, "state": None, "tensors": ""}
 
 
@@ -93,13 +93,11 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
 
 
 def _state(tensor: torch.Tensor) -> dict[str, typing.Any]:
-    name = json.loads(torch.ops.fp8.training_state(tensor))["name"]
     with tempfile.TemporaryDirectory() as folder:
         torch.ops.fp8.save_training_state([tensor], folder)
-        said = json.loads(pathlib.Path(folder, "fp8_state.json").read_text(encoding="utf-8"))["states"][name]
-        tensors = safetensors.torch.load_file(pathlib.Path(folder, "fp8_state.safetensors"))
-    renamed = safetensors.torch.save({key.removeprefix(name + "."): t for key, t in tensors.items()})
-    return {"version": _VERSION, "state": said, "tensors": base64.b64encode(renamed).decode()}
+        [(name, said)] = json.loads(pathlib.Path(folder, _FILES[0]).read_text(encoding="utf-8"))["states"].items()
+        tensors = _renamed(pathlib.Path(folder, _FILES[1]).read_bytes(), lambda key: key.removeprefix(name + "."))
+    return {"version": _VERSION, "state": said, "tensors": base64.b64encode(tensors).decode()}
 
 
 def _set_state(tensor: torch.Tensor, state: dict[str, typing.Any]) -> None:
@@ -108,12 +106,19 @@ def _set_state(tensor: torch.Tensor, state: dict[str, typing.Any]) -> None:
     if state["state"] is None:
         return
     name = json.loads(torch.ops.fp8.training_state(tensor))["name"]
-    tensors = safetensors.torch.load(base64.b64decode(state["tensors"]))
     with tempfile.TemporaryDirectory() as folder:
         said = {"version": 1, "states": {name: state["state"]}}
-        pathlib.Path(folder, "fp8_state.json").write_text(json.dumps(said), encoding="utf-8")
-        safetensors.torch.save_file({f"{name}.{key}": t for key, t in tensors.items()}, pathlib.Path(folder, "fp8_state.safetensors"))
+        pathlib.Path(folder, _FILES[0]).write_text(json.dumps(said), encoding="utf-8")
+        pathlib.Path(folder, _FILES[1]).write_bytes(_renamed(base64.b64decode(state["tensors"]), lambda key: f"{name}.{key}"))
         torch.ops.fp8.load_training_state([tensor], folder)
+
+
+def _renamed(data: bytes, new: typing.Callable[[str], str]) -> bytes:
+    """A safetensors file whose tensors have other names: the module may have another place in a model than when it was saved."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps({key if key == "__metadata__" else new(key): value for key, value in json.loads(data[8:end]).items()}).encode()
+    header = header.ljust(-(-len(header) // 8) * 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _: typing.Any) -> None:
@@ -147,5 +152,5 @@ def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _m
                 attached.pending = said
         except (ValueError, AttributeError):
             errors.append(f"{prefix + _KEY}: expected fp8's JSON, found other bytes (a pickle of another library?)")
-        except (RuntimeError, safetensors.SafetensorError) as error:
+        except RuntimeError as error:
             errors.append(f"{prefix + _KEY}: {_library.sentence(error)}")
