@@ -96,8 +96,8 @@ class FusedAdamW(_Fused):
 
     moments_dtype: of both moments, or a pair; fp8 ones have a scale each and are rounded stochastically."""
 
-    def __init__(self, params: typing.Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
-                 bias_correction: bool = True, moments_dtype: typing.Any = None, eps_mode: str = "habana") -> None:
+    def __init__(self, params: typing.Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+                 weight_decay: float = 0.0, bias_correction: bool = True, moments_dtype: typing.Any = None, eps_mode: str = "habana") -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
                                   "moments_dtype": moments_dtype, "eps_mode": eps_mode})
 
@@ -118,20 +118,24 @@ class FusedAdamW(_Fused):
             neg_step = -lr * root / (1 - beta1**step if group["bias_correction"] else 1.0)
             eps = group["eps"] * (root if group["eps_mode"] == "torch" else 1.0)
             states = [state for _, _, state in rows]
-            scales = [[state.get(name, _scalar(1.0)) for state in states] if any(name in state for state in states) else None for name in _MOMENTS[2:]]
-            _OPS.optimizer_adamw([grad for _, grad, _ in rows], [p for p, _, _ in rows], *[[state[name] for state in states] for name in _MOMENTS[:2]],
-                                 _scalar(neg_step), beta1, beta2, eps, _scalar(1 - lr * decay), decay != 0, *scales)
+            moments = [[state[name] for state in states] for name in _MOMENTS[:2]]
+            scales = [[state.get(name, _scalar(1.0)) for state in states] if any(name in state for state in states) else None
+                      for name in _MOMENTS[2:]]
+            _OPS.optimizer_adamw([grad for _, grad, _ in rows], [p for p, _, _ in rows], *moments, _scalar(neg_step), beta1, beta2, eps,
+                                 _scalar(1 - lr * decay), decay != 0, *scales)
 
 
 class FusedSGD(_Fused):
     """torch.optim.SGD."""
 
-    def __init__(self, params: typing.Any, lr: float, momentum: float = 0, weight_decay: float = 0, dampening: float = 0, nesterov: bool = False) -> None:
+    def __init__(self, params: typing.Any, lr: float, momentum: float = 0, weight_decay: float = 0, dampening: float = 0,
+                 nesterov: bool = False) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": dampening, "nesterov": nesterov})
 
     def _allow(self, group: Group) -> typing.Iterator[tuple[str, bool, str]]:
         yield from super()._allow(group)
-        yield "nesterov", not group["nesterov"] or (group["momentum"] > 0 and group["dampening"] == 0), "False without momentum, or with dampening"
+        right = not group["nesterov"] or (group["momentum"] > 0 and group["dampening"] == 0)
+        yield "nesterov", right, "False without momentum, or with dampening"
 
     def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         lr, decay = _scalar(float(group["lr"])), float(group["weight_decay"])
@@ -153,8 +157,9 @@ class FusedLamb(_Fused):
     """LAMB. Gradients of all groups are divided by their norm / max_grad_norm where that is more than 1 (0: never; the least of the
     groups counts). use_lamb: the trust ratio also where weight_decay is 0."""
 
-    def __init__(self, params: typing.Any, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
-                 weight_decay: float = 0.01, amsgrad: bool = False, adam_w_mode: bool = True, grad_averaging: bool = True, set_grad_none: bool = True,
+    def __init__(self, params: typing.Any, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-6, weight_decay: float = 0.01, amsgrad: bool = False, adam_w_mode: bool = True, grad_averaging: bool = True,
+                 set_grad_none: bool = True,
                  max_grad_norm: float = 1.0, use_lamb: bool = False) -> None:
         for key, found, allowed in (("amsgrad", amsgrad, False), ("adam_w_mode", adam_w_mode, True)):
             if found is not allowed:
@@ -177,8 +182,9 @@ class FusedLamb(_Fused):
         norms, step_norms = ([_scalar(0.0) for _ in params] for _ in range(2))
         steps = [torch.empty_like(p, dtype=torch.float32) for p in params]
         decay = float(group["weight_decay"])
-        _OPS.optimizer_lamb_phase1(grads, params, *[[state[name] for state in states] for name in _MOMENTS[:2]], norms, step_norms, steps, self._clip,
-                                   int(group["grad_averaging"]), *group["betas"], group["eps"], *corrections, decay)
+        moments = [[state[name] for state in states] for name in _MOMENTS[:2]]
+        _OPS.optimizer_lamb_phase1(grads, params, *moments, norms, step_norms, steps, self._clip, int(group["grad_averaging"]), *group["betas"],
+                                   group["eps"], *corrections, decay)
         _OPS.optimizer_lamb_phase2(params, step_norms, norms, steps, _scalar(-float(group["lr"])), decay, bool(group["use_lamb"]))
 
 
@@ -204,7 +210,8 @@ class FusedLars(_Fused):
 
     def __init__(self, optimizer: FusedResourceApplyMomentum, skip_mask: typing.Sequence[int], eeta: float = 0.001, eps: float = 1e-8) -> None:
         if not isinstance(optimizer, FusedResourceApplyMomentum):
-            raise ValueError(f"FusedLars: optimizer: found {type(optimizer).__name__}, allowed: FusedResourceApplyMomentum (others apply lr once more)")
+            raise ValueError(f"FusedLars: optimizer: found {type(optimizer).__name__}, allowed: FusedResourceApplyMomentum (others apply lr "
+                             "once more)")
         self.optim, self.skip_mask, self.eeta, self.eps = optimizer, list(skip_mask), eeta, eps
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
@@ -223,7 +230,8 @@ class FusedLars(_Fused):
 
     def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         masks = dict(zip([id(p) for g in self.param_groups for p in g["params"]], self.skip_mask))
-        _OPS.optimizer_lars(params, grads, [masks[id(p)] for p in params], self.eeta, float(group["weight_decay"]), self.eps, _scalar(float(group["lr"])))
+        _OPS.optimizer_lars(params, grads, [masks[id(p)] for p in params], self.eeta, float(group["weight_decay"]), self.eps,
+                            _scalar(float(group["lr"])))
         self.optim._update(group, params, grads)
 
 
@@ -244,7 +252,8 @@ class FusedEMA:
         names = [name for name, value in averages.items() if value.is_floating_point()]
         _OPS.optimizer_ema([inputs[name] for name in names], [averages[name] for name in names], _scalar(decay))
 
-    def update_attr(self, model: torch.nn.Module, include: typing.Sequence[str] = (), exclude: typing.Sequence[str] = ("process_group", "reducer")) -> None:
+    def update_attr(self, model: torch.nn.Module, include: typing.Sequence[str] = (),
+                    exclude: typing.Sequence[str] = ("process_group", "reducer")) -> None:
         """Copies attributes of the model: all public ones, or those to include."""
         for name, value in vars(model).items():
             if not name.startswith("_") and name not in exclude and (not include or name in include):

@@ -28,8 +28,8 @@ class Attached:
     `pending`, the state that was loaded until then."""
 
     def __init__(self, weight: _modules.Weight, recipe: str) -> None:
-        self.name, self.kind, self.parameter, self.transposed, self.recipe = weight.name, weight.kind, weight.parameter, weight.transposed, recipe
-        self.live = False
+        self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
+        self.recipe, self.live = recipe, False
         self.training: typing.Optional[bool] = None
         self.pending: dict[str, typing.Any] = _NONE
         self.held: typing.Optional[torch.Tensor] = None  # the library's books know a transposed weight by its upright view
@@ -45,7 +45,8 @@ class Attached:
 
     def __getstate__(self) -> dict[str, typing.Any]:
         if self.live:
-            raise RuntimeError(f"{self.name}: learns in fp8, and a pickled module would go on in high precision: save or send the model's state_dict()")
+            raise RuntimeError(f"{self.name}: learns in fp8, and a pickled module would go on in high precision: save or send the model's "
+                               "state_dict()")
         return {**self.__dict__, "hooks": []}
 
     def weight(self, owner: torch.nn.Module) -> _modules.Weight:
@@ -134,11 +135,15 @@ def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _
     state[prefix + _KEY] = torch.frombuffer(bytearray(text.ljust(-(-len(text) // _BLOCK) * _BLOCK)), dtype=torch.uint8)
 
 
-def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _metadata: typing.Any, _strict: bool, missing: list[str],
+def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, _strict: bool, missing: list[str],
           _unexpected: list[str], errors: list[str]) -> None:
     attached = of(module)
     if attached is None:
         return
+    if attached.live and metadata.get("assign_to_params_buffers") and prefix + attached.parameter in state:
+        put_back()
+        torch.ops.fp8.untag(attached.weight(module).tensor)  # another parameter takes its place, and is attached at its first use
+        attached.live = False
     found = state.pop(prefix + _KEY, None)
     if found is None:
         missing.append(prefix + _KEY)

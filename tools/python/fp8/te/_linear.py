@@ -23,10 +23,10 @@ class Linear(torch.nn.Linear):
                  bias: bool = True, return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None,
                  parallel_mode: typing.Optional[str] = None, skip_weight_param_allocation: bool = False, device: typing.Any = "hpu",
                  minimize_memory: bool = False, name: typing.Optional[str] = None) -> None:
-        for key, found, allowed in (("sequence_parallel", sequence_parallel, (False,)), ("tp_group", tp_group, (None,)), ("tp_size", tp_size, (1,)),
-                                    ("get_rng_state_tracker", get_rng_state_tracker, (None,)), ("parallel_mode", parallel_mode, (None, "row", "column")),
-                                    ("skip_weight_param_allocation", skip_weight_param_allocation, (False,)),
-                                    ("minimize_memory", minimize_memory, (False,))):
+        for key, found, *allowed in (
+                ("sequence_parallel", sequence_parallel, False), ("tp_group", tp_group, None), ("tp_size", tp_size, 1),
+                ("get_rng_state_tracker", get_rng_state_tracker, None), ("parallel_mode", parallel_mode, None, "row", "column"),
+                ("skip_weight_param_allocation", skip_weight_param_allocation, False), ("minimize_memory", minimize_memory, False)):
             if found not in allowed:
                 hint = "; PT_HPU_FP8_MINIMIZE_MEMORY=1 has this effect on all modules" if key == "minimize_memory" else ""
                 raise ValueError(f"te.Linear: {key}: found {found!r}, allowed: {', '.join(map(repr, allowed))}{hint}")
@@ -39,11 +39,12 @@ class Linear(torch.nn.Linear):
         weight = _modules.Weight(name or f"te.Linear({in_features}, {out_features})", "weight", "Linear", self, "weight")
         _attached.Attached(weight, "habana")  # the region says the recipe
 
-    def forward(self, inp: torch.Tensor, weight: typing.Optional[torch.Tensor] = None, bias: typing.Optional[torch.Tensor] = None,  # type: ignore[override]
-                is_first_microbatch: typing.Optional[bool] = None) -> Result:
+    def forward(self, inp: torch.Tensor, weight: typing.Optional[torch.Tensor] = None,  # type: ignore[override]
+                bias: typing.Optional[torch.Tensor] = None, is_first_microbatch: typing.Optional[bool] = None) -> Result:
         """is_first_microbatch: True casts the weight and keeps it, False uses the kept one."""
         if weight is not None or bias is not None:
-            raise ValueError(f"te.Linear: {'weight' if weight is not None else 'bias'}: found a tensor, allowed: None (its own parameter has the scales)")
+            name = "weight" if weight is not None else "bias"
+            raise ValueError(f"te.Linear: {name}: found a tensor, allowed: None (its own parameter has the scales)")
         if is_first_microbatch is not None and _region.is_fp8_enabled():
             with _region.fp8_autocast(True, is_first_microbatch=is_first_microbatch):
                 return self._product(inp)

@@ -36,7 +36,8 @@ class Recipe:
         for name in ("amax_compute_algo", "scaling_factor_compute_algo"):
             if callable(getattr(self, name, None)):
                 raise ValueError(f"{type(self).__name__}: {name}: found a callable, allowed: a name (C++ takes callables)")
-        check(self)
+        _library.require()
+        _parse(text_of(typing.cast(Argument, self)), type(self).__name__)
 
     def to_dict(self) -> dict[str, typing.Any]:
         fields = dataclasses.asdict(typing.cast(typing.Any, self))
@@ -95,26 +96,24 @@ class MXFP8BlockScaling(Recipe):
     _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "mxfp8"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _NvidiaDelayedScaling(Recipe):
-    """One scale for each tensor, a real number, from the largest amax of 1024 steps."""
-    margin: int = 0
-    fp8_format: Format = Format.HYBRID
-    amax_history_len: int = 1024
-    amax_compute_algo: str = "max"
-    scaling_factor_compute_algo: None = None
-    reduce_amax: bool = True
-    override_linear_precision: tuple[bool, bool, bool] = (False, False, False)
-    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "delayed", "preset": "nvidia"}
-
-
 class nvidia:  # noqa: N801: a namespace
     """Recipes with the defaults of NVIDIA's Transformer Engine."""
     Format = Format
-    DelayedScaling = _NvidiaDelayedScaling
     Float8CurrentScaling = Float8CurrentScaling
     Float8BlockScaling = Float8BlockScaling
     MXFP8BlockScaling = MXFP8BlockScaling
+
+    @dataclasses.dataclass(frozen=True)
+    class DelayedScaling(Recipe):
+        """One scale for each tensor, a real number, from the largest amax of 1024 steps."""
+        margin: int = 0
+        fp8_format: Format = Format.HYBRID
+        amax_history_len: int = 1024
+        amax_compute_algo: str = "max"
+        scaling_factor_compute_algo: None = None
+        reduce_amax: bool = True
+        override_linear_precision: tuple[bool, bool, bool] = (False, False, False)
+        _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "delayed", "preset": "nvidia"}
 
 
 def text_of(recipe: Argument) -> str:
@@ -130,13 +129,16 @@ def check(recipe: Argument) -> str:
     """text_of(). Raises ValueError for what is no recipe."""
     _library.require()
     text = text_of(recipe)
-    try:
-        if text:
-            torch.ops.fp8.attach_training([], [], [], text)
-    except RuntimeError as error:
-        what = type(recipe).__name__ if isinstance(recipe, Recipe) else "recipe"
-        raise ValueError(_library.sentence(error).replace("[fp8::attach_training] recipe", what)) from None
+    if text and not isinstance(recipe, Recipe):
+        _parse(text, "recipe")
     return text
+
+
+def _parse(text: str, what: str) -> None:
+    try:
+        torch.ops.fp8.attach_training([], [], [], text)
+    except RuntimeError as error:
+        raise ValueError(_library.sentence(error).replace("[fp8::attach_training] recipe", what)) from None
 
 
 def for_all_modules(recipe: Argument) -> str:
