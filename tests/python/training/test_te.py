@@ -349,6 +349,7 @@ def test_linear():
     assert torch.equal(kept[0], kept[1]) and torch.equal(kept[1], kept[2])
     report = fp8.te.convert_modules(torch.nn.Sequential(layer, torch.nn.Linear(32, 32).to("hpu")))
     assert [m.name for m in report.converted] == ["1"] and report.kept[0].reason == "a module of fp8.te runs in fp8 by itself"
+    assert list(fp8.te.restore(layer).state_dict()) == ["weight", "bias"] and len(fp8.te.convert_modules(torch.nn.Sequential(layer)).converted) == 1
     alone = fp8.te.Linear(64, 32, device="cpu").to("hpu")  # attaches itself at its first use
     train(alone, on("nvidia"), data(2))
     assert json.loads(OPS.training_state(alone.weight))["step"] == 2
@@ -386,6 +387,8 @@ def test_amaxes_of_training_quantize(tmp_path):
     train(model, on("nvidia"))
     files = fp8.te.export_amax(model, tmp_path / "inc")
     assert any(file.endswith("inc_hooks_maxabs.json") for file in files)
+    with pytest.raises(ValueError, match=r"convert: 0: its module trains in fp8: fp8.te.restore\(model\) first"):
+        fp8.quant.convert(model, {"mode": "QUANTIZE", "scale_method": "unit_scale"})
     fp8.te.restore(model)
     with torch.no_grad():
         high = model(x)

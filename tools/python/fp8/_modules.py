@@ -17,6 +17,7 @@ _register_device()
 _BASES: tuple[tuple[type, str], ...] = (
     (torch.nn.Linear, "Linear"), (torch.nn.Conv1d, "Conv1d"), (torch.nn.Conv2d, "Conv2d"), (torch.nn.Conv3d, "Conv3d"),
     (torch.nn.Embedding, "Embedding"), (torch.nn.EmbeddingBag, "EmbeddingBag"))
+TRAINING = "_fp8_training"  # the mark on modules that fp8.te made
 _RECURRENT = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell)
 
 

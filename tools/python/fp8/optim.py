@@ -159,8 +159,7 @@ class FusedLamb(_Fused):
 
     def __init__(self, params: typing.Any, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-6, weight_decay: float = 0.01, amsgrad: bool = False, adam_w_mode: bool = True, grad_averaging: bool = True,
-                 set_grad_none: bool = True,
-                 max_grad_norm: float = 1.0, use_lamb: bool = False) -> None:
+                 set_grad_none: bool = True, max_grad_norm: float = 1.0, use_lamb: bool = False) -> None:
         for key, found, allowed in (("amsgrad", amsgrad, False), ("adam_w_mode", adam_w_mode, True)):
             if found is not allowed:
                 raise RuntimeError(f"FusedLamb: {key}: found {found}, allowed: {allowed}")

@@ -138,6 +138,13 @@ def _on_hpu(found: typing.Sequence[_modules.Weight], function: str) -> None:
             raise ValueError(f"{function}: {weight.name}: expected its weight on hpu, found it on {tensor.device}: model.to('hpu')")
 
 
+def _plain(found: typing.Sequence[_modules.Weight], function: str) -> None:
+    _on_hpu(found, function)
+    for weight in found:
+        if _modules.TRAINING in weight.owner.__dict__:
+            raise ValueError(f"{function}: {weight.name}: its module trains in fp8: fp8.te.restore(model) first")
+
+
 @contextlib.contextmanager
 def _named_errors() -> typing.Iterator[None]:
     """The library's errors are RuntimeErrors: a file that is missing and a config's key get their own."""
@@ -166,7 +173,7 @@ def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     if config.mode == "NONE":
         return model
     found, _ = _modules.selected(model, config.to_dict().get("allowlist") or {})
-    _on_hpu(found, "prepare")
+    _plain(found, "prepare")
     for weight in found:
         weight.turn()
     biases = [weight.bias for weight in found]
@@ -207,7 +214,7 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     if config.mode == "NONE":
         return model
     found, left = _modules.selected(model, config.to_dict().get("allowlist") or {})
-    _on_hpu(found, "convert")
+    _plain(found, "convert")
     mode = "LOAD" if config.mode == "LOAD" else "QUANTIZE"
     options = json.dumps({"quant_config": json.loads(config.with_mode(mode))})
     for weight in found:

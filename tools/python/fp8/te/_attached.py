@@ -15,9 +15,9 @@ import warnings
 import torch
 
 from fp8 import _library, _modules
+from fp8._modules import TRAINING as MARK
 from fp8.te import _region
 
-MARK = "_fp8_training"
 _KEY, _VERSION, _BLOCK = "_extra_state", 1, 1 << 15
 _FILES = ("fp8_state.json", "fp8_state.safetensors")
 _NONE = {"version": _VERSION, "state": None, "tensors": ""}
@@ -63,6 +63,10 @@ class Attached:
 
 def of(module: torch.nn.Module) -> typing.Optional[Attached]:
     return typing.cast(typing.Optional[Attached], module.__dict__.get(MARK))
+
+
+def within(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Attached]]:
+    return [(module, attached) for module in model.modules() for attached in (of(module),) if attached is not None]
 
 
 def put_back() -> None:

@@ -44,17 +44,23 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
         if hasattr(module, "gradient_checkpointing_enable") and _CHECKPOINTING not in module.__dict__:
             module.__dict__[_CHECKPOINTING] = module.register_forward_pre_hook(_region.give_contexts)
     kept = [quant.Kept(module["name"], module["reason"]) for module in said["skipped"]] + kept
-    warnings = [text for text in said["warnings"] if not (found == [] and itself)]
+    warnings = said["warnings"] if found or not itself else ()
     return quant.Report(tuple(quant.Converted(**module) for module in said["converted"]), tuple(kept), tuple(warnings))
 
 
 def restore(model: torch.nn.Module) -> torch.nn.Module:
-    """Undoes convert_modules(): the model trains in high precision again, its state_dict has no fp8 state. Returns the model."""
-    found = [weight for weight in _found(model, "restore") if not _itself(weight)]
+    """Undoes convert_modules(), and makes each te.Linear a plain one: the model trains in high precision again, and its state_dict
+    has no fp8 state. Returns the model."""
+    found = _attached.within(model)
+    if not found:
+        raise ValueError("restore: found no module that trains in fp8: convert_modules() makes them so")
+    weights = [attached.weight(module) for module, attached in found if attached.live]
+    quant._on_hpu(weights, "restore")
     _attached.put_back()
-    for weight in found:
+    for weight in weights:
         torch.ops.fp8.untag(weight.tensor)
-        attached = typing.cast(_attached.Attached, weight.owner.__dict__.pop(_attached.MARK))
+    for module, attached in found:
+        del module.__dict__[_attached.MARK]
         for hook in attached.hooks:
             hook.remove()
     for module in model.modules():
@@ -66,21 +72,12 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
 def export_amax(model: torch.nn.Module, prefix: typing.Union[str, "os.PathLike[str]"]) -> list[str]:
     """Writes the amaxes that training recorded as a measurement, which fp8.quant.convert() reads: prefix is its
     dump_stats_path. Returns the files."""
-    found = _found(model, "export_amax")
+    found = [attached.weight(module) for module, attached in _attached.within(model) if attached.live]
+    quant._on_hpu(found, "export_amax")
     _attached.put_back()
     return list(torch.ops.fp8.export_amax(*_modules.columns(found), os.fspath(prefix)))
 
 
 def _itself(weight: _modules.Weight) -> bool:
     """Of te.Linear."""
-    return bool(getattr(weight.owner, "attaches_itself", False))
-
-
-def _found(model: torch.nn.Module, function: str) -> list[_modules.Weight]:
-    """The weights of the model that train in fp8."""
-    pairs = [(module, _attached.of(module)) for module in model.modules()]
-    found = [attached.weight(module) for module, attached in pairs if attached is not None and attached.live]
-    if not found:
-        raise ValueError(f"{function}: found no module that trains in fp8: convert_modules() makes them so")
-    quant._on_hpu(found, function)
-    return found
+    return hasattr(weight.owner, "attaches_itself") and _attached.of(weight.owner) is not None
