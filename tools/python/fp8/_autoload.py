@@ -13,7 +13,7 @@ import typing
 import fp8
 from fp8 import _library
 
-_QUANTIZERS = "transformers.quantizers.auto"
+_TRAINER = "trainer.connectors.accelerator_connector"
 
 
 def autoload() -> None:
@@ -37,28 +37,34 @@ def register() -> None:
     hpu = importlib.import_module("fp8.hpu")
     torch._register_device_module("hpu", hpu)
     hpu._begin()
-    if _QUANTIZERS in sys.modules:
-        _add_quantizer(sys.modules[_QUANTIZERS])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    for name in set(_LATER) & set(sys.modules):
+        _know(name, sys.modules[name])
+    sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """transformers' table of quantizers gets ours when it is imported: importing it now would take seconds."""
+    """Packages that choose by tables of their own get ours when they are imported: importing them now would take seconds."""
 
     def find_spec(self, name: str, path: typing.Any = None, target: typing.Any = None) -> typing.Any:
-        if name != _QUANTIZERS:
+        if name not in _LATER:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             loader, execute = typing.cast(typing.Any, spec.loader), spec.loader.exec_module
 
-            def execute_and_add(module: typing.Any) -> None:
+            def execute_and_know(module: typing.Any) -> None:
                 execute(module)
-                _add_quantizer(module)
-            loader.exec_module = execute_and_add
+                _know(name, module)
+            loader.exec_module = execute_and_know
         return spec
+
+
+def _know(name: str, module: typing.Any) -> None:
+    """Another version of the package than this one knows stays as it is."""
+    try:
+        _LATER[name](module)
+    except Exception as error:  # noqa: BLE001
+        print(f"fp8: warning: {name} goes without hpu: {_library.sentence(error)}", file=sys.stderr)
 
 
 def _add_quantizer(auto: typing.Any) -> None:
@@ -69,6 +75,17 @@ def _add_quantizer(auto: typing.Any) -> None:
         return _transformers.OnHpu(*args, **kwargs)
     if hasattr(auto, "AUTO_QUANTIZER_MAPPING"):
         auto.AUTO_QUANTIZER_MAPPING["compressed-tensors"] = quantizer
+
+
+def _teach_trainer(connector: typing.Any) -> None: importlib.import_module("fp8.lightning._connector").teach_trainer(connector)
+def _teach_fabric(connector: typing.Any) -> None: importlib.import_module("fp8.lightning._connector").teach_fabric(connector)
+
+
+# Module: what is done when it is there.
+_LATER: dict[str, typing.Callable[[typing.Any], None]] = {
+    "transformers.quantizers.auto": _add_quantizer,
+    f"lightning.pytorch.{_TRAINER}": _teach_trainer, f"pytorch_lightning.{_TRAINER}": _teach_trainer,
+    "lightning.fabric.connector": _teach_fabric, "lightning_fabric.connector": _teach_fabric}
 
 
 def backend(module: typing.Any, inputs: list[typing.Any], **kwargs: typing.Any) -> typing.Callable[..., typing.Any]:

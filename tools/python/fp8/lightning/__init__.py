@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning on hpu, with the names of lightning-habana: `lightning_habana` -> `fp8.lightning` is the whole change of a script.
+
+Lightning itself knows accelerator="hpu" as soon as it is imported beside this package (_connector.py). The classes here are made on
+those of `lightning`, of `pytorch_lightning` or of `lightning_fabric`: of the one that is imported, else the first that is installed."""
+
+import typing
+
+from fp8 import _alias
+from fp8.lightning import _stack
+
+__all__ = list(_stack.NAMES)
+
+# The modules of lightning_habana; each has all names of its half.
+_MODULES = {"pytorch": """accelerator strategies strategies.single strategies.parallel strategies.ddp strategies.fsdp strategies.deepspeed plugins
+                plugins.precision plugins.fsdp_precision plugins.deepspeed_precision plugins.io_plugin profiler profiler.profiler datamodule
+                datamodule.datamodule""", "fabric": "accelerator strategies strategies.single plugins plugins.precision"}
+_SEVERAL = ("HPUParallelStrategy", "HPUDDPStrategy", "HPUFSDPStrategy", "HPUDeepSpeedStrategy", "HPUDeepSpeedPrecisionPlugin", "HPUFSDPPrecision")
+
+
+def refused(name: str) -> typing.Callable[..., typing.NoReturn]:
+    """What stands where lightning_habana has a class for several processes."""
+    def refuse(*_: typing.Any, **__: typing.Any) -> typing.NoReturn:
+        raise NotImplementedError(f"{name}: found a request for several processes, allowed on hpu: one device, with SingleHPUStrategy "
+                                  "(strategy='hpu_single' or 'auto'); `fp8 train` has several")
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+def _named(name: str, half: str = "pytorch") -> typing.Any:
+    name = {"HPUPrecision": "HPUPrecisionPlugin"}.get(name, name)
+    if name in _stack.NAMES:
+        return _stack.made(_stack.home(half), name)
+    if name in _SEVERAL:
+        return refused(name)
+    raise AttributeError(f"fp8.lightning has no '{name}', allowed: {', '.join(_stack.NAMES)}")
+
+
+__getattr__ = _named
+
+
+def aliases(root: str) -> None:
+    """The modules of lightning_habana below `root`."""
+    for half, modules in _MODULES.items():
+        def of(name: str, half: str = half) -> typing.Any:
+            return _named(name, half)
+        for module in ("", *modules.split()):
+            _alias.alias(f"{root}.{half}.{module}".rstrip("."), of, f"lightning_habana's names for Lightning's half `{half}`, on the emulated hpu")
+
+
+aliases(__name__)

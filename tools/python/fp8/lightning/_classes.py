@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Lightning's accelerator, precision, strategy and checkpoints do on hpu. Each class stands before one of Lightning's own
+(_stack.py), whose package is `package`."""
+
+import contextlib
+import os
+import typing
+
+import torch
+
+from fp8.lightning import _stack
+
+Path = typing.Union[str, "os.PathLike[str]"]
+_PRECISIONS = {"32": "32-true", "32-true": "32-true", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16-mixed": "16-mixed", "fp8": "fp8"}
+_DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "fp8": torch.bfloat16}
+
+
+class Accelerator:
+    """Accelerator for hpu, emulated in the host's memory."""
+    package: str
+
+    def setup_device(self, device: torch.device) -> None:
+        if device.type != "hpu":
+            raise _stack.misconfiguration(self.package)(f"Device should be HPU, got {device} instead.")
+        torch.hpu.set_device(device)
+
+    def teardown(self) -> None:
+        """Nothing is kept."""
+
+    def get_device_stats(self, device: typing.Any) -> dict[str, int]:
+        """The ten rows of torch.hpu.memory_stats()."""
+        return torch.hpu.memory_stats(device)
+
+    @classmethod
+    def parse_devices(cls, devices: typing.Union[int, str, None]) -> int:
+        """A count. -1 and None: all."""
+        wrong = _stack.misconfiguration(cls.package)
+        if not isinstance(devices, (int, str, type(None))) or isinstance(devices, bool):
+            raise wrong(f"`devices` for `HPUAccelerator` must be int, string or None. Found {devices!r}.")
+        there = torch.hpu.device_count()
+        try:
+            count = there if devices is None or int(devices) == -1 else int(devices)
+        except ValueError:
+            count = 0
+        if not 0 < count <= there:
+            raise wrong(f"`devices` for `HPUAccelerator`: found {devices!r}, allowed: a count from 1 to {there} (FP8_HPU_DEVICES emulates more)")
+        return count
+
+    @staticmethod
+    def get_parallel_devices(devices: int) -> list[torch.device]: return [torch.device("hpu")] * devices
+    @staticmethod
+    def auto_device_count() -> int: return torch.hpu.device_count()
+    @staticmethod
+    def is_available() -> bool: return torch.hpu.is_available()
+    @staticmethod
+    def get_device_name(device: typing.Any = None) -> str: return torch.hpu.get_device_name(device)
+    @staticmethod
+    def is_lazy() -> bool: return False
+    @staticmethod
+    def name() -> str: return "hpu"
+
+
+class Precision:
+    """Precision of a training on hpu. precision: "32-true", "bf16-mixed", "16-mixed", or "fp8", which computes the products of linear
+    layers in fp8 and the rest as "bf16-mixed" does. A model without modules in fp8 is converted when its training is set up."""
+    package: str
+
+    def __init__(self, precision: typing.Union[int, str] = "32-true", device: str = "hpu") -> None:
+        name = _PRECISIONS.get(str(precision))
+        if name is None:
+            raise ValueError(f"`Trainer(accelerator='hpu', precision={precision!r})` is not supported. `precision` must be one of: "
+                             f"{tuple(_PRECISIONS)}.")
+        if torch.device(device).type != "hpu":
+            raise ValueError(f"HPUPrecisionPlugin: device: found {device!r}, allowed: 'hpu'")
+        if name in ("16-mixed", "fp8") and torch.hpu.get_device_name() == "GAUDI":
+            raise NotImplementedError(f"{'fp16' if name == '16-mixed' else 'fp8'} not supported: found GAUDI, Gaudi2 or higher required.")
+        self.precision, self.device = name, device
+        self.scaler = torch.amp.GradScaler(device) if name == "16-mixed" else None
+        self.recipe: typing.Any = None
+        self._desired_input_dtype = _DTYPES[name]  # Fabric's converts inputs to it
+        self._inference = False
+
+    def convert_modules(self, module: torch.nn.Module, inference: bool = False, replace_layers: bool = False, recipe: typing.Any = None,
+                        quant: typing.Any = True, fp8_data_path: typing.Optional[Path] = None) -> torch.nn.Module:
+        """Moves the model to hpu and prepares its training in fp8, with `recipe`, or its inference: see _inference.py.
+
+        replace_layers=False: the model has modules of fp8.te itself. Returns the model."""
+        assert self.precision == "fp8", "HPUPrecisionPlugin.convert_modules() should only be used with precision=`fp8`."
+        module.to(self.device)
+        if inference:
+            from fp8.lightning import _inference
+            self._inference = True
+            return _inference.convert(module, quant, fp8_data_path)
+        from fp8 import te
+        self._inference, self.recipe = False, recipe
+        return te.convert_modules(module, replace_layers=True, recipe=recipe) if replace_layers else module
+
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """What Lightning calls before it makes the optimizers."""
+        if self.precision != "fp8" or self._inference or _in_fp8(module):
+            return module
+        return self.convert_modules(module, replace_layers=True, recipe=self.recipe)
+
+    @contextlib.contextmanager
+    def forward_context(self) -> typing.Iterator[None]:
+        """Around each step. Regions of torch.autocast(enabled=False) inside of it are in the precision of their inputs."""
+        with contextlib.ExitStack() as stack:
+            if self.precision != "32-true":
+                stack.enter_context(torch.autocast("hpu", dtype=_DTYPES[self.precision], cache_enabled=False))
+            if self.precision == "fp8" and not self._inference:
+                from fp8 import te
+                stack.enter_context(te.fp8_autocast(enabled=True, fp8_recipe=self.recipe))
+            yield
+
+    def autocast_context_manager(self) -> typing.ContextManager[None]: return self.forward_context()
+
+
+def _in_fp8(module: torch.nn.Module) -> bool:
+    """Whether products of one of its weights are computed in fp8."""
+    return any(torch.ops.fp8.tag_of(weight) != "null" for weight in module.parameters())
+
+
+class Strategy:
+    """Strategy for one hpu in one process."""
+    package: str
+    strategy_name = "hpu_single"
+
+    def __init__(self, device: typing.Any = "hpu", *args: typing.Any, **kwargs: typing.Any) -> None:
+        if torch.device(device).type != "hpu":
+            raise ValueError(f"SingleHPUStrategy: device: found {device}, allowed: hpu")
+        super().__init__(device, *args, **kwargs)  # type: ignore[call-arg]
+
+    @property
+    def checkpoint_io(self) -> typing.Any:
+        if self._checkpoint_io is None:
+            self._checkpoint_io = _stack.made(self.package, "HPUCheckpointIO")()
+        return super().checkpoint_io  # type: ignore[misc]
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: typing.Any) -> None:
+        self._checkpoint_io = io
+
+    def _measured(self) -> None:
+        from fp8.lightning import _inference
+        _inference.finish(self.lightning_module)  # type: ignore[attr-defined]
+
+    on_validation_end = on_test_end = on_predict_end = _measured
+
+
+class CheckpointIO:
+    """Checkpoints whose tensors are on the host, so that any machine loads them. A file is whole or is not there."""
+
+    def save_checkpoint(self, checkpoint: dict[str, typing.Any], path: Path, storage_options: typing.Any = None) -> None:
+        copies: dict[int, torch.Tensor] = {}  # tied weights stay one
+
+        def to_host(found: typing.Any) -> typing.Any:
+            return copies.setdefault(id(found), found.cpu()) if isinstance(found, torch.Tensor) else found
+        checkpoint = torch.utils._pytree.tree_map(to_host, checkpoint)
+        if storage_options is not None or "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)  # type: ignore[misc]  # refuses the options
+            return
+        path = os.path.abspath(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        part = f"{path}.{os.getpid()}.part"
+        try:
+            with open(part, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
