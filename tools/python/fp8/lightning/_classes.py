@@ -93,7 +93,9 @@ class Precision:
             return _inference.convert(module, quant, fp8_data_path)
         from fp8 import te
         self._inference, self.recipe = False, recipe
-        return te.convert_modules(module, replace_layers=True, recipe=recipe) if replace_layers else module
+        if replace_layers:
+            te.convert_modules(module, replace_layers=True, recipe=recipe)
+        return module
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """What Lightning calls before it makes the optimizers."""
@@ -116,8 +118,9 @@ class Precision:
 
 
 def _in_fp8(module: torch.nn.Module) -> bool:
-    """Whether products of one of its weights are computed in fp8."""
-    return any(torch.ops.fp8.tag_of(weight) != "null" for weight in module.parameters())
+    """Whether one of its modules trains in fp8."""
+    from fp8.te import _attached
+    return any(_attached.of(part) is not None for part in module.modules())
 
 
 class Strategy:
@@ -139,6 +142,21 @@ class Strategy:
     @checkpoint_io.setter
     def checkpoint_io(self, io: typing.Any) -> None:
         self._checkpoint_io = io
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """The scales of a checkpoint go to modules that are converted when they are set up."""
+        return bool(self.precision_plugin.precision == "fp8")  # type: ignore[attr-defined]
+
+    def teardown(self) -> None:
+        """Lightning moves the model to the host: its scales wait there for the next run, and for checkpoints."""
+        from fp8.te import _attached
+        module = getattr(self, "lightning_module", None)
+        for part in module.modules() if module is not None else ():
+            attached = _attached.of(part)
+            if attached is not None and attached.live:
+                attached.pending, attached.live, attached.training = attached.state(part), False, None
+        super().teardown()  # type: ignore[misc]
 
     def _measured(self) -> None:
         from fp8.lightning import _inference

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fp8-habana-shim: programs for Habana's packages run as they stand; transformers.Trainer and accelerate train on hpu with it."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import ROOT
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+import documents  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("shim")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The shim as pip installs it."""
+    pytest.importorskip("setuptools")
+    source, place = tmp_path_factory.mktemp("source") / "shim", tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "tools" / "python" / "habana_shim", source)
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", place, source], check=True)
+    return place
+
+
+def python(*arguments, places=(), cwd=None, **environment):
+    path = os.pathsep.join(os.path.abspath(place) for place in (*places, *os.environ.get("PYTHONPATH", "").split(os.pathsep)) if str(place))
+    return subprocess.run([sys.executable, *map(str, arguments)], env={**os.environ, "PYTHONPATH": path, **environment}, cwd=cwd, capture_output=True,
+                          text=True, check=False)
+
+
+NAMES = """
+import warnings
+import habana_frameworks.torch as ht
+import habana_frameworks.torch.core as htcore
+import habana_frameworks.torch.distributed.hccl as hccl
+import habana_frameworks.torch.hpu as hthpu
+import habana_frameworks.torch.hpu.graphs as htgraphs
+import habana_frameworks.torch.utils.experimental as htexp
+import habana_frameworks.torch.hpex.experimental.transformer_engine as te
+import habana_quantization_toolkit as hqt
+import fp8
+from habana_frameworks.torch.hpex.experimental.transformer_engine import recipe
+from habana_frameworks.torch.hpex.experimental.transformer_engine.recipe import DelayedScaling
+from habana_frameworks.torch.utils.internal import is_lazy
+from lightning_habana import HPUAccelerator
+from lightning_habana.pytorch.strategies import SingleHPUStrategy
+assert hthpu is torch.hpu is ht.hpu and htgraphs is torch.hpu.graphs and te.Linear is fp8.te.Linear
+assert recipe.DelayedScaling is DelayedScaling is fp8.te.recipe.DelayedScaling and HPUAccelerator is fp8.lightning.HPUAccelerator
+assert htexp._get_device_type() == getattr(htexp.synDeviceType, "synDevice" + torch.hpu.get_device_name().capitalize()) and not is_lazy() and hccl.initialize_distributed_hpu() == (1, 0, 0)
+assert "mulation" in ht.__doc__ and "mulation" in htcore.__doc__ and "mulation" in hqt.__doc__
+done = []
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    model = torch.nn.Linear(64, 32).to("hpu")
+    assert htcore.hpu_set_env(model) is model and htcore.hpu_initialize() is None
+    htcore.mark_step()
+    htcore.add_step_closure(done.append, (1,))
+    htcore.mark_step(sync=True)
+assert done == [1] and len(said) == 1 and "has no lazy mode" in str(said[0].message) and said[0].filename == __file__
+try:
+    htcore.nothing
+except AttributeError as error:
+    assert "allowed: mark_step" in str(error)
+x = torch.randn(4, 64, device="hpu")
+before = model(x)
+for mode in ("MEASURE", "QUANTIZE"):
+    with open("config.json", "w") as file:
+        file.write('{"mode": "%s", "scale_method": "maxabs_pow2", "dump_stats_path": "stats/inc"}' % mode)
+    os.environ["QUANT_CONFIG"] = "config.json"
+    hqt.prep_model(model)
+    after = model(x)
+    hqt.finish_measurements(model)
+assert 0 < (after - before).norm() / before.norm() < 0.1
+del os.environ["QUANT_CONFIG"]
+"""
+
+
+@pytest.mark.parametrize("module", ["habana_frameworks.torch", "lightning_habana", "habana_quantization_toolkit"])
+def test_beside_the_real_one(site, tmp_path, module):
+    (tmp_path / "habana_torch_plugin-1.20.dist-info").mkdir()
+    (tmp_path / "habana_torch_plugin-1.20.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: habana-torch-plugin\nVersion: 1.20\n")
+    done = python("-c", f"import {module}", places=[site, tmp_path], TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "ImportError: fp8-habana-shim emulates habana-torch-plugin, and found the real one: uninstall one of the two" in done.stderr
+
+
+# Way: arguments of TrainingArguments or of Accelerator, and what a linear layer gives.
+TRAINER = {
+    "nothing": ({}, "float32"), "bf16": ({"bf16": True}, "bfloat16"), "fp16": ({"fp16": True}, "float16"),
+    "bf16, recomputation": ({"bf16": True, "gradient_checkpointing": True}, "bfloat16"),
+    "bf16, accumulation": ({"bf16": True, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}, "bfloat16"),
+    "bf16, torch_compile": ({"bf16": True, "torch_compile": True}, "bfloat16"), "use_cpu": ({"use_cpu": True}, "cpu float32"),
+}
+ACCELERATE = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "ValueError: Using `fp8` precision requires"}
+TRAINING = """
+import json, os, sys, tempfile, traceback
+sys.path.append(sys.argv[2])
+import accelerate, documents, torch, transformers
+from accelerate.state import AcceleratorState
+trainer, mixed = json.loads(sys.argv[1])
+def watched(model, layer):
+    seen = set()
+    layer.register_forward_hook(lambda module, given, out: seen.add(f"{out.device.type} {out.dtype}".replace("torch.", "")))
+    return model, seen
+def attempt(run):
+    AcceleratorState._reset_state(True)
+    try:
+        return sorted(run())
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}", traceback.format_exc()]
+def with_trainer(arguments):
+    # Dynamo has no scaled_dot_product_attention on hpu
+    config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+                                      num_key_value_heads=4, attn_implementation="eager")
+    model = transformers.LlamaForCausalLM(config)
+    model, seen = watched(model, model.model.layers[0].mlp.up_proj)
+    data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+    with tempfile.TemporaryDirectory() as folder:
+        given = transformers.TrainingArguments(output_dir=folder, max_steps=2, per_device_train_batch_size=2, report_to=[], save_strategy="no",
+                                               logging_strategy="no", disable_tqdm=True, **arguments)
+        transformers.Trainer(model=model, args=given, train_dataset=data).train()
+    return seen
+def with_accelerate(precision):
+    accelerator = accelerate.Accelerator(mixed_precision=precision)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU())
+    model, seen = watched(model, model[0])
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    for _ in range(2):
+        accelerator.backward(model(torch.randn(4, 32, device=accelerator.device)).sum())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen
+answer = {"names": attempt(names)}
+os.environ.update(documents.ENVIRONMENT)
+answer["documents"] = {name: found if isinstance(found, str) else "" for name, found in documents.run_all().items()}
+answer["trainer"] = {way: attempt(lambda: with_trainer(arguments)) for way, arguments in trainer.items()}
+answer["accelerate"] = {way: attempt(lambda: with_accelerate(way)) for way in mixed}
+print(json.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def answer(site, tmp_path_factory):
+    """Of one process that has the shim: what it found."""
+    pytest.importorskip("lightning")
+    place = tmp_path_factory.mktemp("run")
+    (place / "run.py").write_text("def names():\n" + textwrap.indent(NAMES, "    ") + "    return []\n" + TRAINING)
+    done = python(place / "run.py", json.dumps([{way: arguments for way, (arguments, _) in TRAINER.items()}, list(ACCELERATE)]),
+                  pathlib.Path(documents.__file__).parent, places=[site], cwd=place, HABANA_LOGS=str(place))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_names(answer):
+    assert answer["names"] == []
+
+
+@pytest.mark.parametrize("way", TRAINER)
+def test_transformers_trainer(answer, way):
+    expected = TRAINER[way][1]
+    assert answer["trainer"][way] == [expected if " " in expected else f"hpu {expected}"]
+
+
+@pytest.mark.parametrize("way", ACCELERATE)
+def test_accelerate(answer, way):
+    found, expected = answer["accelerate"][way], ACCELERATE[way]
+    assert found == [f"hpu {expected}"] or (":" in expected and found[0].startswith(expected))
+
+
+@pytest.mark.skipif(not documents.blocks(), reason="FP8_TEST_DATA has no documents")
+def test_documents(answer):
+    """Their blocks, as they stand."""
+    assert set(answer["documents"]) == set(documents.blocks()) - set(documents.LEFT_OUT) and not any(answer["documents"].values())
