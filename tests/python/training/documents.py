@@ -19,7 +19,8 @@ MOVED = {"from lightning.callbacks import": "from lightning.pytorch.callbacks im
 # The text files have no marks: the first and last line of each block.
 TEXT = {
     "hpu_intermediate_fp8.txt": [
-        ("from lightning_habana.pytorch.accelerator import HPUAccelerator", 'trainer = Trainer(devices=1, accelerator=HPUAccelerator(), precision="bf16-mixed")'),
+        ("from lightning_habana.pytorch.accelerator import HPUAccelerator",
+         'trainer = Trainer(devices=1, accelerator=HPUAccelerator(), precision="bf16-mixed")'),
         ("from lightning import Trainer", "trainer.fit(model, datamodule=dm)"), ("import torch", "trainer.fit(model, datamodule=dm)"),
         ("from lightning import Trainer", "trainer.fit(model)"), ("from lightning import Trainer", "trainer.predict(model)"),
         ("# Replace module for fp8 inference measurements", "trainer.predict(model)"),

@@ -100,7 +100,8 @@ def test_trainer_with_objects(way, precision):
     trained(precision, **OBJECTS[way](precision))
 
 
-@pytest.mark.parametrize("asked, precision", [({"precision": 32}, "32"), ({"precision": 16}, "16-mixed"), ({"precision": "bf16"}, "bf16-mixed"), ({}, "32"),
+@pytest.mark.parametrize("asked, precision", [({"precision": 32}, "32"), ({"precision": 16}, "16-mixed"),
+                                              ({"precision": "bf16"}, "bf16-mixed"), ({}, "32"),
                                               ({"plugins": MixedPrecision("bf16-mixed", "hpu")}, "bf16-mixed")])
 def test_other_spellings(asked, precision):
     trained(precision, accelerator="hpu", **asked)
@@ -128,14 +129,17 @@ REFUSED = {
     "hpu_deepspeed": ({"accelerator": "hpu", "strategy": "hpu_deepspeed_stage_2"}, NotImplementedError, "hpu_deepspeed_stage_2"),
     "single_device": ({"accelerator": "hpu", "strategy": "single_device"}, MisconfigurationException, "found SingleDeviceStrategy"),
     "gpu": ({"accelerator": "gpu"}, MisconfigurationException, "No supported gpu backend"),
-    "cpu, hpu_single": ({"accelerator": "cpu", "strategy": "hpu_single"}, AssertionError, "SingleHPUStrategy requires HPUAccelerator. Found CPUAccelerator"),
+    "cpu, hpu_single": ({"accelerator": "cpu", "strategy": "hpu_single"}, AssertionError,
+                        "SingleHPUStrategy requires HPUAccelerator. Found CPUAccelerator"),
     "cpu, plugins": ({"accelerator": "cpu", "plugins": HPUPrecisionPlugin("bf16-mixed")}, MisconfigurationException, "with CPUAccelerator"),
     "cpu, fp8": ({"accelerator": "cpu", "precision": "fp8"}, MisconfigurationException, "found 'fp8' with CPUAccelerator"),
-    "cuda's autocast": ({"accelerator": "hpu", "plugins": MixedPrecision("bf16-mixed", "cuda")}, MisconfigurationException, "MixedPrecision for cuda"),
+    "cuda's autocast": ({"accelerator": "hpu", "plugins": MixedPrecision("bf16-mixed", "cuda")}, MisconfigurationException,
+                        "MixedPrecision for cuda"),
     "transformer-engine": ({"accelerator": "hpu", "precision": "transformer-engine"}, ValueError, "must be one of: .*'fp8'"),
     "precision=8": ({"accelerator": "hpu", "precision": 8}, ValueError, "Precision 8 is invalid"),
     "both precisions": ({"accelerator": "hpu", "precision": "32", "plugins": HPUPrecisionPlugin("fp8")}, ValueError, "Choose one"),
-    "of Fabric": ({"accelerator": "hpu", "strategy": SingleHPUStrategy(), "plugins": HPUPrecision("bf16-mixed")}, MisconfigurationException, "nvalid type for plugin"),
+    "of Fabric": ({"accelerator": "hpu", "strategy": SingleHPUStrategy(), "plugins": HPUPrecision("bf16-mixed")}, MisconfigurationException,
+                  "nvalid type for plugin"),
 }
 
 
@@ -197,7 +201,8 @@ def test_fabric(way, precision):
     ({"accelerator": "hpu", "devices": 2}, MisconfigurationException, "allowed: a count from 1 to 1"),
     ({"accelerator": "hpu", "strategy": "ddp"}, MisconfigurationException, "found DDPStrategy"),
     ({"accelerator": "hpu", "strategy": "hpu_parallel"}, NotImplementedError, "hpu_parallel"),
-    ({"accelerator": "hpu", "plugins": HPUPrecisionPlugin("bf16-mixed")}, MisconfigurationException, "of lightning.pytorch, allowed: one of lightning.fabric"),
+    ({"accelerator": "hpu", "plugins": HPUPrecisionPlugin("bf16-mixed")}, MisconfigurationException,
+     "of lightning.pytorch, allowed: one of lightning.fabric"),
     ({"accelerator": "cpu", "precision": "fp8"}, MisconfigurationException, "found 'fp8' with CPUAccelerator")])
 def test_fabric_refuses(asked, error, words):
     with pytest.raises(error, match=words):
@@ -212,7 +217,8 @@ def test_a_checkpoint_resumes(tmp_path, precision):
     def fit(epochs, resumed=None):
         torch.manual_seed(0)
         model = Model()
-        trainer = lightning.Trainer(accelerator="hpu", precision=precision, max_epochs=epochs, **{**QUIET, "max_steps": -1}, enable_checkpointing=False)
+        trainer = lightning.Trainer(accelerator="hpu", precision=precision, max_epochs=epochs, enable_checkpointing=False,
+                                    **{**QUIET, "max_steps": -1})
         trainer.fit(model, data, ckpt_path=resumed)
         return model, trainer
     whole, _ = fit(2)
@@ -276,8 +282,8 @@ def test_inference(tmp_path, run):
 
 def test_device_stats():
     rows = HPUAccelerator().get_device_stats("hpu")
-    assert set(rows) == {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize", "TotalSystemAllocs", "TotalSystemFrees",
-                         "TotalActiveAllocs"}
+    assert set(rows) == {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize", "TotalSystemAllocs",
+                         "TotalSystemFrees", "TotalActiveAllocs"}
     assert HPUAccelerator.auto_device_count() == 1 and HPUAccelerator.get_parallel_devices(2) == [torch.device("hpu")] * 2
     with pytest.raises(MisconfigurationException, match="Device should be HPU, got cpu instead"):
         HPUAccelerator().setup_device(torch.device("cpu"))
@@ -297,8 +303,8 @@ def test_cli(tmp_path, monkeypatch):
     from lightning.pytorch.cli import LightningCLI
     monkeypatch.chdir(tmp_path)
     arguments = ["--trainer.accelerator=hpu", "--trainer.max_steps=3", "--trainer.logger=false", "--trainer.limit_val_batches=0"]
-    for plugins, precision in (["--trainer.plugins=fp8.lightning.pytorch.plugins.precision.HPUPrecisionPlugin", "--trainer.plugins.precision=fp8"], "fp8"), (
-            ["--trainer.strategy=hpu_single", "--trainer.precision=bf16-mixed"], "bf16-mixed"):
+    plugin = ["--trainer.plugins=fp8.lightning.pytorch.plugins.precision.HPUPrecisionPlugin", "--trainer.plugins.precision=fp8"]
+    for plugins, precision in (plugin, "fp8"), (["--trainer.strategy=hpu_single", "--trainer.precision=bf16-mixed"], "bf16-mixed"):
         cli = LightningCLI(Model, args=["fit", *arguments, *plugins], save_config_kwargs={"overwrite": True})
         check(cli.model, precision)
 
