@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+import types
 
 import pytest
 
@@ -110,6 +111,7 @@ def test_other_spellings(asked, precision):
 def test_parameters_in_bf16():
     """What is no mixture is Lightning's own, and is on hpu too."""
     trained("bf16-mixed", accelerator="hpu", precision="bf16-true")
+    trained("16-mixed", accelerator="hpu", precision="16-true")
 
 
 def test_environment(monkeypatch):
@@ -295,6 +297,20 @@ def test_profiler(tmp_path):
     assert "aten::addmm" in (tmp_path / "fit-perf.txt").read_text()
     trace = json.loads(next(tmp_path.glob("fit-perf*.json")).read_text())
     assert any(event.get("name") == "aten::addmm" for event in trace["traceEvents"])
+
+
+def test_data_module(monkeypatch):
+    """On stand-ins for torchvision's names."""
+    class Images(list):
+        def __init__(self, folder, steps):
+            super().__init__((torch.full((32,), float(i)), i) for i in range(5))
+            self.given = (folder, steps)
+    transforms = types.SimpleNamespace(Compose=list, Normalize=lambda *numbers: "normalized")
+    monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(datasets=types.SimpleNamespace(ImageFolder=Images), transforms=transforms))
+    data = fp8.lightning.HPUDataModule("train", "val", num_workers=0, normalize=True, batch_size=2, train_transforms=["cut"], val_transforms=["cut"])
+    assert isinstance(data, lightning.LightningDataModule)
+    assert [labels.tolist() for _, labels in data.train_dataloader()] == [[0, 1], [2, 3]]
+    assert data.val_dataloader().dataset.given == ("val", ["cut", "normalized"])
 
 
 def test_cli(tmp_path, monkeypatch):

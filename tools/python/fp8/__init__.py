@@ -17,6 +17,7 @@ import typing
 if typing.TYPE_CHECKING:
     from fp8 import attention as attention
     from fp8 import hpu as hpu
+    from fp8 import lightning as lightning
     from fp8 import nn as nn
     from fp8 import optim as optim
     from fp8 import quant as quant
@@ -26,7 +27,7 @@ if typing.TYPE_CHECKING:
     from fp8.parameter import Fp8Parameter as Fp8Parameter
 
 __version__ = "0.1.0"
-__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "nn", "optim", "quant", "te"]
+__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "lightning", "nn", "optim", "quant", "te"]
 
 # Name: the module that has it, and what it is called there; "": the module itself. They load when they are asked for.
 _LAZY = {
@@ -36,6 +37,7 @@ _LAZY = {
     "evaluate": ("fp8.evaluation", "evaluate"),
     "hpu": ("fp8.hpu", ""),
     "inc": ("fp8.quant", ""),
+    "lightning": ("fp8.lightning", ""),
     "nn": ("fp8.nn", ""),
     "optim": ("fp8.optim", ""),
     "quant": ("fp8.quant", ""),

@@ -154,7 +154,7 @@ class Strategy:
         module = getattr(self, "lightning_module", None)
         for part in module.modules() if module is not None else ():
             attached = _attached.of(part)
-            if attached is not None and attached.live:
+            if attached is not None and attached.live and attached.weight(part).owned.device.type == "hpu":
                 attached.pending, attached.live, attached.training = attached.state(part), False, None
         super().teardown()  # type: ignore[misc]
 
