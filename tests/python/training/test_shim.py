@@ -49,11 +49,14 @@ import habana_quantization_toolkit as hqt
 import fp8
 from habana_frameworks.torch.hpex.experimental.transformer_engine import recipe
 from habana_frameworks.torch.hpex.experimental.transformer_engine.recipe import DelayedScaling
+from habana_frameworks.torch.hpex.normalization import FusedClipNorm
+from habana_frameworks.torch.hpex.optimizers import FusedAdamW
 from habana_frameworks.torch.utils.internal import is_lazy
 from lightning_habana import HPUAccelerator
 from lightning_habana.pytorch.strategies import SingleHPUStrategy
 assert hthpu is torch.hpu is ht.hpu and htgraphs is torch.hpu.graphs and te.Linear is fp8.te.Linear
 assert recipe.DelayedScaling is DelayedScaling is fp8.te.recipe.DelayedScaling and HPUAccelerator is fp8.lightning.HPUAccelerator
+assert FusedAdamW is fp8.optim.FusedAdamW and FusedClipNorm is fp8.optim.FusedClipNorm
 assert htexp._get_device_type() == getattr(htexp.synDeviceType, "synDevice" + torch.hpu.get_device_name().capitalize())
 assert not is_lazy() and hccl.initialize_distributed_hpu() == (1, 0, 0)
 assert "mulation" in ht.__doc__ and "mulation" in htcore.__doc__ and "mulation" in hqt.__doc__
