@@ -11,6 +11,7 @@
 """
 
 import importlib
+import pkgutil
 import sys
 import typing
 
@@ -22,37 +23,25 @@ if typing.TYPE_CHECKING:
     from fp8 import optim as optim
     from fp8 import quant as quant
     from fp8 import te as te
-    from fp8.cache import Cache as Cache
+    from fp8.attention import Cache as Cache
     from fp8.evaluation import evaluate as evaluate
     from fp8.parameter import Fp8Parameter as Fp8Parameter
 
 __version__ = "0.1.0"
 __all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "lightning", "nn", "optim", "quant", "te"]
 
-# Name: the module that has it, and what it is called there; "": the module itself. They load when they are asked for.
+# They load when they are asked for, by pkgutil.resolve_name().
 _LAZY = {
-    "Cache": ("fp8.cache", "Cache"),
-    "Fp8Parameter": ("fp8.parameter", "Fp8Parameter"),
-    "attention": ("fp8.attention", ""),
-    "evaluate": ("fp8.evaluation", "evaluate"),
-    "hpu": ("fp8.hpu", ""),
-    "inc": ("fp8.quant", ""),
-    "lightning": ("fp8.lightning", ""),
-    "nn": ("fp8.nn", ""),
-    "optim": ("fp8.optim", ""),
-    "quant": ("fp8.quant", ""),
-    "te": ("fp8.te", ""),
-}
+    "Cache": "fp8.attention:Cache", "Fp8Parameter": "fp8.parameter:Fp8Parameter", "evaluate": "fp8.evaluation:evaluate",
+    "attention": "fp8.attention:", "hpu": "fp8.hpu:", "inc": "fp8.quant:", "lightning": "fp8.lightning:", "nn": "fp8.nn:", "optim": "fp8.optim:",
+    "quant": "fp8.quant:", "te": "fp8.te:"}
 
 
 def __getattr__(name: str) -> typing.Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fp8' has no attribute '{name}', allowed: {', '.join(__all__)}")
     _register()
-    module, attribute = _LAZY[name]
-    found = importlib.import_module(module)
-    value = getattr(found, attribute) if attribute else found
-    globals()[name] = value
+    globals()[name] = value = pkgutil.resolve_name(_LAZY[name])
     return value
 
 

@@ -9,10 +9,12 @@
 The names below an attention A are those of the program's models: A.k_cache, A.v_cache, and A.matmul_qk, A.softmax,
 A.matmul_av or, fused, A.fused_scaled_dot_product_attention."""
 
+import functools
 import typing
 
 import torch
 import transformers
+from transformers.cache_utils import CacheLayerMixin
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import AttentionInterface
 
@@ -81,6 +83,51 @@ def forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, val
     weights = torch.nn.functional.dropout(weights, dropout, module.training)
     output = typing.cast(nn.Matmul, module.matmul_av)(weights, value)
     return output.transpose(1, 2).contiguous(), weights
+
+
+class CodesLayer(CacheLayerMixin):
+    """What one of transformers' layers, of whatever kind, becomes besides: it keeps bytes of codes, or values, and gives back values."""
+
+    _layer_type: typing.Any = None  # its kind's stays the one that transformers knows by this name
+    of_keys: nn.KVCache
+    of_values: nn.KVCache
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: typing.Any,
+               **kwargs: typing.Any) -> tuple[torch.Tensor, torch.Tensor]:
+        stored = [cache.store(states) for cache, states in ((self.of_keys, key_states), (self.of_values, value_states))]
+        kept = super().update(*(t.view(nn.memory_dtype(t)) for t in stored), *args, **kwargs)  # type: ignore[safe-super]
+        keys, values = (k.view(s.dtype) if s.dtype.itemsize == 1 else k for k, s in zip(kept, stored))
+        return self.of_keys.fetch(keys, key_states), self.of_values.fetch(values, value_states)
+
+
+@functools.lru_cache(maxsize=None)
+def _keeping_codes(kind: type) -> type:
+    return type(f"Codes{kind.__name__}", (CodesLayer, kind), {"__module__": __name__})
+
+
+class Cache(transformers.DynamicCache):
+    """For generate(past_key_values=fp8.Cache(model)): keys and values in fp8, one byte each.
+
+    Raises ValueError for a model without fp8.attention.use(), and for layers that keep other things than keys and values."""
+
+    layers: list[typing.Any]
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(config=model.config)
+        found = {}
+        for name, module in modules(model).items():
+            if not hasattr(module, "k_cache") or getattr(module, "layer_idx", None) is None:
+                raise ValueError(f"Cache: {name}: has no operations of a cache: fp8.attention.use(model)")
+            found[module.layer_idx] = module
+        missing = [index for index in range(len(self.layers)) if index not in found]
+        if missing or not found:
+            raise ValueError(f"Cache: layer {missing[0] if missing else 0} of {type(model).__name__} keeps no keys and values of attention")
+        for index, layer in enumerate(self.layers):
+            layer.__class__, layer.of_keys, layer.of_values = _keeping_codes(type(layer)), found[index].k_cache, found[index].v_cache
+
+    def nbytes(self) -> int:
+        """What keys and values take."""
+        return sum(t.numel() * t.element_size() for layer in self.layers for t in (layer.keys, layer.values) if t is not None)
 
 
 AttentionInterface.register("fp8", forward)

@@ -32,10 +32,8 @@ class Operation(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Operation":
         made = type(self).__new__(type(self))
-        torch.nn.Module.__init__(made)
-        memo[id(self)] = made
-        for name, value in self.__dict__.items():
-            made.__dict__[name] = value.copy() if name == "node" else copy.deepcopy(value, memo)
+        memo.update({id(self): made, id(self.node): self.node.copy()})
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
 
     def __getstate__(self) -> dict[str, typing.Any]:
@@ -104,8 +102,7 @@ class KVCache(Operation):
         """Room for `shape`, zeros. inp_seq_len: tokens of the prompt."""
         self.inp_seq_len = inp_seq_len
         stored = self.store(torch.zeros(1, dtype=dtype, device=device))
-        self.cache = torch.zeros(tuple(shape), dtype=torch.uint8, device=device).view(stored.dtype) if stored.dtype.itemsize == 1 else torch.zeros(
-            tuple(shape), dtype=stored.dtype, device=device)
+        self.cache = torch.zeros(tuple(shape), dtype=memory_dtype(stored), device=device).view(stored.dtype)
 
     def get_shape(self) -> typing.Optional[torch.Size]:
         return None if self.cache is None else self.cache.shape
@@ -117,7 +114,7 @@ class KVCache(Operation):
         if self.cache is None or end > self.cache.size(dim):
             raise ValueError(f"KVCache.update: found {0 if self.cache is None else self.cache.size(dim)} positions, expected {end}: allocate()")
         stored = self.store(current)
-        self.cache.narrow(dim, position, current.size(dim)).view(_bytes(stored)).copy_(stored.view(_bytes(stored)))
+        self.cache.narrow(dim, position, current.size(dim)).view(memory_dtype(stored)).copy_(stored.view(memory_dtype(stored)))
         return self.fetch(self.cache.narrow(dim, 0, end), current)
 
 
@@ -134,26 +131,24 @@ class VLLMKVCache(Operation):
         if stored.dtype != cache.dtype:
             raise ValueError(f"VLLMKVCache: found a cache of {cache.dtype}, expected {stored.dtype}")
         slots = cache.flatten(0, 1) if cache.dim() == stored.dim() + 1 else cache
-        slots.view(_bytes(stored)).index_copy_(0, slot_mapping.flatten(), stored.view(_bytes(stored)))
+        slots.view(memory_dtype(stored)).index_copy_(0, slot_mapping.flatten(), stored.view(memory_dtype(stored)))
         return cache
 
     def fetch_from_cache(self, cache: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """The blocks as values of `dtype`."""
-        rows = cache.view(_bytes(cache)).index_select(0, blocks.flatten()).view(cache.dtype)
+        rows = cache.view(memory_dtype(cache)).index_select(0, blocks.flatten()).view(cache.dtype)
         return typing.cast(torch.Tensor, self.node.fetch(rows, torch.empty(0, dtype=dtype, device=cache.device)))
 
 
 class MoeMatmul(torch.nn.Module):
     """One expert's weight, [outputs, inputs]; measured and converted as a linear layer."""
 
-    weight: torch.nn.Parameter
-
     def __init__(self, inputs: int, outputs: int, dtype: typing.Optional[torch.dtype] = None, device: typing.Any = None) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device), requires_grad=False)
+        self.set_weight(torch.empty(outputs, inputs, dtype=dtype, device=device))
 
     def set_weight(self, w: torch.Tensor) -> None:
-        self.weight = torch.nn.Parameter(w, requires_grad=False)
+        self.weight: torch.nn.Parameter = torch.nn.Parameter(w, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.weight)
@@ -172,20 +167,16 @@ class FusedMoE(torch.nn.Module):
         torch.Size([1, 8])
     """
 
-    experts_min: int
-    experts_max: int
-    w13_list: torch.nn.ModuleList
-    w2_list: torch.nn.ModuleList
-
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, experts_min: int = 0, experts_max: typing.Optional[int] = None,
                  dtype: typing.Optional[torch.dtype] = None, device: typing.Any = None) -> None:
         super().__init__()
-        self.experts_min, self.experts_max = experts_min, num_experts - 1 if experts_max is None else experts_max
+        self.experts_min: int = experts_min
+        self.experts_max: int = num_experts - 1 if experts_max is None else experts_max
         if not 0 <= experts_min <= self.experts_max < num_experts:
             raise ValueError(f"FusedMoE: experts_min, experts_max: found [{experts_min}, {self.experts_max}], allowed: within [0, {num_experts - 1}]")
         held = range(experts_min, self.experts_max + 1)
-        self.w13_list = torch.nn.ModuleList(MoeMatmul(hidden_size, 2 * intermediate_size, dtype, device) for _ in held)
-        self.w2_list = torch.nn.ModuleList(MoeMatmul(intermediate_size, hidden_size, dtype, device) for _ in held)
+        self.w13_list: torch.nn.ModuleList = torch.nn.ModuleList(MoeMatmul(hidden_size, 2 * intermediate_size, dtype, device) for _ in held)
+        self.w2_list: torch.nn.ModuleList = torch.nn.ModuleList(MoeMatmul(intermediate_size, hidden_size, dtype, device) for _ in held)
 
     def forward(self, hidden_states: torch.Tensor, expert_routing_table: torch.Tensor, router_weights: torch.Tensor, permuted_weights: bool = True,
                 activation: str = "silu") -> torch.Tensor:
@@ -195,8 +186,8 @@ class FusedMoE(torch.nn.Module):
             hidden_states, expert_routing_table, router_weights, w13, w2, permuted_weights, activation, self.experts_min, self.experts_max))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.dtype:
-    """What codes are copied and gathered as."""
+def memory_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """What codes are kept, copied and gathered as."""
     return torch.uint8 if tensor.dtype.itemsize == 1 else tensor.dtype
 
 
