@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module `torch.hpu`: emulated devices, in the host's memory, that compute when they are called.
+"""The module `torch.hpu`: emulated devices ($FP8_HPU_DEVICES, 1), in the host's memory, that compute when they are called.
 
 Its names are those of torch's own device modules and of Habana's. Memory is in bytes, as the runtime counts it; random numbers
 are the CPU's. What takes a device raises RuntimeError where hpu is not available."""
@@ -14,20 +14,18 @@ import warnings
 
 import torch
 
-from fp8 import _devices as streams
 from fp8 import _library
 from fp8 import graphs as graphs
-from fp8._devices import *  # noqa: F403: its __all__
-from fp8._devices import Device, device_count, get_device_name, is_available
-from fp8._devices import index_of as _get_device_index
 from fp8.graphs import *  # noqa: F403
 
+Device = typing.Union[torch.device, str, int, None]
 OutOfMemoryError = torch.OutOfMemoryError
 setDeterministic: typing.Callable[[bool], None] = torch.use_deterministic_algorithms  # noqa: N816: Habana's names
 getDeterministic: typing.Callable[[], bool] = torch.are_deterministic_algorithms_enabled  # noqa: N816
 _exchange_device, _maybe_exchange_device = torch._C._accelerator_exchangeDevice, torch._C._accelerator_maybeExchangeDevice
 memory: typing.Any = sys.modules[__name__]
 random: typing.Any = memory
+streams: typing.Any = memory
 _initialized = False
 _began = threading.Lock()
 
@@ -40,8 +38,8 @@ def _begin() -> None:
     # A thread of backward that is not done when Python ends aborts it, and one that never began is waited for.
     torch.autograd.set_multithreading_enabled(False)
     os.environ.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "0")
-    from fp8 import _autoload, _sharing
-    _sharing.register()
+    from fp8 import _autoload, parameter
+    parameter.register()
     _autoload.refuse_inductor()
     import torch.distributed as dist
     if dist.is_available() and dist.is_gloo_available() and "hccl" not in dist.Backend.backend_list:  # and the default of hpu
@@ -53,6 +51,119 @@ def _lazy_init() -> None:
     _library.require()
     global _initialized
     _initialized = True
+
+
+class HpuDeviceProperties(typing.NamedTuple):
+    """name: of the generation that is emulated; total_memory: bytes; multi_processor_count: cores of the host."""
+    name: str
+    total_memory: int
+    multi_processor_count: int
+
+
+def _get_device_index(device: Device = None) -> int:
+    """Of "hpu:1", 1, torch.device("hpu"), None (the current one). Raises AssertionError for any other, as Habana's module does."""
+    _library.require()
+    count = device_count()
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device) and device.type != "hpu":
+        raise AssertionError(f"Invalid device: found {device}, allowed: hpu")
+    index = device.index if isinstance(device, torch.device) else device
+    if index is None or (index == -1 and not isinstance(index, bool)):
+        return int(torch._C._accelerator_hooks_get_current_device())
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
+        raise AssertionError(f"Invalid device id: found {index!r}, allowed: 0 to {count - 1}")
+    return index
+
+
+def why_unavailable() -> str:
+    """The reason in a sentence, with the line that mends it; "" where the device is available."""
+    return _library.load()
+
+
+def is_available() -> bool: return not why_unavailable()
+def device_count() -> int: return int(torch._C._accelerator_hooks_device_count()) if is_available() else 0
+def current_device() -> int: return _get_device_index()
+def set_device(device: Device) -> None: torch._C._accelerator_hooks_set_current_device(_get_device_index(device))  # of this thread
+
+
+class device(torch.accelerator.device_index):  # noqa: N801: torch's name
+    """A context in which that device is this thread's current one; None or -1: nothing happens."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(None if device is None or device == -1 else _get_device_index(device))
+
+
+class device_of(device):  # noqa: N801
+    """The device of a tensor; nothing for a tensor elsewhere."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.device if tensor.device.type == "hpu" else None)
+
+
+def get_device_name(device: Device = None) -> str:
+    """"GAUDI", "GAUDI2" or "GAUDI3": as the runtime casts. 448 is 448 in E4M3 of the third generation, 240 in that of the
+    second, and the first has no fp8. Raises RuntimeError for another value of FP8_HPU_DEVICE."""
+    number = torch.full((1,), 448.0, device=torch.device("hpu", _get_device_index(device)))
+    try:
+        largest = torch.ops.hpu.cast_to_fp8_v2(number, None, False, False, torch.float8_e4m3fn)[0]
+    except RuntimeError as error:
+        if "not supported on GAUDI," not in str(error):
+            raise
+        return "GAUDI"
+    return "GAUDI3" if largest.cpu().float().item() == 448 else "GAUDI2"
+
+
+def get_device_capability(device: Device = None) -> str: return get_device_name(device)
+def can_device_access_peer(device: Device, peer: Device) -> bool: return min(map(_get_device_index, (device, peer))) >= 0  # the host's memory
+
+
+def get_device_properties(device: Device = None) -> HpuDeviceProperties:
+    return HpuDeviceProperties(get_device_name(device), torch.ops.fp8.memory_stats(_get_device_index(device))["Limit"], os.cpu_count() or 1)
+
+
+class _OfHpu(type):
+    """The type of torch.hpu.Stream and Event: what they make are torch's own objects, which torch's methods ask for. Nothing waits, for
+    operators have computed when they return."""
+
+    def __instancecheck__(cls, found: object) -> bool:
+        return isinstance(found, cls.__mro__[1]) and typing.cast(torch.Stream, found).device.type == "hpu"
+
+
+class Stream(torch.Stream, metaclass=_OfHpu):
+    """device, priority: as of torch.cuda.Stream; work on all streams is done in the order of the calls."""
+
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: typing.Any) -> torch.Stream:  # type: ignore[misc]
+        return torch.Stream(**kwargs) if kwargs else torch.Stream(device=torch.device("hpu", _get_device_index(device)), priority=priority)
+
+
+class Event(torch.Event, metaclass=_OfHpu):
+    """enable_timing: elapsed_time() is in milliseconds. Raises ValueError for interprocess."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
+        if interprocess:
+            raise ValueError("interprocess: found True, allowed: False: events of this device stay in their process")
+        return torch.Event(device=torch.device("hpu", _get_device_index()), enable_timing=enable_timing, blocking=blocking)
+
+
+def current_stream(device: Device = None) -> torch.Stream: return torch.accelerator.current_stream(_get_device_index(device))
+def default_stream(device: Device = None) -> torch.Stream: return torch.Stream(device=torch.device("hpu", _get_device_index(device)))
+def set_stream(stream: torch.Stream) -> None: torch.accelerator.set_stream(stream)  # and its device
+
+
+@contextlib.contextmanager
+def stream(stream: typing.Optional[torch.Stream]) -> typing.Iterator[typing.Optional[torch.Stream]]:
+    """The stream, and its device, are the current ones inside; None: nothing happens."""
+    before = current_stream()
+    if stream is not None:
+        set_stream(stream)
+    try:
+        yield stream
+    finally:
+        set_stream(before)
+
+
+StreamContext = stream
 
 
 # Memory is the host's, and operators have computed when they return: what torch and Habana's programs ask of such a device.

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weight of a converted module: a parameter whose memory holds fp8 codes and that stands for values."""
+"""The weight of a converted module: a parameter whose memory holds fp8 codes and that stands for values; and tensors of the
+device in files and in other processes (DataLoader's workers, torch.multiprocessing). They cross as bytes, converted weights with
+their scales. What can't cross is refused where somebody hears it."""
 
+import copyreg
 import json
+import os
+import threading
 import typing
 from multiprocessing.reduction import ForkingPickler
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
-from fp8 import _modules
-from fp8._sharing import bytes_of, of_bytes, send
+from fp8 import _library, _modules
 
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}  # operators return ScalarType's number
 
 
@@ -33,21 +39,20 @@ def _as_view(found: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _give(name: str, call: typing.Callable[..., torch.Tensor]) -> None:
+def _give(names: str, call: typing.Callable[..., torch.Tensor]) -> None:
     """call: gets the method of torch.Tensor first."""
-    plain = getattr(torch.Tensor, name)
-
-    def method(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> torch.Tensor:
-        return call(plain, self, *args, **kwargs)
-    method.__name__, method.__doc__ = name, f"torch.Tensor.{name}(), which knows the scale and the dtype of the values."
-    setattr(Fp8View, name, method)
+    for name in names.split():
+        def method(self: torch.Tensor, *args: typing.Any, plain: typing.Any = getattr(torch.Tensor, name), **kwargs: typing.Any) -> torch.Tensor:
+            return call(plain, self, *args, **kwargs)
+        method.__name__, method.__doc__ = name, f"torch.Tensor.{name}(), which knows the scale and the dtype of the values."
+        setattr(Fp8View, name, method)
 
 
 # Geometry alone gives views. detach() and data stay plain: who writes files asks them for the dtype of the memory.
-for _name in ("__getitem__", "transpose", "t", "swapaxes", "permute", "view", "reshape", "unsqueeze", "squeeze", "select", "narrow", "flatten"):
-    _give(_name, lambda plain, self, *args, **kwargs: _as_view(plain(self, *args, **kwargs)))
-for _name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor"):  # in the dtype of the values
-    _give(_name, lambda plain, self, *args, **kwargs: plain(self, *args, **{"dtype": self.dtype, **kwargs}))
+_give("__getitem__ transpose t swapaxes permute view reshape unsqueeze squeeze select narrow flatten",
+      lambda plain, self, *args, **kwargs: _as_view(plain(self, *args, **kwargs)))
+_give("new_empty new_empty_strided new_full new_ones new_zeros new_tensor",  # in the dtype of the values
+      lambda plain, self, *args, **kwargs: plain(self, *args, **{"dtype": self.dtype, **kwargs}))
 for _name in ("T", "mT"):
     setattr(Fp8View, _name, property(lambda self, plain=getattr(torch.Tensor, _name): _as_view(plain.__get__(self))))
 
@@ -146,12 +151,81 @@ def parts(weight: torch.Tensor) -> tuple[bytes, str, bool, bool]:
 
 def _rebuild(data: bytes, device: str, parameter: bool, requires_grad: bool) -> torch.Tensor:
     """The weight of parts(). Raises RuntimeError for other bytes, and where the hpu device is not available."""
-    from fp8 import _library
     _library.require()
     tensor = torch.ops.fp8.unpacked(of_bytes(data, torch.uint8, (len(data),))).to(device)
     return Fp8Parameter.of_codes(tensor, requires_grad) if parameter else tensor
 
 
+def bytes_of(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
+    """Memory that the sender may free at once, unlike torch's shared memory."""
+    host = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return host.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), host.dtype, tuple(host.shape)
+
+
+def of_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def _to_hpu(memory: tuple[bytes, torch.dtype, tuple[int, ...]], device: str, parameter: bool, requires_grad: bool) -> torch.Tensor:
+    tensor = of_bytes(*memory).to(device)
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+
+
+def _raise(message: str) -> typing.NoReturn:
+    raise RuntimeError(message)
+
+
+def _check_pickled(tensor: torch.Tensor) -> None:
+    """Raises RuntimeError for a parameter that learns in fp8."""
+    tag = json.loads(torch.ops.fp8.tag_of(tensor)) if tensor.device.type == "hpu" and tensor.is_floating_point() else None
+    if tag is not None and not tag["holds_codes"] and tag["handler"].startswith("fp8 training"):
+        raise RuntimeError(f"weight of {', '.join(map(repr, tag['modules']))}: learns in fp8, and a pickled parameter would go on in high "
+                           "precision: save or send the model's state_dict(), and torch.ops.fp8.save_training_state()")
+
+
+def _pickle_parameter(parameter: torch.nn.Parameter) -> typing.Any:
+    """For torch.save and pickle."""
+    _check_pickled(parameter)
+    return parameter.__reduce_ex__(2)
+
+
+def send(tensor: torch.Tensor) -> typing.Any:
+    """For other processes. Values on the host go torch's own way."""
+    if tensor.device.type != "hpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.dtype not in _FLOAT8:
+        return reduce_tensor(tensor)
+    try:
+        return _sent(tensor)
+    except Exception as error:
+        if threading.current_thread().name != "QueueFeederThread":
+            raise
+        return _raise, (str(error),)  # in the receiver: nobody waits for the errors of a queue's own thread
+
+
+def _sent(tensor: torch.Tensor) -> typing.Any:
+    if torch.ops.fp8.describe(tensor):
+        return _rebuild, parts(tensor)
+    if tensor.device.type != "hpu":
+        return reduce_tensor(tensor)
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError("found a tensor of a graph, and autograd ends at the process: send tensor.detach()")
+    if tensor.layout is not torch.strided:
+        raise RuntimeError(f"found a tensor of layout {tensor.layout}, allowed: torch.strided: send tensor.cpu()")
+    if parameter := isinstance(tensor, torch.nn.Parameter):
+        _check_pickled(tensor)
+    return _to_hpu, (bytes_of(tensor), str(tensor.device), parameter, tensor.requires_grad)
+
+
+def _go_on_after_fork() -> None:
+    """A child of fork has none of the threads that the parent's products ran on, and would wait for them."""
+    if torch.get_device_module("hpu").is_initialized():
+        torch.set_num_threads(1)
+
+
+def register() -> None:
+    os.register_at_fork(after_in_child=_go_on_after_fork)
+    for cls in (torch.Tensor, torch.nn.Parameter, Fp8Parameter, Fp8View):
+        ForkingPickler.register(cls, send)
+    copyreg.pickle(torch.nn.Parameter, _pickle_parameter)  # type: ignore[arg-type]
+
+
 torch.serialization.add_safe_globals([_rebuild])
-for _cls in (Fp8Parameter, Fp8View):
-    ForkingPickler.register(_cls, send)
