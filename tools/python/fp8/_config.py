@@ -20,15 +20,13 @@ class FP8Config:
     Raises ValueError for an unknown key (the nearest is named) or value."""
 
     def __init__(self, **keys: typing.Any) -> None:
-        self._keys = {"mode": "AUTO", "dump_stats_path": "./hqt_output/measure", **keys}
-        self._source = "FP8Config"
-        self._check()
+        self._set({"mode": "AUTO", "dump_stats_path": "./hqt_output/measure", **keys}, "FP8Config")
 
-    def _check(self) -> None:
+    def _set(self, keys: dict[str, typing.Any], source: str) -> None:
         from fp8 import _library
         _library.require()
-        problems = torch.ops.fp8.config_problems(json.dumps(self._keys, default=_plain), self._source)
-        if problems:
+        self._keys = keys
+        if problems := torch.ops.fp8.config_problems(json.dumps(keys, default=_plain), source):
             raise ValueError("; ".join(problems))
 
     @classmethod
@@ -46,9 +44,7 @@ class FP8Config:
         if not isinstance(keys, dict):
             raise ValueError(f"{filename}: found {type(keys).__name__}, expected a JSON object")
         config = cls.__new__(cls)
-        config._keys = {"mode": "AUTO", **keys}
-        config._source = str(filename)
-        config._check()
+        config._set({"mode": "AUTO", **keys}, str(filename))
         return config
 
     def to_dict(self) -> dict[str, typing.Any]:
@@ -64,10 +60,6 @@ class FP8Config:
     def mode(self) -> str:
         return str(self._keys["mode"]).upper()
 
-    def with_mode(self, mode: str) -> str:
-        """The JSON with that mode, as operators take it."""
-        return json.dumps({**self.to_dict(), "mode": mode})
-
     def __getattr__(self, name: str) -> typing.Any:
         keys = self.__dict__.get("_keys", {})
         if name in keys:
@@ -76,6 +68,9 @@ class FP8Config:
 
     def __repr__(self) -> str:
         return f"FP8Config({', '.join(f'{key}={value!r}' for key, value in self._keys.items())})"
+
+
+Config = typing.Union[FP8Config, typing.Mapping[str, typing.Any], str, "os.PathLike[str]", None]
 
 
 def _plain(value: typing.Any) -> typing.Any:
@@ -89,14 +84,12 @@ def _plain(value: typing.Any) -> typing.Any:
     return getattr(value, "name", str(value))
 
 
-def config_of(given: typing.Union[FP8Config, typing.Mapping[str, typing.Any], str, "os.PathLike[str]", None], function: str) -> FP8Config:
+def config_of(given: Config, function: str) -> FP8Config:
     """What prepare() and convert() take: an FP8Config, a mapping, a file, or None for the file of QUANT_CONFIG."""
     if isinstance(given, FP8Config):
         return given
     if isinstance(given, typing.Mapping):
         return FP8Config.from_dict(given)
-    if given is None:
-        given = os.environ.get("QUANT_CONFIG")
-        if not given:
-            raise ValueError(f"{function}: config: found None and no QUANT_CONFIG in the environment, expected an FP8Config, a dict or a file")
+    if given is None and not (given := os.environ.get("QUANT_CONFIG")):
+        raise ValueError(f"{function}: config: found None and no QUANT_CONFIG in the environment, expected an FP8Config, a dict or a file")
     return FP8Config.from_json_file(given)

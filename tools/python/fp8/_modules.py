@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which parameters of a model are the weights of products: found by the classes of its modules, not by their names."""
 
-import dataclasses
 import difflib
 import functools
 import re
@@ -13,24 +12,20 @@ from fp8._autoload import register as _register_device
 
 _register_device()
 
-# Base class: the type of it and of its subclasses, unless their own name is a type (FalconLinear, LoRACompatibleLinear).
-_BASES: tuple[tuple[type, str], ...] = (
-    (torch.nn.Linear, "Linear"), (torch.nn.Conv1d, "Conv1d"), (torch.nn.Conv2d, "Conv2d"), (torch.nn.Conv3d, "Conv3d"),
-    (torch.nn.Embedding, "Embedding"), (torch.nn.EmbeddingBag, "EmbeddingBag"))
+# Their subclasses are of the same type, unless their own name is a type (FalconLinear, LoRACompatibleLinear).
+_BASES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Embedding, torch.nn.EmbeddingBag)
 TRAINING = "_fp8_training"  # the mark on modules that fp8.te made
 _RECURRENT = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell)
 
 
-@dataclasses.dataclass(frozen=True)
-class Registration:
+class Registration(typing.NamedTuple):
     """One's own class: the type that it counts as, its attribute that is the weight, and whether that is [inputs, outputs]."""
     kind: str
     weight: str = "weight"
     transposed: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Weight:
+class Weight(typing.NamedTuple):
     """A weight of a model. name: the module's, as in lists of a QUANT_CONFIG; key: the parameter's, as in a state_dict;
     parameter: its attribute of the owner."""
     name: str
@@ -55,14 +50,8 @@ class Weight:
         if self.transposed and not self.tensor.is_contiguous():
             self.owned.data = self.tensor.contiguous().transpose(-2, -1)
 
-    @property
-    def bias(self) -> typing.Optional[torch.Tensor]:
-        found = getattr(self.owner, "bias", None)
-        return found if isinstance(found, torch.Tensor) else None
 
-
-@dataclasses.dataclass(frozen=True)
-class Left:
+class Left(typing.NamedTuple):
     """A matrix that stays in high precision, whatever a config says."""
     name: str
     reason: str
@@ -92,27 +81,23 @@ def register(cls: type, kind: str = "Linear", weight: str = "weight", transposed
 
 
 def _registration(module: torch.nn.Module) -> typing.Optional[Registration]:
-    for cls in type(module).__mro__:
+    classes = type(module).__mro__
+    for cls in classes:
         if cls in _registered:
             return _registered[cls]
-    if type(module).__name__ in types() and isinstance(getattr(module, "weight", None), torch.Tensor):
-        return Registration(type(module).__name__)
-    for base, kind in _BASES:
+    if classes[0].__name__ in types() and isinstance(getattr(module, "weight", None), torch.Tensor):
+        return Registration(classes[0].__name__)
+    for base in _BASES:
         if isinstance(module, base):
-            return Registration(kind)
-    if _is_conv1d_of_transformers(module):
-        return Registration("Linear", transposed=True)
-    return None
+            return Registration(base.__name__)
+    # transformers' multiplies by addmm. No import: who has such a module has transformers.
+    conv1d = any(cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in classes)
+    return Registration("Linear", transposed=True) if conv1d else None
 
 
-def _is_conv1d_of_transformers(module: torch.nn.Module) -> bool:
-    """Its weight is [inputs, outputs], and addmm multiplies with it. No import: who has such a module has transformers."""
-    return any(cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in type(module).__mro__)
-
-
-def _own(module: torch.nn.Module, dim: int) -> list[tuple[str, torch.Tensor]]:
+def _own(module: torch.nn.Module, dim: int) -> list[torch.Tensor]:
     """Its matrices: parameters without biases, scales and tokens."""
-    return [(name, t) for name, t in module.named_parameters(recurse=False)
+    return [t for name, t in module.named_parameters(recurse=False)
             if t.dim() == dim and t.is_floating_point() and "bias" not in name and min(t.shape[-2:]) > 1]
 
 
@@ -122,11 +107,11 @@ def _experts(module: torch.nn.Module) -> tuple[set[int], set[int]]:
     if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         kinds = {found.kind for child in module.children() for found in (_registration(child),) if found is not None}
         if type(module).forward is not torch.nn.Module.forward or kinds == {"MoeMatmul"}:
-            return {len(module)}, {side for child in module.modules() for _, t in _own(child, 2) for side in t.shape}
+            return {len(module)}, {side for child in module.modules() for t in _own(child, 2) for side in t.shape}
     if isinstance(module, torch.nn.modules.conv._ConvNd) or _registration(module) is not None:
         return set(), set()
     numbers = {n for n in vars(module).values() if type(n) is int and n > 1}
-    stacks, rows = [t for _, t in _own(module, 3)], [t for _, t in _own(module, 2)]
+    stacks, rows = _own(module, 3), _own(module, 2)
     rows = rows if len(rows) > 1 else []
     counts = {t.size(0) for t in stacks} | {n for t in rows for n in numbers if t.size(0) % n == 0 and t.size(0) // n in numbers}
     return counts, {side for t in stacks + rows for side in t.shape[-2:]}
@@ -136,7 +121,7 @@ def _routes(module: torch.nn.Module, counts: set[int], widths: set[int]) -> bool
     """A router reads what experts read, and has a row for each in the end; some have more, for experts that compute nothing."""
     if type(module).forward is torch.nn.Module.forward:  # a list of layers
         return False
-    matrices = [t for child in module.modules() for _, t in _own(child, 2)]
+    matrices = [t for child in module.modules() for t in _own(child, 2)]
     return bool(matrices) and matrices[0].size(1) in widths and any(1 < n <= matrices[-1].size(0) <= 2 * n for n in counts)
 
 
@@ -145,16 +130,15 @@ def _mixtures(model: torch.nn.Module) -> tuple[set[int], set[int]]:
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     experts, routers = {id(m): found for m in model.modules() for found in (_experts(m),) if found[0]}, set[int]()
     known = set[int]()
-    for key in experts:
-        block = parents.get(key)
-        for _ in range(2):
+    for key, (counts, widths) in experts.items():
+        near = parents.get(key)
+        for block in (near, parents.get(id(near))):
             beside = [c for c in block.children() if not any(id(m) in experts for m in c.modules())] if block is not None else []
-            chosen = {id(c) for c in beside if _routes(c, *experts[key])}
+            chosen = {id(c) for c in beside if _routes(c, counts, widths)}
             if block is not None and chosen:
                 routers |= chosen
                 known |= {id(m) for m in block.modules() if id(m) in experts}
                 break
-            block = parents.get(id(block))
     return known, routers
 
 
@@ -170,14 +154,17 @@ def _experts_transposed(module: torch.nn.Module) -> bool:
 def _others(name: str, module: torch.nn.Module, stacked: bool, found: list[Weight], left: list[Left]) -> None:
     """Of a module that is no product by its class: its stacked experts, and matrices that nothing is known of."""
     for parameter, tensor in module.named_parameters(recurse=False):
-        key = f"{name}.{parameter}".lstrip(".")
-        full = _plain(key)
+        key = _key(name, parameter)
         if "bias" in parameter or not tensor.is_floating_point():
             continue
         if tensor.dim() == 3 and stacked:
-            found.append(Weight(full, key, "MoeMatmul", module, parameter, _experts_transposed(module)))
+            found.append(Weight(_plain(key), key, "MoeMatmul", module, parameter, _experts_transposed(module)))
         elif tensor.dim() == 2 or (tensor.dim() == 3 and min(tensor.shape) > 1):
-            left.append(Left(full, f"class {type(module).__name__} is not known; fp8.quant.register() makes it so", tensor))
+            left.append(Left(_plain(key), f"class {type(module).__name__} is not known; fp8.quant.register() makes it so", tensor))
+
+
+def _key(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}" if module else parameter
 
 
 def _plain(name: str) -> str:
@@ -190,14 +177,13 @@ def _apart(name: str, module: torch.nn.Module, router: bool, places: list[tuple[
     for prefix, reason in reversed(places):
         if name.startswith(prefix) and not f"{name}.".startswith(f"{prefix}base_layer."):
             return reason
-    prefix = name + "." if name else ""
+    prefix = _key(name, "")
     if module._modules.get("base_layer") is not None:
         places.append((prefix, "an adapter stays in high precision"))
-    if router and not any(cls in _registered for cls in type(module).__mro__):
-        reason = f"a router chooses experts in high precision; fp8.quant.register({type(module).__name__}) makes it a Linear"
-        places.append((prefix, reason))
-        return reason
-    return ""
+    if not router or any(cls in _registered for cls in type(module).__mro__):
+        return ""
+    places.append((prefix, f"a router chooses experts in high precision; fp8.quant.register({type(module).__name__}) makes it a Linear"))
+    return places[-1][1]
 
 
 def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Left]]:
@@ -207,26 +193,23 @@ def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Left]]:
     left: list[Left] = []
     places: list[tuple[str, str]] = []
     experts, routers = _mixtures(model)
-    for name, module in model.named_modules(remove_duplicate=True):
-        reason = _apart(name, module, id(module) in routers, places)
-        if reason:
+    for name, module in model.named_modules():
+        if reason := _apart(name, module, id(module) in routers, places):
             left += [Left(_plain(name), reason, t) for _, t in module.named_parameters(recurse=False) if t.dim() == 2]
             continue
         if module._modules.get("base_layer") is not None or isinstance(module, torch.nn.utils.parametrize.ParametrizationList):
             continue
         if isinstance(module, _RECURRENT):
-            keys = {p: f"{name}.{p}".lstrip(".") for p, _ in module.named_parameters(recurse=False) if p.startswith("weight")}
+            keys = {p: _key(name, p) for p, _ in module.named_parameters(recurse=False) if p.startswith("weight")}
             found += [Weight(_plain(key), key, type(module).__name__, module, p) for p, key in keys.items()]
-            continue
-        registration = _registration(module)
-        if registration is None:
+        elif (registration := _registration(module)) is None:
             _others(name, module, id(module) in experts, found, left)
         elif isinstance(getattr(module, registration.weight, None), torch.Tensor):
-            if registration.kind != "Linear" and registration.weight not in module._parameters:  # of a Linear it is refused by name
+            kind, weight, transposed = registration
+            if kind == "Linear" or weight in module._parameters:  # such a Linear is refused by name
+                found.append(Weight(_plain(name), _key(name, weight), kind, module, weight, transposed))
+            else:
                 left.append(Left(_plain(name), "its weight is no parameter of its own: something computes it (a parametrization)"))
-                continue
-            key = f"{name}.{registration.weight}".lstrip(".")
-            found.append(Weight(_plain(name), key, registration.kind, module, registration.weight, registration.transposed))
     return found, left
 
 
@@ -234,20 +217,13 @@ def selected(model: torch.nn.Module, allow: typing.Mapping[str, typing.Any]) -> 
     """The weights that can be in fp8, and why other matrices can't. allow: a config's allowlist, which alone puts tables into
     fp8."""
     found, left = weights(model)
-    tables = {id(w.owned): w.name for w in found if w.kind.startswith("Embedding") and not _allowed(w, allow)}
+    kinds, names = allow.get("types") or (), allow.get("names") or ()
+    tables = {id(w.owned): w.name for w in found if w.kind.startswith("Embedding")
+              and w.kind not in kinds and not any(re.search(name, w.name) for name in names)}
     tables |= {id(matrix.owned): matrix.name for matrix in left if matrix.owned is not None}
-    chosen: list[Weight] = []
-    for weight in found:
-        table = tables.get(id(weight.owned), weight.name)
-        if table != weight.name and not weight.kind.startswith("Embedding"):
-            left.append(Left(weight.name, f"it shares its weight with {table}, which reads values"))
-        else:
-            chosen.append(weight)
-    return chosen, left
-
-
-def _allowed(table: Weight, allow: typing.Mapping[str, typing.Any]) -> bool:
-    return table.kind in (allow.get("types") or ()) or any(re.search(name, table.name) for name in allow.get("names") or ())
+    shared = [w for w in found if tables.get(id(w.owned), w.name) != w.name and not w.kind.startswith("Embedding")]
+    left += [Left(w.name, f"it shares its weight with {tables[id(w.owned)]}, which reads values") for w in shared]
+    return [w for w in found if w not in shared], left
 
 
 def columns(found: typing.Sequence[Weight]) -> tuple[list[torch.Tensor], list[str], list[str]]:

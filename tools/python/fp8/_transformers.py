@@ -20,7 +20,7 @@ from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION, HfQu
 from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
 from transformers.utils.quantization_config import CompressedTensorsConfig
 
-from fp8 import _checkpoint, saving
+from fp8 import quant, saving
 from fp8.parameter import Fp8Parameter
 
 
@@ -36,9 +36,7 @@ def _check_reader(model: torch.nn.Module, config: CompressedTensorsConfig) -> No
 
 def check_linears(model: torch.nn.Module, ignored: typing.Sequence[str]) -> None:
     """The reader makes a Linear with a scale of each that the config does not leave out: they are those with codes."""
-    if not isinstance(model, transformers.PreTrainedModel):
-        return
-    written = _checkpoint.once(model, _checkpoint.state_of(model))
+    written = saving.once(model, saving.state_of(model))
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, torch.nn.Linear):
             continue
@@ -51,8 +49,6 @@ def check_linears(model: torch.nn.Module, ignored: typing.Sequence[str]) -> None
 
 def write_config(model: torch.nn.Module, folder: pathlib.Path) -> None:
     """Of a model that came from no folder: its own config beside the quantization_config that lies there."""
-    if not isinstance(model, transformers.PreTrainedModel):
-        return
     path = folder / "config.json"
     own = {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     keys = {**json.loads(model.config.to_json_string()), **own, **json.loads(path.read_text(encoding="utf-8"))}
@@ -77,8 +73,6 @@ class _Instead:
 
 
 def reversed_names(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if not isinstance(model, transformers.PreTrainedModel):
-        return state
     given = model.__dict__.get("_weight_conversions")
     if isinstance(given, _Instead):  # of a save that did not come to its end
         given.restore()
@@ -98,8 +92,6 @@ def _of_llama4(model: torch.nn.Module) -> list[WeightConverter]:
 
 
 def once(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if not isinstance(model, transformers.PreTrainedModel):
-        return state
     ignored = model._keys_to_ignore_on_save or ()
     return remove_tied_weights_from_state_dict({name: tensor for name, tensor in state.items() if name not in ignored}, model)
 
@@ -118,8 +110,6 @@ class _Config(CompressedTensorsConfig):
 
 
 def install(model: torch.nn.Module) -> None:
-    if not isinstance(model, transformers.PreTrainedModel):
-        return
     model.hf_quantizer = OnHpu(_Config(quant_method="compressed-tensors"))  # the config is made when the model is saved
     experts = model.get_experts_implementation()
     if {"grouped_mm", "batched_mm"} & set(experts.values()):
@@ -177,7 +167,7 @@ class OnHpu(CompressedTensorsHfQuantizer):
     def get_state_dict_and_metadata(self, model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """On the host, with scales, by the names of the checkpoint. Raises RuntimeError naming the module for what the form
         can't hold; nothing is written then."""
-        tensors, names, types = _checkpoint.written(model)
+        tensors, names, types = saving.written(model)
         text, beside = torch.ops.fp8.quantization_config(tensors, names, types, "compressed-tensors", saving._source(model))
         written = json.loads(text)
         _check_reader(model, _Config(**written))
@@ -194,15 +184,14 @@ class OnHpu(CompressedTensorsHfQuantizer):
 
     def postprocess_model(self, model: torch.nn.Module, **kwargs: typing.Any) -> None:
         """The codes themselves, with their scales."""
-        converted, _ = _checkpoint.adopt(model, self._folder)
+        saving.adopt(model, self._folder)
         if isinstance(self.quantization_config, _Config):
             del model.config.quantization_config
-        saving.loaded(model, converted)
+        quant._loaded(model)
 
 
 def _is_fp8(config: CompressedTensorsConfig) -> bool:
-    groups = config.quantization_config.config_groups.values() if config.quantization_config is not None else ()
-    weights = [group.weights for group in groups]
+    weights = [group.weights for group in (config.quantization_config.config_groups.values() if config.quantization_config is not None else ())]
     return not config.dequantize and bool(weights) and all(w is not None and w.type == "float" and w.num_bits == 8 for w in weights)
 
 

@@ -26,6 +26,7 @@ import torch
 
 from fp8 import _modules
 from fp8 import nn as _nn
+from fp8._config import Config as Config
 from fp8._config import FP8Config as FP8Config
 from fp8._config import config_of as _config_of
 from fp8._modules import register as register
@@ -34,7 +35,7 @@ from fp8.saving import install as _install
 from fp8.saving import load as load
 from fp8.saving import save as save
 
-Config = typing.Union[FP8Config, typing.Mapping[str, typing.Any], str, "os.PathLike[str]", None]
+_Columns = tuple[list[torch.Tensor], list[str], list[str]]  # weights, names and types
 _CALIBRATION, _REPORT, _CONFIG = "_fp8_calibration", "_fp8_report", "_fp8_config"
 
 
@@ -70,36 +71,29 @@ class Report:
 
 
 class _Calibration:
-    """A calibration that is going on. Copies of the model have none."""
+    """A calibration that is going on. Copies and pickles of the model have none."""
 
     def __init__(self, session: int, config: FP8Config, model: torch.nn.Module) -> None:
         self.session, self.config, self.samples, self.last, self.process = session, config, 0, 0, os.getpid()
         self.hooks = [model.register_forward_pre_hook(_count_samples, with_kwargs=True), model.register_forward_hook(_samples_done)]
         _open.add(self)
 
-    def __deepcopy__(self, memo: dict[int, typing.Any]) -> None:
-        return None
-
     def __reduce__(self) -> typing.Any:
-        return _no_calibration, ()
+        return type(None), ()
 
-    def end(self, write: bool = True) -> list[str]:
+    def end(self) -> list[str]:
         """The files. Where they can't be written it goes on, and may be ended again."""
-        files = list(torch.ops.fp8.measure_end(self.session, write)) if self.session else []
+        files = list(torch.ops.fp8.measure_end(self.session, True)) if self.session else []
         self.session = 0
         for hook in self.hooks:
             hook.remove()
         return files
 
 
-def _no_calibration() -> None:
-    return None
-
-
 def _count_samples(model: torch.nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
     """A forward's samples are the rows of its first tensor, of a vector one: what the files call NumSamples."""
     calibration = model.__dict__.get(_CALIBRATION)
-    if calibration is None or not calibration.session:
+    if calibration is None:
         return
     first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
     count = first.shape[0] if first is not None and first.dim() > 1 and first.shape[0] > 0 else 1
@@ -111,7 +105,7 @@ def _samples_done(model: torch.nn.Module, args: typing.Any, output: typing.Any) 
     """Files that are due (calibration_sample_interval) are written when the samples are named again."""
     del args, output
     calibration = model.__dict__.get(_CALIBRATION)
-    if calibration is not None and calibration.session and calibration.last:
+    if calibration is not None and calibration.last:
         torch.ops.fp8.measure_samples(calibration.session, calibration.samples - calibration.last, calibration.last)
 
 
@@ -138,11 +132,15 @@ def _on_hpu(found: typing.Sequence[_modules.Weight], function: str) -> None:
             raise ValueError(f"{function}: {weight.name}: expected its weight on hpu, found it on {tensor.device}: model.to('hpu')")
 
 
-def _plain(found: typing.Sequence[_modules.Weight], function: str) -> None:
+def _selected(model: torch.nn.Module, config: FP8Config, function: str) -> tuple[list[_modules.Weight], list[_modules.Left], _Columns]:
+    """The weights that can be in fp8, whose memory has rows of outputs from now on, the matrices that can't, and what operators take."""
+    found, left = _modules.selected(model, config.to_dict().get("allowlist") or {})
     _on_hpu(found, function)
     for weight in found:
         if _modules.TRAINING in weight.owner.__dict__:
             raise ValueError(f"{function}: {weight.name}: its module trains in fp8: fp8.te.restore(model) first")
+        weight.turn()
+    return found, left, _modules.columns(found)
 
 
 @contextlib.contextmanager
@@ -172,14 +170,11 @@ def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
         raise ValueError("prepare: the model is converted already: measure the one in high precision")
     if config.mode == "NONE":
         return model
-    found, _ = _modules.selected(model, config.to_dict().get("allowlist") or {})
-    _plain(found, "prepare")
-    for weight in found:
-        weight.turn()
-    biases = [weight.bias for weight in found]
-    mode = config.with_mode("SHAPE" if config.mode == "SHAPE" else "MEASURE")
+    found, _, columns = _selected(model, config, "prepare")
+    biases = [bias if isinstance(bias, torch.Tensor) else None for bias in (getattr(weight.owner, "bias", None) for weight in found)]
+    mode = json.dumps({**config.to_dict(), "mode": "SHAPE" if config.mode == "SHAPE" else "MEASURE"})
     with _named_errors():
-        session = torch.ops.fp8.measure_begin(*_modules.columns(found), biases, "", mode, *_nn.nodes(model))
+        session = torch.ops.fp8.measure_begin(*columns, biases, "", mode, *_nn.nodes(model))
     model.__dict__[_CALIBRATION] = _Calibration(session, config, model)
     return model
 
@@ -190,9 +185,8 @@ def finalize_calibration(model: torch.nn.Module) -> list[str]:
     if calibration is None:
         raise ValueError("finalize_calibration: the model is not prepared, or its calibration has ended")
     files = calibration.end()
-    model.__dict__[_CONFIG] = calibration.config
-    model.__dict__[_CALIBRATION] = None
-    return files
+    model.__dict__.update({_CONFIG: calibration.config, _CALIBRATION: None})
+    return typing.cast(list[str], files)
 
 
 save_measurements = finalize_calibration
@@ -213,16 +207,11 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
         raise ValueError(f"convert: mode: found {config.mode}, allowed: QUANTIZE, LOAD, AUTO; prepare() measures")
     if config.mode == "NONE":
         return model
-    found, left = _modules.selected(model, config.to_dict().get("allowlist") or {})
-    _plain(found, "convert")
-    mode = "LOAD" if config.mode == "LOAD" else "QUANTIZE"
-    options = json.dumps({"quant_config": json.loads(config.with_mode(mode))})
-    for weight in found:
-        weight.turn()
-    tensors, names, kinds = _modules.columns(found)
+    found, left, columns = _selected(model, config, "convert")
+    options = json.dumps({"quant_config": {**config.to_dict(), "mode": "LOAD" if config.mode == "LOAD" else "QUANTIZE"}})
     with _named_errors():
-        said = json.loads(torch.ops.fp8.convert(tensors, names, kinds, options, *_nn.nodes(model)))
-    for weight, tensor in zip(found, tensors):
+        said = json.loads(torch.ops.fp8.convert(*columns, options, *_nn.nodes(model)))
+    for weight, tensor in zip(found, columns[0]):
         if weight.transposed:
             weight.owned.data = tensor.transpose(-2, -1)
     _finish(model, found, left, said)
@@ -238,17 +227,20 @@ def _finish(model: torch.nn.Module, found: typing.Sequence[_modules.Weight], lef
     for weight in changed:
         Fp8Parameter.of(weight)
     _install(model, changed)
-    kept = [Kept(module["name"], module["reason"]) for module in said["skipped"]]
-    kept += [Kept(module.name, module.reason) for module in left]
+    kept = [Kept(**module) for module in said["skipped"]] + [Kept(module.name, module.reason) for module in left]
     model.__dict__[_REPORT] = Report(converted, tuple(kept), tuple(said["warnings"]))
 
 
-def _loaded(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:
-    rows = [Converted(w.name, w.kind, json.loads(torch.ops.fp8.tag_of(w.tensor))["handler"], w.tensor.numel() * w.owned.dtype.itemsize,
-                      w.tensor.numel()) for w in converted]
+def _loaded(model: torch.nn.Module) -> torch.nn.Module:
+    """A model whose codes came from a checkpoint: with the report of one that was converted here."""
     found, left = _modules.weights(model)
-    kept = [Kept(w.name, "in high precision in the checkpoint") for w in found if not isinstance(w.owned, Fp8Parameter)]
-    model.__dict__[_REPORT] = Report(tuple(rows), tuple(kept + [Kept(module.name, module.reason) for module in left]), ())
+    coded = [(weight, Fp8Parameter.of(weight)) for weight in found if torch.ops.fp8.describe(weight.tensor)]
+    _finish(model, found, left, {
+        "converted": [{"name": w.name, "type": w.kind, "scheme": json.loads(torch.ops.fp8.tag_of(w.tensor))["handler"],
+                       "bytes_before": p.numel() * p.dtype.itemsize, "bytes_after": p.numel()} for w, p in coded],
+        "skipped": [{"name": w.name, "reason": "in high precision in the checkpoint"} for w in found if not isinstance(w.owned, Fp8Parameter)],
+        "warnings": []})
+    return model
 
 
 def report(model: torch.nn.Module) -> Report:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of converted models: save() writes what `fp8 quantize` does, load() reads any form; and the scales that a
-state_dict has beside the codes.
+state_dict has beside the codes. A model's weights are written as its checkpoint has them: transformers cuts, joins and renames
+when it loads one (stacked experts lie one by one), and scales go with the rows of the codes, wherever its own reversal takes
+them, and back.
 
     X.weight         codes, float8
     X.weight_scale   f32: [1], [outputs, 1], or the grid of blocks     value = code * scale
@@ -15,12 +17,13 @@ import typing
 
 import torch
 
-from fp8 import _checkpoint, _library, _modules
+from fp8 import _library, _modules
 from fp8 import nn as _nn
 from fp8.parameter import Fp8Parameter
 
 _FORMS = {"default": "compressed-tensors", "huggingface": "inc", "vllm": "inc-vllm"}  # INC's names of them
 Folder = typing.Union[str, "os.PathLike[str]"]
+Tensors = dict[str, torch.Tensor]
 
 
 def _source(model: torch.nn.Module) -> str:
@@ -40,14 +43,13 @@ def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format:
     form = _FORMS.get(format, format)
     if form not in torch.ops.fp8.forms():
         raise ValueError(f"save: format: found '{format}', allowed: {', '.join((*_FORMS, *torch.ops.fp8.forms()))}")
-    columns, origin = _checkpoint.written(model), os.fspath(source) if source is not None else _source(model)
-    if form == "compressed-tensors" and "transformers" in sys.modules:
-        from fp8 import _transformers
-        _transformers.check_linears(model, json.loads(torch.ops.fp8.quantization_config(*columns, form, origin)[0])["ignore"])
+    columns, origin = written(model), os.fspath(source) if source is not None else _source(model)
+    ours = of_transformers(model)
+    if ours and form == "compressed-tensors":
+        ours.check_linears(model, json.loads(torch.ops.fp8.quantization_config(*columns, form, origin)[0])["ignore"])
     torch.ops.fp8.save(*columns, os.fspath(output_dir), form, origin, overwrite, *_nn.nodes(model))
-    if not origin and "transformers" in sys.modules:
-        from fp8 import _transformers
-        _transformers.write_config(model, pathlib.Path(output_dir))
+    if ours and not origin:
+        ours.write_config(model, pathlib.Path(output_dir))
 
 
 def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str = "default", device: str = "hpu",  # noqa: A002
@@ -60,8 +62,7 @@ def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str 
     _library.require()
     if device != "hpu":
         raise ValueError(f"load: device: found '{device}', allowed: hpu")
-    model = model_name_or_path if isinstance(model_name_or_path, torch.nn.Module) else None
-    place = model_name_or_path if not isinstance(model_name_or_path, torch.nn.Module) else checkpoint
+    model, place = (model_name_or_path, checkpoint) if isinstance(model_name_or_path, torch.nn.Module) else (None, model_name_or_path)
     if place is None:
         raise ValueError("load: checkpoint: found None, expected the folder of the checkpoint")
     folder = pathlib.Path(place)
@@ -70,34 +71,139 @@ def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str 
     if model is None:
         from fp8 import _transformers
         return _transformers.load(folder, **kwargs)
-    converted, taken = _checkpoint.adopt(model, folder)
-    _load_rest(model, folder, taken)
-    return loaded(model, converted)
-
-
-def _load_rest(model: torch.nn.Module, folder: pathlib.Path, taken: set[str]) -> None:
-    """What is in high precision."""
-    from safetensors import safe_open
-    state = _checkpoint.state_of(model)
-    missing = {id(tensor): name for name, tensor in state.items() if not isinstance(tensor, Fp8Parameter)}
-    with torch.no_grad():
-        for file in sorted(folder.glob("*.safetensors")):
-            with safe_open(file, "pt") as reader:
-                for name in set(reader.keys()) - taken:
-                    if name not in state:
-                        raise RuntimeError(f"load: {file}: tensor '{name}': the model has none of this name")
-                    state[name].copy_(reader.get_tensor(name))
-                    missing.pop(id(state[name]), None)
+    from fp8 import quant
+    taken, state = adopt(model, folder), state_of(model)
+    missing = {id(tensor): name for name, tensor in state.items() if not torch.ops.fp8.describe(tensor)}
+    for file, reader in _files(folder):
+        for name in set(reader.keys()) - taken:
+            if name not in state:
+                raise RuntimeError(f"load: {file}: tensor '{name}': the model has none of this name")
+            state[name].detach().copy_(reader.get_tensor(name))
+            missing.pop(id(state[name]), None)
     if missing:
         raise RuntimeError(f"load: {folder}: has no tensor '{min(missing.values())}'")
+    return quant._loaded(model)
 
 
-def loaded(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> torch.nn.Module:
-    """A model whose codes came from a checkpoint: with the report of one that was converted here."""
-    from fp8 import quant
-    install(model, converted)
-    quant._loaded(model, converted)
-    return model
+def _files(folder: pathlib.Path) -> typing.Iterator[tuple[pathlib.Path, typing.Any]]:
+    """Those of a checkpoint, each with its reader."""
+    from safetensors import safe_open
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as reader:
+            yield file, reader
+
+
+def state_of(model: torch.nn.Module) -> Tensors:
+    """Parameters and persistent buffers by name, themselves; tied ones under each of their names."""
+    persistent = model.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()) if name in persistent}
+
+
+def of_transformers(model: torch.nn.Module) -> typing.Any:
+    """fp8._transformers for one of transformers' models, else None. Who has no such model need not have transformers."""
+    if not isinstance(model, getattr(sys.modules.get("transformers"), "PreTrainedModel", ())):
+        return None
+    from fp8 import _transformers
+    return _transformers
+
+
+def reversed_names(model: torch.nn.Module, state: Tensors) -> Tensors:
+    """The state by the names of the model's checkpoint, cut as there. Models of others keep their names."""
+    ours = of_transformers(model)
+    return ours.reversed_names(model, state) if ours else state
+
+
+def once(model: torch.nn.Module, state: Tensors) -> Tensors:
+    """Without what is tied to another, under the name that the model's reader expects."""
+    ours = of_transformers(model)
+    first: dict[int, str] = {}
+    return {name: tensor for name, tensor in (ours.once(model, state) if ours else state).items() if first.setdefault(id(tensor), name) == name}
+
+
+class _Place(typing.NamedTuple):
+    """Where a tensor of a checkpoint lies in a model's state. numbers: for each of its values the number of the row; sources:
+    the names that those rows are of; whole: it is the one source as it is; straight: all values of a row are of one row."""
+    numbers: torch.Tensor
+    sources: list[str]
+    whole: bool
+    straight: bool
+
+
+class _Rows:
+    """The rows of a model's state, numbered through all of it. Rows are outputs: upright has those of a weight that is [inputs,
+    outputs] as rows. places, by the names of the checkpoint, is what the reversal does with numbers in the place of values."""
+
+    def __init__(self, model: torch.nn.Module, state: Tensors) -> None:
+        self.transposed = {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
+        self.upright = [self.turned(name, tensor.detach()) for name, tensor in state.items()]
+        self.numbers = Tensors(zip(state, torch.ops.fp8.number_rows(self.upright)))
+        given = {name: self.turned(name, numbers) for name, numbers in self.numbers.items()}
+        whole = {id(numbers): name for name, numbers in given.items()}
+        self.places: dict[str, _Place] = {}
+        for name, numbers in reversed_names(model, dict(given)).items():
+            if id(numbers) in whole:
+                self.places[name] = _Place(numbers, [whole[id(numbers)]], True, True)
+            else:
+                sources, straight = torch.ops.fp8.weights_of_rows(self.upright, numbers)
+                self.places[name] = _Place(numbers, [list(state)[i] for i in sources], False, straight)
+
+    def turned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(-2, -1) if name in self.transposed else tensor
+
+
+def written(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[str]]:
+    """Tensors, names and types of modules as a checkpoint has them: what fp8::save takes. Tied ones stand at the end once more:
+    they are not stored, but named to readers. Raises RuntimeError naming the module for codes whose scales can't go where the
+    codes go."""
+    every, kinds = state_of(model), {weight.key: weight.kind for weight in _modules.weights(model)[0]}
+    state = once(model, every)
+    rows = _Rows(model, state)
+    coded = {name for name, tensor in state.items() if isinstance(tensor, Fp8Parameter)}
+    cut = {source for place in rows.places.values() if not place.whole for source in place.sources} & coded
+    values = {name: tensor.detach().cpu().view(torch.uint8) if name in cut else tensor for name, tensor in state.items()}
+    found: dict[str, tuple[torch.Tensor, str]] = {}
+    for name, tensor in reversed_names(model, values).items():
+        place = rows.places[name]
+        kind = next((kinds[source] for source in place.sources if source in kinds), "")
+        if place.whole:
+            tensor = state[place.sources[0]]
+            if isinstance(tensor, Fp8Parameter) and (tensor.transposed or kind == "MoeMatmul"):
+                what = "stacked experts are one tensor" if kind == "MoeMatmul" else "its weight is [inputs, outputs]"
+                raise RuntimeError(f"save: {place.sources[0]}: {what} in this model's checkpoints, which no reader takes in fp8: convert "
+                                   "without it (blocklist)")
+        elif cut.intersection(place.sources):
+            tensor = torch.ops.fp8.gather_rows(rows.upright, place.numbers, name, tensor)
+        found[name] = tensor, "Linear" if kind == "MoeMatmul" and tensor.dim() == 2 else kind
+    stored = {id(tensor) for tensor in state.values()}
+    found |= {name: (every[name], kinds.get(name, "")) for name in every if name not in state and name not in found and id(every[name]) in stored}
+    return [tensor for tensor, _ in found.values()], list(found), [kind for _, kind in found.values()]
+
+
+def adopt(model: torch.nn.Module, folder: pathlib.Path) -> set[str]:
+    """Puts the codes of a checkpoint in the place of the model's weights, which may hold anything. Returns the tensors
+    that are done with. Raises RuntimeError naming folder and tensor."""
+    state = once(model, state_of(model))
+    rows = _Rows(model, state)
+    codes: Tensors = {}
+    for name in [name for _, file in _files(folder) for name in file.keys() if file.get_slice(name).get_dtype() in ("F8_E4M3", "F8_E5M2")]:
+        place = rows.places.get(name)
+        if place is None:
+            raise RuntimeError(f"load: {folder}: tensor '{name}': the model has none of this name")
+        if not place.straight:
+            raise RuntimeError(f"load: {folder}: tensor '{name}': its rows are not rows of {', '.join(place.sources)}, where scales would go")
+        source = state[place.sources[0]]
+        if source.device.type != "hpu":
+            raise ValueError(f"load: {name}: expected it on hpu, found it on {source.device}")
+        codes[name] = source if place.whole else torch.empty(place.numbers.shape, dtype=source.dtype, device="hpu")
+    modules = [name.removesuffix(".weight") for name in codes]
+    taken: set[str] = set(torch.ops.fp8.load(list(codes.values()), modules, ["Linear"] * len(codes), str(folder)) if codes else ())
+    pieces = {name: tensor for name, tensor in codes.items() if not rows.places[name].whole}
+    for name in sorted({source for piece in pieces for source in rows.places[piece].sources}):
+        its = [piece for piece in pieces if name in rows.places[piece].sources]
+        joined = torch.ops.fp8.join_rows([pieces[piece] for piece in its], [rows.places[piece].numbers for piece in its], rows.numbers[name],
+                                         name.removesuffix(".weight"))
+        typing.cast(torch.nn.Parameter, state[name]).requires_grad_(False).data = rows.turned(name, joined)
+    return taken
 
 
 def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:
@@ -108,9 +214,8 @@ def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight])
     for owner in {id(weight.owner): weight.owner for weight in converted}.values():
         owner._register_state_dict_hook(_write_scales)
         owner.register_load_state_dict_pre_hook(_read_scales)
-    if "transformers" in sys.modules:
-        from fp8 import _transformers
-        _transformers.install(model)
+    if ours := of_transformers(model):
+        ours.install(model)
 
 
 def scale_names(parameter: str) -> tuple[str, str]:
