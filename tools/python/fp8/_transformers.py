@@ -135,8 +135,8 @@ def _warn_of_values(model: torch.nn.Module, args: typing.Any) -> None:
     if next(model.parameters()).device.type == "hpu":
         for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _warn_of_values]:
             del model._forward_pre_hooks[key]
-        warnings.warn(f"{type(model).__name__}: loaded on another device, its fp8 weights become values on hpu: from_pretrained(..., device_map=\"hpu\") "
-                      "keeps codes and scales", stacklevel=2)
+        warnings.warn(f"{type(model).__name__}: loaded on another device, its fp8 weights become values on hpu: "
+                      "from_pretrained(..., device_map=\"hpu\") keeps codes and scales", stacklevel=2)
 
 
 class OnHpu(CompressedTensorsHfQuantizer):

@@ -37,8 +37,8 @@ class Operation(torch.nn.Module):
         return made
 
     def __getstate__(self) -> dict[str, typing.Any]:
-        if self.node.describe():
-            raise RuntimeError(f"{type(self).__name__} is in fp8 ({self.node.describe()}): a pickle would lose its scales; fp8.quant.save() keeps them")
+        if scheme := self.node.describe():
+            raise RuntimeError(f"{type(self).__name__} is in fp8 ({scheme}): a pickle would lose its scales; fp8.quant.save() keeps them")
         return {name: value for name, value in self.__dict__.items() if name != "node"}
 
     def __setstate__(self, state: dict[str, typing.Any]) -> None:

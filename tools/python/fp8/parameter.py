@@ -124,7 +124,7 @@ class Fp8Parameter(Fp8View, torch.nn.Parameter):
     def share_memory_(self) -> "Fp8Parameter":  # type: ignore[override]
         """On hpu. Raises RuntimeError naming the module on the host, where the scale does not go along."""
         if self.device.type != "hpu" and self.holds_codes:
-            raise RuntimeError(f"{torch.ops.fp8.describe(self)}: can't be moved into shared memory on {self.device}: share it on hpu, or send the model")
+            raise RuntimeError(f"{torch.ops.fp8.describe(self)}: can't go into shared memory on {self.device}: share it on hpu, or send the model")
         return typing.cast(Fp8Parameter, super().share_memory_())
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> torch.nn.Parameter:

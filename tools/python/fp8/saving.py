@@ -32,7 +32,7 @@ def _source(model: torch.nn.Module) -> str:
     return str(config.parent) if config.exists() and "quantization_config" not in json.loads(config.read_text(encoding="utf-8")) else ""
 
 
-def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format: str = "default", source: typing.Optional[Folder] = None,  # noqa: A002
+def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format: str = "default", source: typing.Optional[Folder] = None,
          overwrite: bool = False) -> None:
     """Writes a converted model as a checkpoint.
 
