@@ -29,12 +29,21 @@ TEST(Sidecar, HoldsWhatTheFormatHasNoWordsFor) {
                             {"convention", "inc"},
                             {"scale_method", "MAXABS_HW"},
                             {"hp_dtype", "bf16"},
+                            {"activation_method",
+                             {{"granularity", "PTS"},
+                              {"scale_value_type", "MAXABS"},
+                              {"rounding_method", "IDENTITY"},
+                              {"backoff", 1.0},
+                              {"params", io::Json::object()}}},
                             {"measurements", "0123456789abcdef"},
                             {"skipped", {{"lm_head", "kept"}}}}));
   const Scheme back = read_sidecar(json, "fp8.json");
   EXPECT_EQ(back.dialect, s.dialect);
   EXPECT_EQ(back.convention, s.convention);
   EXPECT_EQ(back.hp, s.hp);
+  EXPECT_TRUE(back.activation_method.same_kind(s.activation_method));
+  s.activations = ActivationScaling::static_tensor;
+  EXPECT_FALSE(make_sidecar(plan, s).contains("activation_method"));
 }
 
 TEST(Sidecar, OwnConventionHasNoHpDtype) {

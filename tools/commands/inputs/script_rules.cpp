@@ -26,9 +26,11 @@ using torch::jit::TreeRef;
 constexpr std::string_view kNamespaces[] = {"aten",   "prim",     "quantized", "_quantized", "quantization",
                                             "sparse", "profiler", "fp8",       "hpu"};
 constexpr std::string_view kClassNamespaces[] = {"quantized", "rnn", "sparse", "profiler", "fp8"};
-// Output to stdout, where a result may go, and calls into other processes and Python, which some builds know.
-constexpr std::string_view kRefused[] = {"aten::_print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync",
-                                         "prim::PythonOp"};
+// Output to stdout, where a result may go, and calls into other processes and Python, which some builds know; ours that
+// give codes another scale.
+constexpr std::string_view kRefused[] = {"aten::_print",     "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync",
+                                         "prim::PythonOp",   "fp8::packed",     "fp8::unpacked",    "fp8::with_scales",
+                                         "fp8::gather_rows", "fp8::join_rows"};
 constexpr std::string_view kClasses = "__torch__.torch.classes.";
 constexpr int kLiterals[] = {torch::jit::TK_CONST, torch::jit::TK_STRINGLITERAL, torch::jit::TK_TRUE,
                              torch::jit::TK_FALSE, torch::jit::TK_NONE,          torch::jit::TK_VAR};
@@ -229,6 +231,7 @@ bool may_use(const std::string& class_name) {
   if (!class_name.starts_with(kClasses)) return true;
   const std::string name = class_name.substr(kClasses.size());
   const std::string space = name.substr(0, name.find('.'));
+  if (name == "fp8.HPUGraph" || name == "fp8.GraphCache") return false;  // of the program's own calls, not of a model's
   return holds(kClassNamespaces, space) || of_extension(space);
 }
 
