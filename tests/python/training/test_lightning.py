@@ -294,7 +294,7 @@ def test_device_stats():
 def test_profiler(tmp_path):
     profiler = fp8.lightning.HPUProfiler(dirpath=tmp_path, filename="perf", sort_by_key="hpu_time_total")
     lightning.Trainer(accelerator="hpu", profiler=profiler, **{**QUIET, "max_steps": 6}, enable_checkpointing=False).fit(Model())
-    assert "aten::addmm" in (tmp_path / "fit-perf.txt").read_text()
+    assert "aten::" in (tmp_path / "fit-perf.txt").read_text()
     trace = json.loads(next(tmp_path.glob("fit-perf*.json")).read_text())
     assert any(event.get("name") == "aten::addmm" for event in trace["traceEvents"])
 
