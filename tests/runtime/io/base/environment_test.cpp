@@ -264,8 +264,9 @@ const std::set<std::string> kHandOn = {"tools/benchmarks/bench_startup.cpp", "to
 
 TEST(Sources, AskTheTable) {
   const std::regex read(R"(\b(secure_)?getenv\b|\benviron\b|/proc/(self|\d+)/environ)");
-  const std::regex known(R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(FP8_AUTOLOAD|FP8_BENCH|QUANT_CONFIG|)re"
-                         R"re(SOURCE_DATE_EPOCH|TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT|XDG_CACHE_HOME)")re");
+  const std::regex known(
+      R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(FP8_AUTOLOAD|FP8_BENCH|HABANA_LOGS|LOCAL_RANK|)re"
+      R"re(QUANT_CONFIG|RANK|SOURCE_DATE_EPOCH|TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT|WORLD_SIZE|XDG_CACHE_HOME)")re");
   for (const char* folder : {"runtime", "recipes", "configs", "measure", "quant", "transformer_engine", "tools"}) {
     for (const auto& path : sources(folder, {".cpp", ".h", ".py"})) {
       if (kHandOn.contains(fs::relative(path, kRoot).string())) continue;

@@ -46,9 +46,8 @@ class _DeviceType(enum.Enum):
 def _initialize_distributed_hpu(world_size: typing.Optional[int] = None, rank: typing.Optional[int] = None,
                                 local_rank: typing.Optional[int] = None) -> tuple[int, int, int]:
     """(world_size, rank, local_rank): as given, else of the environment."""
-    given = {"WORLD_SIZE": (world_size, 1), "RANK": (rank, 0), "LOCAL_RANK": (local_rank, 0)}
-    found = [int(os.environ.get(name, default)) if value is None else value for name, (value, default) in given.items()]
-    return found[0], found[1], found[2]
+    return (int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size, int(os.environ.get("RANK", 0)) if rank is None else rank,
+            int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank)
 
 
 _CORE = """mark_step iter_mark_step hpu_set_env hpu_reset_env hpu_initialize hpu_set_inference_env hpu_inference_set_env hpu_inference_initialize
