@@ -33,11 +33,11 @@ struct Net : torch::nn::Module {
 
 class Step {
  public:
-  Step(std::int64_t hidden, at::Device device, bool fp8) : net_(hidden), fp8_(fp8) {
-    net_.to(device);
+  Step(std::int64_t hidden, at::Device device, bool fp8) : net_(std::make_shared<Net>(hidden)), fp8_(fp8) {
+    net_->to(device);
     x_ = torch::randn({8, hidden}).to(device);
-    if (fp8) te::convert_for_training(net_, {.recipe = recipe()});
-    parameters_ = net_.parameters();
+    if (fp8) te::convert_for_training(*net_, {.recipe = recipe()});
+    parameters_ = net_->parameters();
     for (auto& p : parameters_) p.mutable_grad() = at::zeros_like(p);
   }
   void operator()() {
@@ -45,9 +45,9 @@ class Step {
     at::Tensor y;
     if (fp8_) {
       const te::fp8_autocast region(true, recipe());
-      y = net_.forward(x_);
+      y = net_->forward(x_);
     } else {
-      y = net_.forward(x_);
+      y = net_->forward(x_);
     }
     y.square().mean().backward();
     const at::NoGradGuard no_grad;
@@ -56,7 +56,7 @@ class Step {
 
  private:
   static recipes::Recipe recipe() { return recipes::DelayedScaling::nvidia(); }
-  Net net_;
+  std::shared_ptr<Net> net_;
   bool fp8_;
   at::Tensor x_;
   std::vector<at::Tensor> parameters_;
