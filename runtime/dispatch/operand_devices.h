@@ -87,6 +87,16 @@ inline bool is_list_of_lists(const c10::IValue& value) {
   return value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType;
 }
 
+/// f(tensor) for each tensor of an argument, in lists too.
+template <class F>
+void for_each_tensor(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    f(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, f);
+  }
+}
+
 /// f(tensor) in the place of each tensor of an argument; lists are replaced, the caller's is not ours to edit. False
 /// for an argument that holds none.
 template <typename F>

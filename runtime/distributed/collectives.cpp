@@ -219,16 +219,6 @@ bool writes(std::string_view op) {  // "c10d::send"
   return false;
 }
 
-/// f(tensor) for each tensor of an argument.
-template <class F>
-void for_each_tensor(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) {
-    f(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, f);
-  }
-}
-
 std::optional<c10d::ReduceOp> reduce_op_of(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
   const auto index = schema.argumentIndexWithName("reduce_op");
   if (!index.has_value()) return std::nullopt;

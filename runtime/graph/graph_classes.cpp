@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs for Python: torch.classes.fp8.HPUGraph, and torch.classes.fp8.GraphCache, whose caller runs the function:
+// Graphs for Python: torch.classes.fp8_graphs.HPUGraph, and GraphCache, whose caller runs the function. They have a
+// namespace of their own, which TorchScript of strangers may not use.
 //
-//   cache = torch.classes.fp8.GraphCache(10)
+//   cache = torch.classes.fp8_graphs.GraphCache(10)
 //   match cache.decide(inputs, training, more):
 //     case 0: results = cache.replay(inputs)
 //     case 1: results = cache.end(inputs, f(*cache.begin(inputs)), reason)     "": none against it; or cache.abandon()
@@ -34,7 +35,7 @@ using Cache = c10::intrusive_ptr<PythonCache>;
 using Tensors = std::vector<at::Tensor>;
 
 bool register_classes() {
-  torch::class_<PythonGraph>("fp8", "HPUGraph")
+  torch::class_<PythonGraph>("fp8_graphs", "HPUGraph")
       .def(torch::init<>())
       .def("capture_begin", [](const Graph& self, bool dry_run) { self->graph.capture_begin(dry_run); })
       .def("capture_end", [](const Graph& self) { self->graph.capture_end(); })
@@ -48,7 +49,7 @@ bool register_classes() {
       .def("reset", [](const Graph& self) { self->graph.reset(); })
       .def_static("is_capturing", &is_recording)
       .def("nodes", [](const Graph& self) { return static_cast<std::int64_t>(self->graph.nodes()); });
-  torch::class_<PythonCache>("fp8", "GraphCache")
+  torch::class_<PythonCache>("fp8_graphs", "GraphCache")
       .def(torch::init<std::int64_t>())
       .def("decide",
            [](const Cache& self, const Tensors& inputs, bool training, const std::string& more) {

@@ -133,10 +133,14 @@ std::vector<at::Tensor> GraphedCall::end(at::TensorList inputs, std::vector<at::
     first_inputs_.clear(), first_results_.clear();
     return results;
   }
+  return in_graph(c10::make_intrusive<Frame>(shared_from_this()), inputs, results);
+}
+
+std::vector<at::Tensor> GraphedCall::in_graph(const c10::intrusive_ptr<Frame>& frame, at::TensorList inputs,
+                                              const std::vector<at::Tensor>& results) const {
   std::vector<at::Tensor> differentiable(inputs.begin(), inputs.end());
   differentiable.insert(differentiable.end(), leaves_.begin(), leaves_.end());
-  return GraphedFunction::apply(c10::make_intrusive<Frame>(shared_from_this()), at::TensorList(differentiable),
-                                results);
+  return GraphedFunction::apply(frame, at::TensorList(differentiable), results);
 }
 
 std::vector<at::Tensor> GraphedCall::first(const GraphFunction& f, at::TensorList inputs) {
@@ -225,16 +229,15 @@ void GraphedCall::finish() {
 }
 
 void GraphedCall::find_what_backward_reads() {
-  const auto slot_of = [&](std::int32_t window) { return tape_.windows[static_cast<std::size_t>(window)].slot; };
   std::unordered_set<std::int32_t> there;  // slots, when forward ends
   for (std::size_t i = 0; i < tape_.slots.size(); ++i)
     if (tape_.slots[i].kind == TapeSlot::Kind::outside) there.insert(static_cast<std::int32_t>(i));
-  for (const auto window : inputs_) there.insert(slot_of(window));
+  for (const auto window : inputs_) there.insert(tape_.slot_of(window));
   for (std::size_t i = 0; i < backward_begins_; ++i)
-    for (const auto& result : tape_.nodes[i].results) there.insert(slot_of(result.window));
+    for (const auto& result : tape_.nodes[i].results) there.insert(tape_.slot_of(result.window));
   std::unordered_set<std::int32_t> read;
   const auto add = [&](std::int32_t window) {
-    if (window >= 0 && there.contains(slot_of(window)) && read.insert(window).second)
+    if (window >= 0 && there.contains(tape_.slot_of(window)) && read.insert(window).second)
       read_in_backward_.push_back(window);
   };
   for (std::size_t i = backward_begins_; i < tape_.nodes.size(); ++i)
@@ -256,11 +259,9 @@ bool GraphedCall::is_current() const {
 
 void GraphedCall::note_versions(Frame& frame) const {
   for (const auto window : read_in_backward_) {
-    const TapeWindow& w = tape_.windows[static_cast<std::size_t>(window)];
-    const TapeSlot& slot = tape_.slots[static_cast<std::size_t>(w.slot)];
-    const bool is_result = std::ranges::any_of(
-        results_, [&](std::int32_t r) { return tape_.windows[static_cast<std::size_t>(r)].slot == w.slot; });
-    if (slot.kind == TapeSlot::Kind::made && !is_result) continue;
+    const auto slot = tape_.slot_of(window);
+    const bool is_result = std::ranges::any_of(results_, [&](std::int32_t r) { return tape_.slot_of(r) == slot; });
+    if (tape_.slots[static_cast<std::size_t>(slot)].kind == TapeSlot::Kind::made && !is_result) continue;
     if (const auto version = frame.memory->version(window)) frame.versions.emplace_back(window, *version);
   }
 }
@@ -275,17 +276,14 @@ std::vector<at::Tensor> GraphedCall::again(at::TensorList inputs) {
   if (with_gradient_.empty()) return results;
   note_versions(*frame);
   frame->memory->keep_only(read_in_backward_);
-  std::vector<at::Tensor> differentiable(inputs.begin(), inputs.end());
-  differentiable.insert(differentiable.end(), leaves_.begin(), leaves_.end());
-  return GraphedFunction::apply(frame, at::TensorList(differentiable), results);
+  return in_graph(frame, inputs, results);
 }
 
 std::vector<at::Tensor> GraphedCall::backward(Frame& frame, at::TensorList gradients) {
   for (const auto& [window, version] : frame.versions)
     TORCH_CHECK(frame.memory->version(window) == version,
                 "[graph] a tensor that the backward of a replayed call needs has been changed by an in-place operation "
-                "since its "
-                "forward: ",
+                "since its forward: ",
                 tape_.windows[static_cast<std::size_t>(window)].dtype.name(), " ",
                 tape_.windows[static_cast<std::size_t>(window)].sizes);
   TapeFrame memory = *frame.memory;  // a second backward finds it as it was

@@ -27,16 +27,6 @@ bool key_is_on() {
 
 bool is_on_hpu(const at::Tensor& t) { return t.defined() && t.device().type() == c10::kHPU; }
 
-/// f(tensor) for each tensor of a value.
-template <class F>
-void each_tensor(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) {
-    f(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& inner : value.toListRef()) each_tensor(inner, f);
-  }
-}
-
 /// What an operator does that decides how a call of it is recorded.
 struct Traits {
   bool writes = false, random = false, sizes_of_values = false, changes_geometry = false;
@@ -95,11 +85,14 @@ std::string in_module(const std::string& name, std::string_view module) {
 
 }  // namespace
 
-bool is_recording() { return key_is_on() && g_recorder.load(std::memory_order_acquire) != nullptr; }
+bool is_recording() { return Recorder::current() != nullptr; }
 
 bool Recorder::is_any_on() { return g_recorder.load(std::memory_order_acquire) != nullptr; }
 
-Recorder* Recorder::current() { return key_is_on() ? g_recorder.load(std::memory_order_acquire) : nullptr; }
+Recorder* Recorder::current() {
+  Recorder* recorder = g_recorder.load(std::memory_order_acquire);
+  return recorder != nullptr && key_is_on() ? recorder : nullptr;
+}
 
 Recorder::Recorder() {
   require_registered();
@@ -213,7 +206,7 @@ void Recorder::check_random(const std::string& what, const torch::jit::Stack& ar
 bool Recorder::reads_what_varies(const torch::jit::Stack& arguments) const {
   bool any = false;
   for (const c10::IValue& value : arguments)
-    each_tensor(value, [&](const at::Tensor& t) {
+    for_each_tensor(value, [&](const at::Tensor& t) {
       if (!is_on_hpu(t)) return;
       const auto found = by_memory_.find(storage_impl_of(t));
       any = any || found == by_memory_.end() || varies_[static_cast<std::size_t>(found->second)];
@@ -250,7 +243,7 @@ void Recorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   bool reads_device = false;
   std::vector<Written> written;
   for (std::size_t i = 0; i < arguments.size(); ++i)
-    each_tensor(arguments[i], [&](const at::Tensor& t) {
+    for_each_tensor(arguments[i], [&](const at::Tensor& t) {
       if (!is_on_hpu(t)) return;
       reads_device = true;
       const auto* alias = schema.arguments()[i].alias_info();
@@ -271,7 +264,7 @@ void Recorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const at::ArrayRef<c10::IValue> results = at::ArrayRef<c10::IValue>(*stack).slice(first);
   for (const c10::IValue& value : results) {
     if (!value.isTensor() && !value.isTensorList()) gives_host = true;
-    each_tensor(value, [&](const at::Tensor& t) {
+    for_each_tensor(value, [&](const at::Tensor& t) {
       if (!t.defined()) return;
       (is_on_hpu(t) ? gives_device : gives_host) = true;
       if (t.is_cpu() && t.has_storage() && made_on_host_.insert(storage_impl_of(t)).second)

@@ -61,8 +61,7 @@ std::optional<std::uint32_t> TapeFrame::version(std::int32_t window) {
 
 void TapeFrame::keep_only(at::ArrayRef<std::int32_t> kept) {
   std::vector<bool> stays(memory_.size(), false);
-  for (const auto window : kept)
-    stays[static_cast<std::size_t>(tape_->windows[static_cast<std::size_t>(window)].slot)] = true;
+  for (const auto window : kept) stays[static_cast<std::size_t>(tape_->slot_of(window))] = true;
   for (std::size_t i = 0; i < tensors_.size(); ++i)
     if (!stays[static_cast<std::size_t>(tape_->windows[i].slot)]) tensors_[i].reset();
   for (std::size_t i = 0; i < memory_.size(); ++i)
@@ -74,13 +73,12 @@ void Tape::finish(at::ArrayRef<std::int32_t> kept) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     nodes[i].last.clear(), nodes[i].gone.clear();
     const auto uses = [&](std::int32_t window) {
-      if (window >= 0)
-        last[static_cast<std::size_t>(windows[static_cast<std::size_t>(window)].slot)] = static_cast<std::int64_t>(i);
+      if (window >= 0) last[static_cast<std::size_t>(slot_of(window))] = static_cast<std::int64_t>(i);
     };
     for (const auto window : nodes[i].operands) uses(window);
     for (const auto& result : nodes[i].results) uses(result.window);
   }
-  for (const auto window : kept) last[static_cast<std::size_t>(windows[static_cast<std::size_t>(window)].slot)] = -1;
+  for (const auto window : kept) last[static_cast<std::size_t>(slot_of(window))] = -1;
   for (std::size_t slot = 0; slot < slots.size(); ++slot) {
     const bool stays = slots[slot].kind == Kind::outside || slots[slot].held || last[slot] < 0;
     if (!stays) nodes[static_cast<std::size_t>(last[slot])].last.push_back(static_cast<std::int32_t>(slot));

@@ -98,6 +98,8 @@ class Tape {
   std::vector<TapeNode> nodes;
   std::int32_t host_objects = 0;
 
+  std::int32_t slot_of(std::int32_t window) const { return windows[static_cast<std::size_t>(window)].slot; }
+
   /// After all nodes are there: when each slot's memory goes, but for that of `kept` windows.
   void finish(at::ArrayRef<std::int32_t> kept);
   /// Nodes [first, end). Throws what a kernel throws, with the node's name and module.

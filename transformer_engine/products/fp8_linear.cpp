@@ -262,7 +262,8 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
       const at::NoGradGuard no_grad;
       const Wanted wants = {context->needs_input_grad(0), context->needs_input_grad(1),
                             call->has_bias && context->needs_input_grad(2)};
-      const variable_list saved = context->get_saved_variables();  // first: it throws where backward ran before
+      variable_list saved;
+      if (wants.x || wants.w) saved = context->get_saved_variables();  // first: it throws where backward ran before
       auto* recorder = runtime::Recorder::current();
       result = recorder != nullptr ? backward_as_node(*recorder, wants, call, saved, gradients[0])
                                    : backward_products(wants, call, saved, gradients[0]);

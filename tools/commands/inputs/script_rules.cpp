@@ -231,7 +231,6 @@ bool may_use(const std::string& class_name) {
   if (!class_name.starts_with(kClasses)) return true;
   const std::string name = class_name.substr(kClasses.size());
   const std::string space = name.substr(0, name.find('.'));
-  if (name == "fp8.HPUGraph" || name == "fp8.GraphCache") return false;  // of the program's own calls, not of a model's
   return holds(kClassNamespaces, space) || of_extension(space);
 }
 

@@ -20,7 +20,8 @@ from torch.utils import _pytree
 Function = typing.Callable[..., typing.Any]
 M = typing.TypeVar("M", bound=torch.nn.Module)
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
-__all__ = ["HPUGraph", "ModuleCacher", "graph", "is_current_stream_capturing", "make_graphed_callables", "wrap_in_hpu_graph", "wrap_in_hpu_graph_func"]
+__all__ = ["HPUGraph", "ModuleCacher", "graph", "is_current_stream_capturing", "make_graphed_callables", "wrap_in_hpu_graph",
+           "wrap_in_hpu_graph_func"]
 
 
 class HPUGraph:
@@ -28,7 +29,7 @@ class HPUGraph:
     with the operation and its module for what can't be captured."""
 
     def __init__(self) -> None:
-        self._graph = torch.classes.fp8.HPUGraph()
+        self._graph = torch.classes.fp8_graphs.HPUGraph()
 
     def capture_begin(self, dry_run: bool = False) -> None:
         self._graph.capture_begin(dry_run)
@@ -79,14 +80,14 @@ class graph:  # noqa: N801: Habana's name
 
 
 def is_current_stream_capturing() -> bool:
-    return bool(torch.classes.fp8.HPUGraph.is_capturing())
+    return bool(torch.classes.fp8_graphs.HPUGraph.is_capturing())
 
 
 class _Graphed:
     """A function, or a module's forward, with its graphs."""
 
     def __init__(self, function: Function, module: typing.Optional[torch.nn.Module], max_graphs: typing.Optional[int]) -> None:
-        self.function, self.module, self.cache = function, module, torch.classes.fp8.GraphCache(10**9 if max_graphs is None else max_graphs)
+        self.function, self.module, self.cache = function, module, torch.classes.fp8_graphs.GraphCache(10**9 if max_graphs is None else max_graphs)
         self.results: dict[int, tuple[list[typing.Any], typing.Any]] = {}
 
     def __call__(self, *args: typing.Any, bypass_hpu_graphs: bool = False, warmup_mode: bool = False, cache_tensors_list: typing.Any = None,
@@ -120,6 +121,10 @@ class _Graphed:
         self.results[number] = [leaf if not isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in results], form
         return _with_tensors(results, form, found)
 
+    def clear(self) -> None:
+        self.cache.clear()
+        self.results.clear()
+
 
 def _with_tensors(leaves: list[typing.Any], spec: typing.Any, tensors: list[torch.Tensor]) -> typing.Any:
     """The tree, with these in place of its tensors."""
@@ -140,7 +145,7 @@ def wrap_in_hpu_graph(module: M, asynchronous: bool = False, disable_tensor_cach
     del asynchronous, disable_tensor_cache, dry_run
     graphed = _Graphed(module.forward, module, max_graphs)
     module.forward = graphed
-    module.clear_cache = graphed.cache.clear
+    module.clear_cache = graphed.clear
     module.clear_inputs = lambda: None  # inputs are not kept
     return module
 

@@ -268,7 +268,7 @@ TEST(ScriptRules, EveryOperatorIsAllowedOrRefused) {
                          "prim::TensorExprGroup", "prim::oneDNNFusionGroup", "prim::StaticSubgraph"})
     EXPECT_FALSE(may_call(c10::Symbol::fromQualString(op))) << op;
   for (const char* name : {"HPUGraph", "GraphCache"})
-    EXPECT_FALSE(may_use(std::string("__torch__.torch.classes.fp8.") + name)) << name;
+    EXPECT_FALSE(may_use(std::string("__torch__.torch.classes.fp8_graphs.") + name)) << name;
   for (const char* op : {"prim::Print", "prim::RaiseException", "prim::If", "prim::tolist", "prim::NumToTensor"})
     EXPECT_TRUE(may_call(c10::Symbol::fromQualString(op))) << op;
 }
