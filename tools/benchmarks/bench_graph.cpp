@@ -36,7 +36,11 @@ class Step {
   Step(std::int64_t hidden, at::Device device, bool fp8) : net_(std::make_shared<Net>(hidden)), fp8_(fp8) {
     net_->to(device);
     x_ = torch::randn({8, hidden}).to(device);
-    if (fp8) te::convert_for_training(*net_, {.recipe = recipe()});
+    if (fp8) {
+      te::TrainingOptions options;
+      options.recipe = recipe();
+      te::convert_for_training(*net_, options);
+    }
     parameters_ = net_->parameters();
     for (auto& p : parameters_) p.mutable_grad() = at::zeros_like(p);
   }
