@@ -7,6 +7,14 @@
 #include "fp8/runtime/modules/op_modules.h"
 
 namespace fp8::runtime {
+
+template <class Module>
+Module& Node::as(const char* what) const {
+  auto* module = dynamic_cast<Module*>(module_.get());
+  TORCH_CHECK(module != nullptr, "[fp8::Node] ", what, ": found a node of type ", type_);
+  return *module;
+}
+
 namespace {
 
 std::shared_ptr<OpModule> module_of(const std::string& type) {
@@ -16,8 +24,9 @@ std::shared_ptr<OpModule> module_of(const std::string& type) {
   if (type == "ModuleFusedSDPA") return std::make_shared<ModuleFusedSDPAImpl>();
   if (type == "KVCache") return std::make_shared<KVCacheImpl>();
   if (type == "VLLMKVCache") return std::make_shared<VLLMKVCacheImpl>();
+  if (type == "VllmMixtureOfExpertsOp") return std::make_shared<ExpertsImpl>();
   TORCH_CHECK(false, "[fp8::Node] type: found '", type,
-              "', allowed: Matmul, B2BMatmul, Softmax, ModuleFusedSDPA, KVCache, VLLMKVCache");
+              "', allowed: Matmul, B2BMatmul, Softmax, ModuleFusedSDPA, KVCache, VLLMKVCache, VllmMixtureOfExpertsOp");
 }
 
 [[maybe_unused]] const bool g_node_registered = [] {
@@ -37,6 +46,14 @@ std::shared_ptr<OpModule> module_of(const std::string& type) {
            [](const c10::intrusive_ptr<Node>& self, const at::Tensor& current) { return self->store(current); })
       .def("fetch", [](const c10::intrusive_ptr<Node>& self, const at::Tensor& stored,
                        const at::Tensor& like) { return self->fetch(stored, like); })
+      .def(
+          "mix",
+          [](const c10::intrusive_ptr<Node>& self, const at::Tensor& hidden, const at::Tensor& table,
+             const at::Tensor& router, const std::vector<at::Tensor>& w12, const std::vector<at::Tensor>& w3,
+             bool permuted_weights, const std::string& activation, std::int64_t experts_min, std::int64_t experts_max) {
+            return self->as<ExpertsImpl>("mix").mix(hidden, table, router, w12, w3, permuted_weights, activation,
+                                                    experts_min, experts_max);
+          })
       .def("describe", [](const c10::intrusive_ptr<Node>& self) { return self->describe(); })
       .def("copy", [](const c10::intrusive_ptr<Node>& self) { return self->copy(); })
       // A file has no scales: what is loaded from it is a node that nothing handles.
@@ -50,13 +67,6 @@ std::shared_ptr<OpModule> module_of(const std::string& type) {
 Node::Node(std::string type) : type_(std::move(type)), module_(module_of(type_)) {}
 
 const std::shared_ptr<ModuleSlot>& Node::slot() const { return module_->slot(); }
-
-template <class Module>
-Module& Node::as(const char* what) const {
-  auto* module = dynamic_cast<Module*>(module_.get());
-  TORCH_CHECK(module != nullptr, "[fp8::Node] ", what, ": found a node of type ", type_);
-  return *module;
-}
 
 ModuleHandler* Node::cache_handler(const char* what) const {
   if (dynamic_cast<VLLMKVCacheImpl*>(module_.get()) == nullptr) as<KVCacheImpl>(what);

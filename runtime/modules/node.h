@@ -21,7 +21,8 @@ class OpModule;
 
 class Node final : public torch::CustomClassHolder {
  public:
-  /// type: "Matmul", "B2BMatmul", "Softmax", "ModuleFusedSDPA", "KVCache", "VLLMKVCache"; c10::Error for others.
+  /// type: "Matmul", "B2BMatmul", "Softmax", "ModuleFusedSDPA", "KVCache", "VLLMKVCache",
+  /// "VllmMixtureOfExpertsOp"; c10::Error for others.
   explicit Node(std::string type);
 
   const std::string& type() const { return type_; }
@@ -39,15 +40,16 @@ class Node final : public torch::CustomClassHolder {
   /// What the cache holds -> values of like's dtype.
   at::Tensor fetch(const at::Tensor& stored, const at::Tensor& like) const;
 
+  /// The module; c10::Error naming `what` where it is of another class.
+  template <class Module>
+  Module& as(const char* what) const;
+
   /// One line of what handles it; "": nothing does.
   std::string describe() const;
   /// A node of the same type, handled by the same handler: a converted model's copy.
   c10::intrusive_ptr<Node> copy() const;
 
  private:
-  /// The module; c10::Error naming `what` where it is of another class.
-  template <class Module>
-  Module& as(const char* what) const;
   /// Of a cache; null: nothing handles it.
   ModuleHandler* cache_handler(const char* what) const;
 

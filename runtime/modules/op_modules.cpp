@@ -112,8 +112,36 @@ MoeMatmulImpl::MoeMatmulImpl(at::Tensor w) : torch::nn::Module("MoeMatmul") {
 
 at::Tensor MoeMatmulImpl::forward(const at::Tensor& x) const { return at::linear(x, weight); }
 
-MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options)
-    : OpModule("VllmMixtureOfExpertsOp"), options_(options) {
+at::Tensor ExpertsImpl::mix(const at::Tensor& hidden_states, const at::Tensor& expert_routing_table,
+                            const at::Tensor& router_weights, const std::vector<at::Tensor>& w12,
+                            const std::vector<at::Tensor>& w3, bool permuted_weights, const std::string& activation,
+                            std::int64_t experts_min, std::int64_t experts_max) const {
+  TORCH_CHECK(w12.size() == w3.size() && static_cast<std::int64_t>(w12.size()) == experts_max - experts_min + 1,
+              "[MixtureOfExperts] weights: found ", w12.size(), " and ", w3.size(), " for experts [", experts_min, ", ",
+              experts_max, "], expected one of each for each expert");
+  const auto multiply = [&](const at::Tensor& x, const at::Tensor& w) {
+    return at::linear(x, permuted_weights ? w : w.t());
+  };
+  const auto mixture = [&] {
+    at::Tensor y = at::zeros_like(hidden_states);
+    for (std::size_t e = 0; e < w12.size(); ++e) {
+      const auto chosen = expert_routing_table.eq(experts_min + static_cast<std::int64_t>(e)).nonzero();
+      if (chosen.size(0) == 0) continue;
+      const at::Tensor token = chosen.select(1, 0), slot = chosen.select(1, 1);
+      const auto gate_up = multiply(hidden_states.index_select(0, token), w12[e]).chunk(2, -1);
+      const at::Tensor out = multiply(activate(activation, gate_up[0]) * gate_up[1], w3[e]);
+      const at::Tensor weighted = out * router_weights.index({token, slot}).unsqueeze(-1).to(out.scalar_type());
+      y.index_add_(0, token, weighted.to(y.scalar_type()));  // an autocast region multiplies in its own dtype
+    }
+    return y;
+  };
+  return by_handler(handler(), mixture, [&](ModuleHandler& handler, const OriginalOp& original) {
+    return handler.mixture_of_experts({hidden_states, expert_routing_table, router_weights, w12, w3, permuted_weights,
+                                       activation, experts_min, experts_max, original});
+  });
+}
+
+MixtureOfExpertsImpl::MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options) : options_(options) {
   if (options_.experts_max < 0) options_.experts_max = options_.num_experts - 1;
   TORCH_CHECK(options_.num_experts > 0 && options_.experts_min >= 0 && options_.experts_min <= options_.experts_max &&
                   options_.experts_max < options_.num_experts,
@@ -135,26 +163,8 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& hidden_states, const 
     w12.push_back(w13_list->ptr(e)->as<MoeMatmulImpl>()->weight);
     w3.push_back(w2_list->ptr(e)->as<MoeMatmulImpl>()->weight);
   }
-  const auto mixture = [&] {
-    at::Tensor y = at::zeros_like(hidden_states);
-    for (std::size_t e = 0; e < w12.size(); ++e) {
-      const auto chosen = expert_routing_table.eq(options_.experts_min + static_cast<std::int64_t>(e)).nonzero();
-      if (chosen.size(0) == 0) continue;
-      const at::Tensor token = chosen.select(1, 0), slot = chosen.select(1, 1);
-      const at::Tensor x = hidden_states.index_select(0, token);
-      const auto gate_up = w13_list->ptr(e)->as<MoeMatmulImpl>()->forward(x).chunk(2, -1);
-      const at::Tensor out =
-          w2_list->ptr(e)->as<MoeMatmulImpl>()->forward(activate(options_.activation, gate_up[0]) * gate_up[1]);
-      const at::Tensor weighted = out * router_weights.index({token, slot}).unsqueeze(-1).to(out.scalar_type());
-      y.index_add_(0, token, weighted.to(y.scalar_type()));  // an autocast region multiplies in its own dtype
-    }
-    return y;
-  };
-  return by_handler(handler(), mixture, [&](ModuleHandler& handler, const OriginalOp& original) {
-    return handler.mixture_of_experts({hidden_states, expert_routing_table, router_weights, w12, w3,
-                                       /*permuted_weights=*/true, options_.activation, options_.experts_min,
-                                       options_.experts_max, original});
-  });
+  return mix(hidden_states, expert_routing_table, router_weights, w12, w3, /*permuted_weights=*/true,
+             options_.activation, options_.experts_min, options_.experts_max);
 }
 
 }  // namespace fp8::runtime

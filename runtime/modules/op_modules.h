@@ -150,7 +150,20 @@ struct MixtureOfExpertsOptions {
   std::string activation = "silu";
 };
 
-class MixtureOfExpertsImpl : public OpModule {
+/// The mixture alone: its experts' weights are the caller's.
+class ExpertsImpl : public OpModule {
+ public:
+  ExpertsImpl() : OpModule("VllmMixtureOfExpertsOp") {}
+
+  /// hidden_states: [tokens, H]; expert_routing_table: [tokens, top_k] int64; router_weights: [tokens, top_k]; w12, w3,
+  /// activation, experts_min and experts_max as in MoeCall.
+  at::Tensor mix(const at::Tensor& hidden_states, const at::Tensor& expert_routing_table,
+                 const at::Tensor& router_weights, const std::vector<at::Tensor>& w12,
+                 const std::vector<at::Tensor>& w3, bool permuted_weights, const std::string& activation,
+                 std::int64_t experts_min, std::int64_t experts_max) const;
+};
+
+class MixtureOfExpertsImpl : public ExpertsImpl {
  public:
   /// Weights are empty tensors of the right shapes, to be loaded. Only experts in [experts_min, experts_max] are held,
   /// as w13_list.0 ... in that order.

@@ -78,10 +78,12 @@ def test_fused(tmp_path):
     model, x = torch.nn.Sequential(block), torch.randn(64, HIDDEN).to("hpu")
     with torch.no_grad():
         high = model(x)
-        expected, (shares, table) = block.shared(x), block.choice(x).topk(2, -1)
+        expected, (shares, table), within = block.shared(x), block.choice(x).topk(2, -1), []
         for i, (up, down) in enumerate(zip(block.pile.w13_list, block.pile.w2_list)):
             gate, rest = up(x).chunk(2, -1)
-            expected = expected + down(torch.nn.functional.silu(gate) * rest) * ((table == i) * shares).sum(-1, keepdim=True)
+            inner = torch.nn.functional.silu(gate) * rest
+            within.append(float(inner[(table == i).any(-1)].abs().max()))
+            expected = expected + down(inner) * ((table == i) * shares).sum(-1, keepdim=True)
         assert torch.allclose(high, expected, atol=1e-5)
         fp8.quant.prepare(model, {"scale_method": "maxabs_pow2", "dump_stats_path": str(tmp_path / "inc")})
         assert torch.equal(model(x), high)
@@ -90,7 +92,10 @@ def test_fused(tmp_path):
     converted = {m.name: m.type for m in fp8.quant.report(model).converted}
     assert 0 < error < 0.1 and sum(kind == "MoeMatmul" for kind in converted.values()) == 2 * EXPERTS and "0.choice.layer" not in converted
     nodes = json.loads((tmp_path / "inc_hooks_maxabs.json").read_text())["Nodes"]
-    assert f"0.pile.w2_list.{EXPERTS - 1}" in nodes
+    assert f"0.pile.w2_list.{EXPERTS - 1}" in nodes and len(nodes["0.pile"]["inputs"]) == 1
+    assert len(nodes["0.pile"]["outputs"]) == 1 + EXPERTS and dict(model.named_modules())["0.pile"].node.describe()
+    measured = [amax for [[amax]] in nodes["0.pile"]["outputs"][1:]]
+    assert measured == pytest.approx(within, rel=1e-5)
 
 
 def test_a_part_of_the_experts():

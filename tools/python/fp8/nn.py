@@ -154,9 +154,10 @@ class MoeMatmul(torch.nn.Module):
         return torch.nn.functional.linear(x, self.weight)
 
 
-class FusedMoE(torch.nn.Module):
+class FusedMoE(Operation):
     """A mixture of experts in the call form of vLLM's VllmMixtureOfExpertsOp: w13_list.E, gate above up, and w2_list.E, down, of
-    the experts experts_min + E that are held here; the others add nothing.
+    the experts experts_min + E that are held here; the others add nothing. A measurement has one node for it, whose outputs are
+    the result and the largest magnitude within each expert.
 
         >>> import torch, fp8
         >>> moe = fp8.nn.FusedMoE(4, hidden_size=8, intermediate_size=16, device="hpu")
@@ -166,6 +167,8 @@ class FusedMoE(torch.nn.Module):
         >>> moe(torch.ones(1, 8).to("hpu"), table, shares).shape
         torch.Size([1, 8])
     """
+
+    KIND = "VllmMixtureOfExpertsOp"
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, experts_min: int = 0, experts_max: typing.Optional[int] = None,
                  dtype: typing.Optional[torch.dtype] = None, device: typing.Any = None) -> None:
@@ -182,8 +185,8 @@ class FusedMoE(torch.nn.Module):
                 activation: str = "silu") -> torch.Tensor:
         """hidden_states: [tokens, H]; expert_routing_table, router_weights: [tokens, k], of experts of all ranks."""
         w13, w2 = ([expert.weight for expert in experts] for experts in (self.w13_list, self.w2_list))
-        return typing.cast(torch.Tensor, torch.ops.hpu.mixture_of_experts.fused_weights(
-            hidden_states, expert_routing_table, router_weights, w13, w2, permuted_weights, activation, self.experts_min, self.experts_max))
+        return typing.cast(torch.Tensor, self.node.mix(hidden_states, expert_routing_table, router_weights, w13, w2, permuted_weights,
+                                                       activation, self.experts_min, self.experts_max))
 
 
 def memory_dtype(tensor: torch.Tensor) -> torch.dtype:
