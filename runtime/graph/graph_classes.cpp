@@ -11,6 +11,7 @@
 
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/graph/hpu_graph.h"
+#include "fp8/runtime/graph/metrics.h"
 #include "fp8/runtime/graph/module_cacher.h"
 
 namespace fp8::runtime {
@@ -30,7 +31,17 @@ struct PythonCache final : torch::CustomClassHolder {
   GraphCache::Decision decision;
 };
 
+/// The metrics of the process, or what they are from its making on; until stop().
+struct PythonMetrics final : torch::CustomClassHolder {
+  explicit PythonMetrics(bool from_now) : since(process_counts()) {
+    if (!from_now) since = {};
+  }
+  CompiledGraphs since;
+  std::optional<CompiledGraphs> until;
+};
+
 using Graph = c10::intrusive_ptr<PythonGraph>;
+using Metrics = c10::intrusive_ptr<PythonMetrics>;
 using Cache = c10::intrusive_ptr<PythonCache>;
 using Tensors = std::vector<at::Tensor>;
 
@@ -76,6 +87,28 @@ bool register_classes() {
              return std::vector<std::int64_t>{counts.captured, counts.replayed, counts.eager};
            })
       .def("refusals", [](const Cache& self) { return self->cache.refusals(); });
+  torch::class_<PythonMetrics>("fp8_graphs", "Metrics")
+      .def(torch::init<bool>())
+      .def("json",
+           [](const Metrics& self, const std::string& metric) {
+             return metric_json(metric, self->until.has_value() ? *self->until : process_counts(), self->since);
+           })
+      .def("stop", [](const Metrics& self) { self->until = process_counts(); })
+      .def("new_graphs",
+           [](const Metrics& self) {
+             const CompiledGraphs counts = self->until.has_value() ? *self->until : process_counts();
+             std::vector<std::string> lines;
+             for (auto i = self->since.fresh.size(); i < counts.fresh.size(); ++i)
+               lines.push_back(counts.fresh[i].line());
+             return lines;
+           })
+      .def("host_reads",
+           [](const Metrics& self) {
+             const CompiledGraphs counts = self->until.has_value() ? *self->until : process_counts();
+             return counts.host_read_lines();
+           })
+      .def_static("mark_step", [] { mark_step(true); })
+      .def_static("dump", [](const std::string& path, const std::string& format) { dump_metrics(path, format); });
   return true;
 }
 

@@ -160,7 +160,7 @@ void LeafScope::start() {
 
 void LeafScope::see(const at::Tensor& t) {
   if (!t.defined()) return;
-  LeafTensor seen{t.scalar_type(), {}, 0};
+  LeafTensor seen{t.scalar_type(), {}, 0, t.device().is_hpu()};
   if (t.layout() == at::kStrided && !t.is_nested()) {
     seen.sizes.assign(t.sizes().begin(), t.sizes().end());
     seen.bytes = static_cast<std::int64_t>(t.nbytes());

@@ -35,6 +35,7 @@ struct LeafTensor {
   at::ScalarType type;
   c10::SmallVector<std::int64_t, 4> sizes;
   std::int64_t bytes = 0;  ///< of its elements
+  bool on_hpu = true;
 };
 
 /// One leaf. Valid during the listener's call.

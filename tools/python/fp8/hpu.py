@@ -16,6 +16,7 @@ import torch
 
 from fp8 import _library
 from fp8 import graphs as graphs
+from fp8 import metrics as metrics
 from fp8.graphs import *  # noqa: F403
 
 Device = typing.Union[torch.device, str, int, None]
@@ -32,7 +33,8 @@ _began = threading.Lock()
 
 def _begin() -> None:
     """What a process that uses the device sets once."""
-    sys.modules.update({"torch.hpu.memory": memory, "torch.hpu.random": random, "torch.hpu.streams": streams, "torch.hpu.graphs": graphs})
+    sys.modules.update({"torch.hpu.memory": memory, "torch.hpu.random": random, "torch.hpu.streams": streams, "torch.hpu.graphs": graphs,
+                        "torch.hpu.metrics": metrics})
     if not is_available() or not _began.acquire(blocking=False):
         return
     # A thread of backward that is not done when Python ends aborts it, and one that never began is waited for.

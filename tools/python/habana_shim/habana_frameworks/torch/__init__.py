@@ -28,6 +28,8 @@ def _no_lazy_mode(name: str) -> None:
 def _accepted(name: str) -> typing.Callable[..., typing.Any]:
     def accept(model: typing.Any = None, *_: typing.Any, **__: typing.Any) -> typing.Any:
         _no_lazy_mode(name)
+        if name.endswith("mark_step"):
+            torch.hpu.metrics.mark_step()
         return model if isinstance(model, torch.nn.Module) else None
     accept.__name__ = accept.__qualname__ = name
     return accept
@@ -81,5 +83,5 @@ for _name, _names in _MODULES.items():
     _path = f"{__name__}.{_name}"
     _alias.alias(_path, _alias.names_of(_names) if isinstance(_names, str) else _found_in(_path, _names), f"Emulation: {_path}.")
 _alias.put(f"{__name__}.hpu", torch.hpu)
-for _name in ("graphs", "memory", "random", "streams"):
+for _name in ("graphs", "memory", "metrics", "random", "streams"):
     _alias.put(f"{__name__}.hpu.{_name}", getattr(torch.hpu, _name))
