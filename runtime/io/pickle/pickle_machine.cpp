@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opcodes, stack and memo; what numpy's globals do is in pickle_numpy.cpp, torch's in
-// pickle_torch.cpp.
+// Opcodes, stack and memo; what numpy's and torch's globals do is in pickle_globals.cpp.
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 
 #include <limits>
