@@ -1,13 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
+// libpng and libjpeg end a function with longjmp() where something is wrong (error_exit() of libjpeg must not return).
+// The functions that call setjmp() have no object with a destructor, and what they leave is false and a message.
+// clang-format off: each needs what stands above it
+#include <cstdio>
+#include <jpeglib.h>
+#include <jerror.h>
+// clang-format on
 #include "fp8/runtime/io/images/image.h"
+
+#include <png.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csetjmp>
+#include <cstring>
 
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
+namespace {
 
+/// An image of these sizes, to be filled. Throws io::Error: no pixels, more than `most`, or more than a file of
+/// `file_bytes` can hold at `pixels_per_byte`, which would be memory for nothing. where: fit for a message.
 Image empty_image(std::int64_t width, std::int64_t height, const std::string& where, std::int64_t most,
                   std::size_t file_bytes, std::int64_t pixels_per_byte) {
   const std::string size = message("{} x {} pixels", width, height);
@@ -17,6 +32,183 @@ Image empty_image(std::int64_t width, std::int64_t height, const std::string& wh
     fail_at(where, "{} bytes can't hold {}", file_bytes, size);
   return {width, height, std::vector<std::uint8_t>(static_cast<std::size_t>(width * height * 3))};
 }
+
+// PNG.
+
+// Rows of zeros compress 1032:1, and a pixel takes a bit at least.
+constexpr std::int64_t kPngPixelsPerByte = 8 * 1032;
+
+class PngReader {
+ public:
+  explicit PngReader(std::string_view bytes) : left_(bytes) {
+    png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, on_error, [](png_structp, png_const_charp) {});
+    ensure(png_ != nullptr, "libpng to begin");
+    info_ = png_create_info_struct(png_);
+  }
+  ~PngReader() { png_destroy_read_struct(&png_, &info_, nullptr); }
+  PngReader(const PngReader&) = delete;
+  PngReader& operator=(const PngReader&) = delete;
+
+  /// Up to the pixels.
+  bool read_header() {
+    if (setjmp(png_jmpbuf(png_))) return false;
+    if (info_ == nullptr) png_error(png_, "out of memory");
+    png_set_read_fn(png_, this, read);
+    png_set_user_limits(png_, 0x7fffffff, 0x7fffffff);  // the caller has its own
+    png_read_info(png_, info_);
+    return true;
+  }
+
+  /// pixels: width * height * 3 bytes.
+  bool read_pixels(std::uint8_t* pixels) {
+    if (setjmp(png_jmpbuf(png_))) return false;
+    const int color = png_get_color_type(png_, info_);
+    if (color == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png_);
+    if (color == PNG_COLOR_TYPE_GRAY) png_set_expand_gray_1_2_4_to_8(png_);
+    if (!(color & PNG_COLOR_MASK_COLOR)) png_set_gray_to_rgb(png_);
+    png_set_strip_16(png_);
+    png_set_strip_alpha(png_);
+    const int passes = png_set_interlace_handling(png_);
+    png_read_update_info(png_, info_);
+    const std::size_t row = png_get_rowbytes(png_, info_);
+    if (row != std::size_t{3} * width()) png_error(png_, "rows are not RGB");
+    for (int pass = 0; pass < passes; ++pass)
+      for (std::size_t y = 0; y < height(); ++y) png_read_row(png_, pixels + y * row, nullptr);
+    png_read_end(png_, nullptr);
+    return true;
+  }
+
+  std::uint32_t width() const { return png_get_image_width(png_, info_); }
+  std::uint32_t height() const { return png_get_image_height(png_, info_); }
+  const char* message() const { return message_; }
+
+ private:
+  [[noreturn]] static void on_error(png_structp png, png_const_charp message) {
+    auto& self = *static_cast<PngReader*>(png_get_error_ptr(png));
+    std::snprintf(self.message_, sizeof self.message_, "%s", message);
+    png_longjmp(png, 1);
+  }
+  static void read(png_structp png, png_bytep to, std::size_t count) {
+    auto& self = *static_cast<PngReader*>(png_get_io_ptr(png));
+    if (count > self.left_.size()) png_error(png, "cut short");
+    std::memcpy(to, self.left_.data(), count);
+    self.left_.remove_prefix(count);
+  }
+
+  std::string_view left_;
+  png_structp png_ = nullptr;
+  png_infop info_ = nullptr;
+  char message_[160] = "";
+};
+
+Image decode_png(std::string_view bytes, const std::string& where, std::int64_t most_pixels) {
+  PngReader reader(bytes);
+  const auto complain = [&] { fail_at(where, "a damaged PNG ({})", printable(reader.message())); };
+  if (!reader.read_header()) complain();
+  Image image = empty_image(reader.width(), reader.height(), where, most_pixels, bytes.size(), kPngPixelsPerByte);
+  if (!reader.read_pixels(image.pixels.data())) complain();
+  return image;
+}
+
+// JPEG.
+
+// A block of 8 x 8 takes a bit of its first scan, more where it was not made to look large.
+constexpr std::int64_t kJpegPixelsPerByte = 1024;
+// Of a progressive file: cameras and encoders write ten or so; more is work without end for a few bytes.
+constexpr int kMostScans = 200;
+
+/// True for what libjpeg only warns of, though pixels are not those that were stored.
+bool loses_data(int code) {
+  return code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER || code == JWRN_HUFF_BAD_CODE || code == JWRN_MUST_RESYNC ||
+         code == JWRN_ARITH_BAD_CODE;
+}
+
+class JpegReader {
+ public:
+  explicit JpegReader(std::string_view bytes) : bytes_(bytes) {
+    jpeg_.err = jpeg_std_error(&errors_);
+    errors_.error_exit = on_error;
+    errors_.emit_message = on_message;
+    errors_.output_message = [](j_common_ptr) {};
+    progress_.progress_monitor = on_progress;
+    jpeg_.client_data = this;
+  }
+  ~JpegReader() { jpeg_destroy_decompress(&jpeg_); }  // of one that was not created: nothing
+  JpegReader(const JpegReader&) = delete;
+  JpegReader& operator=(const JpegReader&) = delete;
+
+  /// Up to the pixels.
+  bool read_header() {
+    if (setjmp(jump_)) return false;
+    jpeg_create_decompress(&jpeg_);
+    jpeg_.progress = &progress_;
+    jpeg_mem_src(&jpeg_, reinterpret_cast<const unsigned char*>(bytes_.data()), bytes_.size());
+    jpeg_read_header(&jpeg_, TRUE);
+    return true;
+  }
+
+  /// pixels: width * height * 3 bytes. row: width * 4.
+  bool read_pixels(std::uint8_t* pixels, std::uint8_t* row) {
+    if (setjmp(jump_)) return false;
+    const bool cmyk = jpeg_.jpeg_color_space == JCS_CMYK || jpeg_.jpeg_color_space == JCS_YCCK;
+    jpeg_.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
+    jpeg_start_decompress(&jpeg_);
+    while (jpeg_.output_scanline < jpeg_.output_height) {
+      std::uint8_t* to = pixels + std::size_t{jpeg_.output_scanline} * width() * 3;
+      JSAMPROW target = cmyk ? row : to;
+      if (jpeg_read_scanlines(&jpeg_, &target, 1) == 1 && cmyk) rgb_of_cmyk(row, to);
+    }
+    return true;  // what may follow the last row is of no interest, not even the mark of the end
+  }
+
+  std::uint32_t width() const { return jpeg_.image_width; }
+  std::uint32_t height() const { return jpeg_.image_height; }
+  const char* message() const { return message_; }
+
+ private:
+  static JpegReader& self(j_common_ptr jpeg) { return *static_cast<JpegReader*>(jpeg->client_data); }
+
+  [[noreturn]] static void on_error(j_common_ptr jpeg) {
+    (*jpeg->err->format_message)(jpeg, self(jpeg).message_);
+    std::longjmp(self(jpeg).jump_, 1);
+  }
+  static void on_message(j_common_ptr jpeg, int level) {
+    if (level < 0 && loses_data(jpeg->err->msg_code)) on_error(jpeg);
+  }
+  static void on_progress(j_common_ptr jpeg) {
+    if (self(jpeg).jpeg_.input_scan_number <= kMostScans) return;
+    std::snprintf(self(jpeg).message_, sizeof message_, "more than %d scans", kMostScans);
+    std::longjmp(self(jpeg).jump_, 1);
+  }
+
+  /// Adobe stores 255 minus each of the four.
+  void rgb_of_cmyk(const std::uint8_t* row, std::uint8_t* to) const {
+    for (std::uint32_t x = 0; x < width(); ++x, row += 4)
+      for (int channel = 0; channel < 3; ++channel) {
+        const int product = (255 - row[channel]) * row[3] + 128;  // by 255, rounded
+        *to++ = static_cast<std::uint8_t>(row[3] - ((product + (product >> 8)) >> 8));
+      }
+  }
+
+  std::string_view bytes_;
+  jpeg_decompress_struct jpeg_{};
+  jpeg_error_mgr errors_{};
+  jpeg_progress_mgr progress_{};
+  std::jmp_buf jump_;
+  char message_[JMSG_LENGTH_MAX] = "";
+};
+
+Image decode_jpeg(std::string_view bytes, const std::string& where, std::int64_t most_pixels) {
+  JpegReader reader(bytes);
+  const auto complain = [&] { fail_at(where, "a damaged JPEG ({})", printable(reader.message())); };
+  if (!reader.read_header()) complain();
+  Image image = empty_image(reader.width(), reader.height(), where, most_pixels, bytes.size(), kJpegPixelsPerByte);
+  std::vector<std::uint8_t> row(static_cast<std::size_t>(image.width) * 4);
+  if (!reader.read_pixels(image.pixels.data(), row.data())) complain();
+  return image;
+}
+
+}  // namespace
 
 Image decode_image(std::string_view bytes, const std::string& name, std::int64_t most_pixels) {
   const std::string where = printable(name, 4096);
