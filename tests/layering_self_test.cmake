@@ -57,7 +57,7 @@ expect_clean(tools/commands/measure/good.cpp "#include <ATen/core/Tensor.h>\n")
 expect_violation(tools/commands/quantize/bad.cpp "#include <ATen/core/Tensor.h>\n" "<- a command on files runs without LibTorch")
 expect_violation(tools/commands/measure/bad.cpp "#include \"fp8/transformer_engine/te.h\"\n"
   "tools/commands/measure/bad.cpp:1: #include \"fp8/transformer_engine/te.h\" <- training stands above it")
-expect_violation(runtime/device/bad.cpp "#include \"fp8/runtime/data/dataset.h\"\n" "<- training stands above it")
+expect_violation(runtime/device/bad.cpp "#include \"fp8/runtime/data/data_loader.h\"\n" "<- training stands above it")
 expect_violation(runtime/bad.cpp "#include \"fp8/kernels/cast.h\"\n" "<- no such folder")
 expect_violation(quant/bad.cpp "#include <vector>\nTORCH_LIBRARY_FRAGMENT(fp8, m) { m.def(1) }\n" "quant/bad.cpp:2: TORCH_LIBRARY_FRAGMENT(fp8, m)")
 expect_clean(quant/good.cpp "#include <vector>\nbool b = name.find(\".experts.\") == 0\n")

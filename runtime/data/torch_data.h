@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/data/dataset.h"
+#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/training_module.h"
 

@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "fp8/runtime/data/data_loader.h"
-#include "fp8/runtime/data/dataset.h"
 #include "runtime/data/numbered.h"
 #include "support/child.h"
 #include "support/hpu_test.h"

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "fp8/runtime/data/dataset.h"
+#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/trainer/training_module.h"
 
 namespace mnist {
