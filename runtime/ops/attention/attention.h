@@ -132,7 +132,7 @@ struct BackwardOutputs {
 };
 void attention_backward(const AttentionInputs& inputs, const BackwardOptions& options, const BackwardOutputs& outputs);
 
-// Shared by attention_forward.cpp and attention_backward.cpp: conversions of rows, and the scores of a block of
+// Shared by both passes of attention (attention_passes.cpp): conversions of rows, and the scores of a block of
 // queries.
 
 /// Elements [first, first + n) of a contiguous tensor (fp8: the codes' values as `dialect` reads them) as f32:
