@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
-#include <utility>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/allocator.h"

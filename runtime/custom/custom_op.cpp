@@ -11,7 +11,6 @@
 #include <mutex>
 #include <string_view>
 #include <thread>
-#include <utility>
 
 #include "fp8/runtime/custom/custom_call.h"
 #include "fp8/runtime/custom/extension.h"

@@ -8,7 +8,6 @@
 #include <map>
 #include <mutex>
 #include <ranges>
-#include <utility>
 
 #include "fp8/runtime/custom/custom_call.h"
 #include "fp8/runtime/custom/extension.h"

@@ -16,7 +16,6 @@
 #include <mutex>
 #include <numeric>
 #include <random>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 

@@ -8,8 +8,6 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/comm.hpp>

@@ -11,7 +11,6 @@
 #include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/gloo_group.h"

@@ -11,7 +11,6 @@
 
 #include <array>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <exception>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -10,19 +10,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string_view>
 #include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"

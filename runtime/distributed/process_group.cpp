@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <climits>
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <utility>
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"

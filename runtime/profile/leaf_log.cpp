@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <functional>
 #include <string_view>
-#include <unordered_map>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/profile/owner.h"

@@ -9,9 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"

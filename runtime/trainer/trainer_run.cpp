@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/trainer_run.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -10,17 +9,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <mutex>
-#include <stdexcept>
-#include <string>
-#include <utility>
 
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::trainer {
 namespace {

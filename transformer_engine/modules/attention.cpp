@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <ostream>
-#include <utility>
 
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/io/base/text.h"

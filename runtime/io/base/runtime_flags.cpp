@@ -2,7 +2,6 @@
 #include "fp8/runtime/io/base/runtime_flags.h"
 
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <mutex>
 

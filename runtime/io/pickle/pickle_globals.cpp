@@ -7,7 +7,6 @@
 //   _frombuffer(bytes, dtype, shape, 'C' or 'F')    protocol 5's form of an array
 //   encode(text, 'latin1')                          protocol 2's form of bytes
 //   bytes()                                         protocol 2's form of no bytes
-#include <algorithm>
 #include <array>
 #include <cstring>
 

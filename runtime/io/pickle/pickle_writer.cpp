@@ -2,7 +2,6 @@
 // write_pickle of pickle.h: the opcodes and the order that numpy 1's savez writes with protocol 3, named numpy.core
 // (which numpy 2 understands, while numpy 1 does not know numpy._core).
 #include <bit>
-#include <cstring>
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/pickle/pickle.h"

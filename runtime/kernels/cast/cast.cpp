@@ -4,7 +4,6 @@
 #include "fp8/runtime/kernels/cast.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <span>
 #include <stdexcept>

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

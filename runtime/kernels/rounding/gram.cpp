@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The matrix of the inputs and its quadratic form: only what is right of the diagonal is computed.
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
-#include <string>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/rounding.h"

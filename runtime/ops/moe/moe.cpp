@@ -15,7 +15,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <string>
 #include <string_view>
 
 #include "fp8/runtime/leaf/leaf.h"
