@@ -22,33 +22,20 @@ using fp8::name_of;
 
 /// PTS: one scale per tensor. PCS: one per output channel of a weight (per token of an activation).
 enum class Granularity : std::uint8_t { PTS, PCS };
-constexpr auto names_of(Granularity) {
-  using enum Granularity;
-  return std::to_array<EnumName<Granularity>>({{PTS, "PTS"}, {PCS, "PCS"}});
-}
+constexpr auto names_of(Granularity) { return names_up_to<Granularity::PCS>("PTS", "PCS"); }
 
 /// The source of the unrounded scale: the largest magnitude, a constant, a search for the least error (weights only,
 /// inc_scale.h), always 1, or a function of one's own (custom_scale()).
 enum class ScaleValue : std::uint8_t { MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES, CUSTOM };
 constexpr auto names_of(ScaleValue) {
-  using enum ScaleValue;
-  return std::to_array<EnumName<ScaleValue>>({{MAXABS, "MAXABS"},
-                                              {FIXED_VALUE, "FIXED_VALUE"},
-                                              {OPT, "OPT"},
-                                              {DUMMY_SCALES, "DUMMY_SCALES"},
-                                              {CUSTOM, "CUSTOM"}});
+  return names_up_to<ScaleValue::CUSTOM>("MAXABS", "FIXED_VALUE", "OPT", "DUMMY_SCALES", "CUSTOM");
 }
 
 /// The rounding of that value: nothing, next power of two, next value that the hardware applies for free, the first of
 /// those values, or 1.
 enum class Rounding : std::uint8_t { IDENTITY, POW2, HW_ALIGNED, HW_ALIGNED_FIXED, SCALE_UNIT };
 constexpr auto names_of(Rounding) {
-  using enum Rounding;
-  return std::to_array<EnumName<Rounding>>({{IDENTITY, "IDENTITY"},
-                                            {POW2, "POW2"},
-                                            {HW_ALIGNED, "HW_ALIGNED"},
-                                            {HW_ALIGNED_FIXED, "HW_ALIGNED_FIXED"},
-                                            {SCALE_UNIT, "SCALE_UNIT"}});
+  return names_up_to<Rounding::SCALE_UNIT>("IDENTITY", "POW2", "HW_ALIGNED", "HW_ALIGNED_FIXED", "SCALE_UNIT");
 }
 
 struct IncTarget;  // inc_scale.h

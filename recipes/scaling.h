@@ -25,10 +25,7 @@ using kernels::fp8_max;
 
 /// Which format tensors get on the way forward and backward.
 enum class RecipeFormat : std::uint8_t { E4M3, E5M2, HYBRID };
-constexpr auto names_of(RecipeFormat) {
-  using enum RecipeFormat;
-  return std::to_array<EnumName<RecipeFormat>>({{E4M3, "E4M3"}, {E5M2, "E5M2"}, {HYBRID, "HYBRID"}});
-}
+constexpr auto names_of(RecipeFormat) { return names_up_to<RecipeFormat::HYBRID>("E4M3", "E5M2", "HYBRID"); }
 
 /// Format of activations and weights.
 constexpr Format forward_format(RecipeFormat format) {

@@ -34,20 +34,14 @@ namespace fp8::recipes {
 /// Whose timing, history and backward operands: habana quantizes input and weight once more to E5M2 for the backward
 /// products of HYBRID; nvidia multiplies the forward's E4M3 codes with E5M2 gradients.
 enum class RecipeDialect : std::uint8_t { habana, nvidia };
-constexpr auto names_of(RecipeDialect) {
-  using enum RecipeDialect;
-  return std::to_array<EnumName<RecipeDialect>>({{habana, "habana"}, {nvidia, "nvidia"}});
-}
+constexpr auto names_of(RecipeDialect) { return names_up_to<RecipeDialect::nvidia>("habana", "nvidia"); }
 
 /// A history of n tensors, Shape [H, n].
 using AmaxRows = Eigen::ArrayXXf;
 
 /// Which entry of the history stands for the tensor, by name.
 enum class AmaxComputeAlgo : std::uint8_t { most_recent, max };
-constexpr auto names_of(AmaxComputeAlgo) {
-  using enum AmaxComputeAlgo;
-  return std::to_array<EnumName<AmaxComputeAlgo>>({{most_recent, "most_recent"}, {max, "max"}});
-}
+constexpr auto names_of(AmaxComputeAlgo) { return names_up_to<AmaxComputeAlgo::max>("most_recent", "max"); }
 
 /// AmaxComputeAlgo, or one's own choice: a callable [H, n], the newest row first -> [n].
 class AmaxChoice {

@@ -24,10 +24,7 @@ namespace fp8::kernels {
 
 /// The first generation has neither fp8 nor fp16.
 enum class DeviceKind : std::uint8_t { gaudi, gaudi2, gaudi3 };
-constexpr auto names_of(DeviceKind) {
-  using enum DeviceKind;
-  return std::to_array<EnumName<DeviceKind>>({{gaudi, "GAUDI"}, {gaudi2, "GAUDI2"}, {gaudi3, "GAUDI3"}});
-}
+constexpr auto names_of(DeviceKind) { return names_up_to<DeviceKind::gaudi3>("GAUDI", "GAUDI2", "GAUDI3"); }
 
 /// FP8_HPU_DEVICE: gaudi, gaudi2, gaudi3 (default). Throws std::invalid_argument naming the variable, what was found
 /// and what is allowed.

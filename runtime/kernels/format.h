@@ -16,23 +16,14 @@ namespace fp8::kernels {
 using fp8::name_of;
 
 enum class Format : std::uint8_t { E4M3, E5M2 };
-constexpr auto names_of(Format) {
-  using enum Format;
-  return std::to_array<EnumName<Format>>({{E4M3, "E4M3"}, {E5M2, "E5M2"}});
-}
+constexpr auto names_of(Format) { return names_up_to<Format::E5M2>("E4M3", "E5M2"); }
 
 enum class Dialect : std::uint8_t { gaudi2, gaudi3, ocp };
-constexpr auto names_of(Dialect) {
-  using enum Dialect;
-  return std::to_array<EnumName<Dialect>>({{gaudi2, "gaudi2"}, {gaudi3, "gaudi3"}, {ocp, "ocp"}});
-}
+constexpr auto names_of(Dialect) { return names_up_to<Dialect::ocp>("gaudi2", "gaudi3", "ocp"); }
 
 /// The types a code is made from and decoded to.
 enum class FloatType : std::uint8_t { F32, BF16, F16 };
-constexpr auto names_of(FloatType) {
-  using enum FloatType;
-  return std::to_array<EnumName<FloatType>>({{F32, "f32"}, {BF16, "bf16"}, {F16, "f16"}});
-}
+constexpr auto names_of(FloatType) { return names_up_to<FloatType::F16>("f32", "bf16", "f16"); }
 
 /// How an array is stored.
 enum class Storage : std::uint8_t { F32, BF16, F16, E4M3, E5M2 };

@@ -15,9 +15,7 @@ using fp8::name_of;
 /// AMX's TILE, BF16; only gemm.h has kernels of its own there, all else has those of avx512bf16.
 enum class SimdLevel { scalar, avx2, avx512, avx512bf16, amx };
 constexpr auto names_of(SimdLevel) {
-  using enum SimdLevel;
-  return std::to_array<EnumName<SimdLevel>>(
-      {{scalar, "scalar"}, {avx2, "avx2"}, {avx512, "avx512"}, {avx512bf16, "avx512bf16"}, {amx, "amx"}});
+  return names_up_to<SimdLevel::amx>("scalar", "avx2", "avx512", "avx512bf16", "amx");
 }
 
 /// The best level this machine runs.

@@ -18,10 +18,7 @@
 namespace fp8::runtime::optim {
 
 enum class EpsMode : std::uint8_t { habana, torch };
-constexpr auto names_of(EpsMode) {
-  using enum EpsMode;
-  return std::to_array<EnumName<EpsMode>>({{habana, "habana"}, {torch, "torch"}});
-}
+constexpr auto names_of(EpsMode) { return names_up_to<EpsMode::torch>("habana", "torch"); }
 c10::IValue to_value(EpsMode mode);
 void from_value(const c10::IValue& value, EpsMode& mode);
 

@@ -14,10 +14,7 @@
 namespace fp8::runtime::optim {
 
 enum class MuonRatio : std::uint8_t { original, match_rms_adamw };
-constexpr auto names_of(MuonRatio) {
-  using enum MuonRatio;
-  return std::to_array<EnumName<MuonRatio>>({{original, "original"}, {match_rms_adamw, "match_rms_adamw"}});
-}
+constexpr auto names_of(MuonRatio) { return names_up_to<MuonRatio::match_rms_adamw>("original", "match_rms_adamw"); }
 c10::IValue to_value(MuonRatio ratio);
 void from_value(const c10::IValue& value, MuonRatio& ratio);
 

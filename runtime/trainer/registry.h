@@ -54,10 +54,7 @@ constexpr auto names_of(StrategyKind) {
 /// When a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters as they
 /// are.
 enum class NonFinite : std::uint8_t { error, skip };
-constexpr auto names_of(NonFinite) {
-  using enum NonFinite;
-  return std::to_array<EnumName<NonFinite>>({{error, "error"}, {skip, "skip"}});
-}
+constexpr auto names_of(NonFinite) { return names_up_to<NonFinite::skip>("error", "skip"); }
 
 enum class AcceleratorKind : std::uint8_t { automatic, hpu, cpu };
 
@@ -167,10 +164,7 @@ inline void require_no_hpu_graphs(const std::string& name, bool value) {
 // transformers' schedules of the same names with warmup_from 0: its first step has rate 0.
 
 enum class LrShape : std::uint8_t { cosine, linear, constant };
-constexpr auto names_of(LrShape) {
-  using enum LrShape;
-  return std::to_array<EnumName<LrShape>>({{cosine, "cosine"}, {linear, "linear"}, {constant, "constant"}});
-}
+constexpr auto names_of(LrShape) { return names_up_to<LrShape::constant>("cosine", "linear", "constant"); }
 
 struct LrSchedule {
   LrShape shape = LrShape::cosine;

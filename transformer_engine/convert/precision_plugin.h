@@ -136,8 +136,7 @@ using fp8::name_of;
 
 enum class HalfPrecisionBackend : std::uint8_t { hpu_amp, cpu_amp };
 constexpr auto names_of(HalfPrecisionBackend) {
-  using enum HalfPrecisionBackend;
-  return std::to_array<EnumName<HalfPrecisionBackend>>({{hpu_amp, "hpu_amp"}, {cpu_amp, "cpu_amp"}});
+  return names_up_to<HalfPrecisionBackend::cpu_amp>("hpu_amp", "cpu_amp");
 }
 
 /// A region of LibTorch's bf16 autocast on the CPU; the state before it comes back at its end. What was cast is kept

@@ -3,16 +3,14 @@
 // here.
 //
 //   enum class Convention : std::uint8_t { own, inc };
-//   constexpr auto names_of(Convention) {
-//     using enum Convention;
-//     return std::to_array<EnumName<Convention>>({{own, "own"}, {inc, "inc"}});
-//   }
+//   constexpr auto names_of(Convention) { return names_up_to<Convention::inc>("own", "inc"); }
 //   using fp8::name_of;  // once a header, so that quant::name_of(x) is a spelling of it too
 //
 // A row for each value, in the order in which messages list them; no name stands twice. Rows may have more columns than
 // EnumName.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -27,6 +25,15 @@ struct EnumName {
   E value;
   const char* name;
 };
+
+/// The table of an enum that counts from 0 to `last`, of names in the order of its values.
+template <auto last, class... Name>
+constexpr auto names_up_to(Name... names) {
+  using E = decltype(last);
+  static_assert(sizeof...(Name) == static_cast<std::size_t>(last) + 1, "a name for each value");
+  std::size_t value = 0;
+  return std::array<EnumName<E>, sizeof...(Name)>{EnumName<E>{static_cast<E>(value++), names}...};
+}
 
 /// An enum with a table: names_of(E) stands in its namespace.
 template <class E>

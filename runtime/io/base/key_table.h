@@ -26,25 +26,14 @@ namespace fp8::io {
 /// read: it has an effect. ignored: it has none here, whatever it says. refused: the values that are allowed have no
 /// effect, all others are an error, whose sentence is the row's note.
 enum class KeyUse : std::uint8_t { read, ignored, refused };
-constexpr auto names_of(KeyUse) {
-  using enum KeyUse;
-  return std::to_array<EnumName<KeyUse>>({{read, "read"}, {ignored, "ignored"}, {refused, "refused"}});
-}
+constexpr auto names_of(KeyUse) { return names_up_to<KeyUse::refused>("read", "ignored", "refused"); }
 using fp8::name_of;
 
 /// The kind of a value.
 enum class KeyKind : std::uint8_t { boolean, integer, number, text, texts, numbers, words, object, anything };
 constexpr auto names_of(KeyKind) {
-  using enum KeyKind;
-  return std::to_array<EnumName<KeyKind>>({{boolean, "boolean"},
-                                           {integer, "integer"},
-                                           {number, "number"},
-                                           {text, "text"},
-                                           {texts, "texts"},
-                                           {numbers, "numbers"},
-                                           {words, "words"},
-                                           {object, "object"},
-                                           {anything, "anything"}});
+  return names_up_to<KeyKind::anything>("boolean", "integer", "number", "text", "texts", "numbers", "words", "object",
+                                        "anything");
 }
 
 /// The values that a key may have.

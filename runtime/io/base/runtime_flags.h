@@ -19,12 +19,7 @@ namespace fp8::io {
 
 enum class FlagSource : std::uint8_t { default_value, environment, config_file, option, call };
 constexpr auto names_of(FlagSource) {
-  using enum FlagSource;
-  return std::to_array<EnumName<FlagSource>>({{default_value, "default"},
-                                              {environment, "environment"},
-                                              {config_file, "config file"},
-                                              {option, "option"},
-                                              {call, "call"}});
+  return names_up_to<FlagSource::call>("default", "environment", "config file", "option", "call");
 }
 using fp8::name_of;
 
