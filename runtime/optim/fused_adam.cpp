@@ -80,14 +80,6 @@ at::Tensor& moment(Participant& p, const std::string& name, at::ScalarType type)
 
 }  // namespace
 
-c10::IValue to_value(EpsMode mode) { return name_of(mode); }
-void from_value(const c10::IValue& value, EpsMode& mode) {
-  const std::string& word = value.toStringRef();
-  const auto found = parse_enum<EpsMode>(word);
-  TORCH_CHECK(found, "FusedAdamW: eps_mode is \"", word, "\", allowed are habana and torch");
-  mode = *found;
-}
-
 c10::IValue to_value(const MomentTypes& types) {
   return std::string(word_of(types.exp_avg)) + "," + word_of(types.exp_avg_sq);
 }
@@ -150,7 +142,10 @@ void adamw_update(const char* optimizer, const std::vector<Participant>& partici
   ops::adam_step(optimizer, items);
 }
 
-void FusedAdamW::update(const std::vector<Participant>& participants) { adamw_update(name(), participants); }
+template <>
+void FusedAdamW::update(const std::vector<Participant>& participants) {
+  adamw_update(name(), participants);
+}
 
 void FusedLambOptions::check(const char* optimizer) const {
   check_lr(optimizer, lr());
@@ -161,6 +156,7 @@ void FusedLambOptions::check(const char* optimizer) const {
                "0 (no clipping) or more");
 }
 
+template <>
 void FusedLamb::update(const std::vector<Participant>& participants) {
   double most = 0;
   std::vector<at::Tensor> grads;

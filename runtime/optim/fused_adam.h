@@ -12,15 +12,12 @@
 // stochastically). For exp_avg_sq E5M2 is the better fp8: E4M3 has no code between 0 and amax / 2^17, E5M2 none between
 // 0 and amax / 2^31, and where exp_avg_sq is 0 the step is exp_avg / eps.
 #pragma once
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/optim/fused_optimizer.h"
 
 namespace fp8::runtime::optim {
 
 enum class EpsMode : std::uint8_t { habana, torch };
 constexpr auto names_of(EpsMode) { return names_up_to<EpsMode::torch>("habana", "torch"); }
-c10::IValue to_value(EpsMode mode);
-void from_value(const c10::IValue& value, EpsMode& mode);
 
 /// Types of exp_avg and exp_avg_sq: Float, BFloat16, Float8_e4m3fn or Float8_e5m2.
 struct MomentTypes {
@@ -59,13 +56,9 @@ struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
   }
 };
 
-class FusedAdamW : public FusedOptimizerOf<FusedAdamWOptions> {
- public:
-  using FusedOptimizerOf::FusedOptimizerOf;
-
- protected:
-  void update(const std::vector<Participant>& participants) override;
-};
+using FusedAdamW = FusedOptimizerOf<FusedAdamWOptions>;
+template <>
+void FusedAdamW::update(const std::vector<Participant>& participants);
 
 /// One AdamW step of participants whose options are FusedAdamWOptions: states exp_avg, exp_avg_sq and, for fp8,
 /// exp_avg_scale, exp_avg_sq_scale. Moments of another type (from a checkpoint) are converted.
@@ -101,12 +94,8 @@ struct FusedLambOptions : public FusedOptionsOf<FusedLambOptions> {
   }
 };
 
-class FusedLamb : public FusedOptimizerOf<FusedLambOptions> {
- public:
-  using FusedOptimizerOf::FusedOptimizerOf;
-
- protected:
-  void update(const std::vector<Participant>& participants) override;
-};
+using FusedLamb = FusedOptimizerOf<FusedLambOptions>;
+template <>
+void FusedLamb::update(const std::vector<Participant>& participants);
 
 }  // namespace fp8::runtime::optim

@@ -12,9 +12,14 @@
 #include <torch/optim/optimizer.h>
 
 #include <map>
+#include <ranges>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
+
+#include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::optim {
 
@@ -33,7 +38,7 @@ class FusedOptions : public torch::optim::OptimizerOptions {
   void serialize(torch::serialize::InputArchive& archive) override;
 };
 
-/// How options become values of an archive and back; enumerations do it by words, in overloads of their own.
+/// How options become values of an archive and back; enumerations do it by their names.
 inline c10::IValue to_value(double x) { return x; }
 inline c10::IValue to_value(bool x) { return x; }
 inline c10::IValue to_value(std::int64_t x) { return x; }
@@ -43,6 +48,21 @@ inline void from_value(const c10::IValue& value, bool& x) { x = value.toBool(); 
 inline void from_value(const c10::IValue& value, std::int64_t& x) { x = value.toInt(); }
 inline void from_value(const c10::IValue& value, std::tuple<double, double>& x) {
   x = value.to<std::tuple<double, double>>();
+}
+
+template <NamedEnum E>
+c10::IValue to_value(E x) {
+  return name_of(x);
+}
+
+/// Throws "Muon: ratio is "x", allowed are original and match_rms_adamw".
+template <NamedEnum E>
+E enum_of(const char* optimizer, const std::string& option, const c10::IValue& value) {
+  const std::string& word = value.toStringRef();
+  const auto found = parse_enum<E>(word);
+  TORCH_CHECK(found, optimizer, ": ", option, " is \"", word, "\", allowed are ",
+              io::joined(enum_names<E> | std::views::transform(&EnumName<E>::name), " and "));
+  return *found;
 }
 
 /// An option's name and the option itself.
@@ -70,7 +90,10 @@ class FusedOptionsOf : public FusedOptions {
     bool found = false;
     const auto set_named = [&](const auto& option) {
       if (name != option.first) return;
-      from_value(value, option.second);
+      if constexpr (NamedEnum<std::remove_cvref_t<decltype(option.second)>>)
+        option.second = enum_of<std::remove_cvref_t<decltype(option.second)>>(Derived::kOptimizer, name, value);
+      else
+        from_value(value, option.second);
       found = true;
     };
     std::apply([&](const auto&... option) { (set_named(option), ...); },
@@ -149,7 +172,7 @@ class FusedOptimizer : public torch::optim::Optimizer {
   const char* name_;
 };
 
-/// An optimizer whose groups all have `Options`, which names it (kOptimizer).
+/// An optimizer whose groups all have `Options`, which names it (kOptimizer). Each specializes update().
 template <class Options>
 class FusedOptimizerOf : public FusedOptimizer {
  public:
@@ -161,6 +184,7 @@ class FusedOptimizerOf : public FusedOptimizer {
   }
 
  protected:
+  void update(const std::vector<Participant>& participants) override;
   void check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const override {
     TORCH_CHECK(dynamic_cast<const Options*>(&options) != nullptr, name(),
                 ": the options of a group are another optimizer's, allowed are ", name(), "Options");

@@ -29,6 +29,7 @@ void FusedSGDOptions::check(const char* optimizer) const {
               " and dampening ", dampening());
 }
 
+template <>
 void FusedSGD::update(const std::vector<Participant>& participants) {
   std::vector<ops::SgdItem> items;
   items.reserve(participants.size());
@@ -59,6 +60,7 @@ void FusedLarsOptions::check(const char* optimizer) const {
   check_option(eps() >= 0 && std::isfinite(eps()), optimizer, "eps", eps(), "0 or more");
 }
 
+template <>
 void FusedLars::update(const std::vector<Participant>& participants) {
   std::vector<at::Tensor> both;
   for (const Participant& p : participants) both.insert(both.end(), {p.weight, p.grad});

@@ -29,13 +29,9 @@ struct FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
   }
 };
 
-class FusedSGD : public FusedOptimizerOf<FusedSGDOptions> {
- public:
-  using FusedOptimizerOf::FusedOptimizerOf;
-
- protected:
-  void update(const std::vector<Participant>& participants) override;
-};
+using FusedSGD = FusedOptimizerOf<FusedSGDOptions>;
+template <>
+void FusedSGD::update(const std::vector<Participant>& participants);
 
 struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
   static constexpr char kOptimizer[] = "FusedLars";
@@ -55,12 +51,8 @@ struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
   }
 };
 
-class FusedLars : public FusedOptimizerOf<FusedLarsOptions> {
- public:
-  using FusedOptimizerOf::FusedOptimizerOf;
-
- protected:
-  void update(const std::vector<Participant>& participants) override;
-};
+using FusedLars = FusedOptimizerOf<FusedLarsOptions>;
+template <>
+void FusedLars::update(const std::vector<Participant>& participants);
 
 }  // namespace fp8::runtime::optim

@@ -69,14 +69,6 @@ void orthogonalize_all(at::ArrayRef<Participant> participants, const std::vector
 
 }  // namespace
 
-c10::IValue to_value(MuonRatio ratio) { return name_of(ratio); }
-void from_value(const c10::IValue& value, MuonRatio& ratio) {
-  const std::string& word = value.toStringRef();
-  const auto found = parse_enum<MuonRatio>(word);
-  TORCH_CHECK(found, "Muon: ratio is \"", word, "\", allowed are original and match_rms_adamw");
-  ratio = *found;
-}
-
 void MuonOptions::check(const char* optimizer) const {
   check_lr(optimizer, lr());
   check_option(momentum() >= 0 && momentum() < 1, optimizer, "momentum", momentum(), "0 to below 1");

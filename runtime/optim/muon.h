@@ -15,10 +15,10 @@ namespace fp8::runtime::optim {
 
 enum class MuonRatio : std::uint8_t { original, match_rms_adamw };
 constexpr auto names_of(MuonRatio) { return names_up_to<MuonRatio::match_rms_adamw>("original", "match_rms_adamw"); }
-c10::IValue to_value(MuonRatio ratio);
-void from_value(const c10::IValue& value, MuonRatio& ratio);
 
 struct MuonOptions : public FusedOptionsOf<MuonOptions> {
+  static constexpr char kOptimizer[] = "Muon";
+
   MuonOptions(double lr = 0.02) : lr_(lr) {}
   TORCH_ARG(double, lr) = 0.02;
   TORCH_ARG(double, momentum) = 0.95;
