@@ -20,7 +20,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/recipes/inc_scale.h"
-#include "fp8/recipes/rounding_method.h"
+#include "fp8/recipes/scale_method.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"

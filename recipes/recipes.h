@@ -4,7 +4,6 @@
 #include "fp8/recipes/block_scaling.h"
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/recipes/recipe.h"
-#include "fp8/recipes/rounding_method.h"
 #include "fp8/recipes/scale_method.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/recipes/tensor_meta.h"

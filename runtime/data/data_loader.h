@@ -27,7 +27,7 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/trainer/training_module.h"
 
 namespace fp8::data {

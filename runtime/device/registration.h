@@ -73,4 +73,12 @@ c10::Allocator* pinned_allocator();
 /// True if `pointer` lies in memory that pinned_allocator() gave and that was not freed.
 bool is_pinned(const void* pointer);
 
+// ATen's questions to the accelerator of the process: is it there, how many, its generator. at::getAccelerator() asks
+// the hooks of each kind whether LibTorch was built for it, and with two of them each backward ends in an error, a CPU
+// tensor's too.
+
+/// Makes room for hpu where LibTorch was built for CUDA and this process sees no GPU: from then on it is as one that
+/// was built for the CPU. False where CUDA has to stay: it sees a GPU, or its hooks are not as those of LibTorch 2.13.
+bool make_room();
+
 }  // namespace fp8::runtime

@@ -14,7 +14,7 @@
 #include <limits>
 
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/kernels/gemv.h"
+#include "fp8/runtime/kernels/gemm.h"
 
 namespace fp8::runtime {
 namespace {

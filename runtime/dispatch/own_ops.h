@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mm and addmm of one or two bf16 rows with a large bf16 weight, as linear() makes them of one token: by our own kernel
-// (kernels/gemv.h), which reads the weight as fast as memory gives it.
+// (kernels/gemm.h), which reads the weight as fast as memory gives it.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -11,7 +11,7 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/optim/optim.h"
 

@@ -8,7 +8,6 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/gemv.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "instructions/counted.h"
 

@@ -30,7 +30,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/image_folder.h"
-#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"

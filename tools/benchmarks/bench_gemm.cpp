@@ -24,7 +24,6 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/gemv.h"
 #include "fp8/tools/benchmarks/bench.h"
 
 namespace fp8::bench::gemm_cases {

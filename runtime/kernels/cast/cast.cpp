@@ -10,9 +10,9 @@
 #include <string>
 
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
-#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

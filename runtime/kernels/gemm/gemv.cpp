@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of gemv.h in Highway's portable vectors, compiled once per target; threads and rounding around them.
-#include "fp8/runtime/kernels/gemv.h"
-
+// The sums of gemv() in Highway's portable vectors, compiled once per target; threads and rounding around them.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"

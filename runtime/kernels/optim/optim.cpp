@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
-#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {

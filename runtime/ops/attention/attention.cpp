@@ -11,7 +11,6 @@
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/random_bits.h"
 
 namespace fp8::runtime::ops {
 namespace {

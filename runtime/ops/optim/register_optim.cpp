@@ -15,7 +15,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/optim/optim.h"
 

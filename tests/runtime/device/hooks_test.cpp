@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // ATen's questions about the accelerator, which HPUHooks answers; and CUDA, which leaves them to it.
-#include "fp8/runtime/device/hooks.h"
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>

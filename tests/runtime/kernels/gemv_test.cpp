@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of a few bf16 rows: the documented order of sums, to the bit on every level, and its distance from exact
 // sums; odd sizes, rows apart with NaN between them, memory that ends where the operands do.
-#include "fp8/runtime/kernels/gemv.h"
-
 #include <random>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/gemm.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
@@ -66,7 +65,7 @@ struct Problem {
   }
 };
 
-/// gemv.h's formula.
+/// gemv()'s formula.
 std::uint16_t formula(Problem& p, std::int64_t i, std::int64_t row) {
   float sum[32] = {}, s[16];
   for (std::int64_t k = 0; k < p.k; ++k) sum[k % 32] = std::fma(p.at_a(i, k), p.at_w(row, k), sum[k % 32]);

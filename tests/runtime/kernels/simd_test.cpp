@@ -7,7 +7,7 @@
 #include <iterator>
 
 #include "fp8/runtime/kernels/device_kind.h"
-#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 

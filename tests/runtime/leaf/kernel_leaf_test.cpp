@@ -5,7 +5,7 @@
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/kernels/gemv.h"
+#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/runtime/optim/fused_sgd.h"
 #include "runtime/leaf/heard.h"

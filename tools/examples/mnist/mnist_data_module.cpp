@@ -13,7 +13,7 @@
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/idx/idx.h"
-#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/float_bits.h"
 
 namespace mnist {
 

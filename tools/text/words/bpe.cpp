@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"
 
