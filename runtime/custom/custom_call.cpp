@@ -18,7 +18,6 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/fallback.h"
-#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
 

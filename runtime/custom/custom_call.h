@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fp8/runtime/custom/custom_op.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 
 namespace fp8::runtime::detail {
 
@@ -58,14 +59,7 @@ void run_in_autocast(const CustomOpState& op, const c10::OperatorHandle& handle,
 /// f(tensor) for each tensor of the arguments, in lists and optionals too.
 template <class F>
 void each_tensor(CustomArguments arguments, F&& f) {
-  for (const c10::IValue& value : arguments) {
-    if (value.isTensor()) {
-      f(value.toTensor());
-    } else if (value.isList()) {
-      for (const c10::IValue& item : value.toListRef())
-        if (item.isTensor()) f(item.toTensor());
-    }
-  }
+  for (const c10::IValue& value : arguments) for_each_tensor(value, f);
 }
 
 }  // namespace fp8::runtime::detail

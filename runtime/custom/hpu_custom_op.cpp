@@ -13,7 +13,6 @@
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/custom/hpu_custom_op_pt2.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/leaf/leaf.h"
 

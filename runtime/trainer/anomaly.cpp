@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
@@ -55,18 +56,6 @@ struct Content {
   }
   bool nan = false, inf = false;
 };
-
-template <class F>
-void each_tensor(const c10::IValue& value, F&& call) {
-  if (value.isTensor()) {
-    call(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& t : value.toTensorVector()) call(t);
-  } else if (value.isList()) {  // of optional tensors
-    for (const c10::IValue& item : value.toListRef())
-      if (item.isTensor()) call(item.toTensor());
-  }
-}
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.storage().is_alias_of(b.storage());
@@ -129,7 +118,7 @@ struct AnomalyWatch::State final : runtime::LeafListener {
       operation.scalar_inf |= std::isinf(value.toDouble());
     }
     bool own = false;
-    each_tensor(value, [&](const at::Tensor& t) {
+    runtime::for_each_tensor(value, [&](const at::Tensor& t) {
       if (!t.defined() || !t.has_storage()) return;
       operation.inputs.push_back(t);
       const auto parameter = modules.find(t.storage().unsafeGetStorageImpl());
@@ -150,7 +139,7 @@ struct AnomalyWatch::State final : runtime::LeafListener {
     if (!operation.outermost || (nan && inf) || is_uninitialized(op.name())) return;
     const at::DisableRecordFunctionGuard not_ours;
     for (const auto& value : op.outputs())
-      each_tensor(value, [&](const at::Tensor& t) {
+      runtime::for_each_tensor(value, [&](const at::Tensor& t) {
         if (looked_at(t)) look(op, operation, t);
       });
   }

@@ -35,11 +35,11 @@ Image empty_image(std::int64_t width, std::int64_t height, const std::string& wh
 
 // PNG.
 
-// Rows of zeros compress 1032:1, and a pixel takes a bit at least.
-constexpr std::int64_t kPngPixelsPerByte = 8 * 1032;
-
 class PngReader {
  public:
+  // Rows of zeros compress 1032:1, and a pixel takes a bit at least.
+  static constexpr std::int64_t kPixelsPerByte = 8 * 1032;
+
   explicit PngReader(std::string_view bytes) : left_(bytes) {
     png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, on_error, [](png_structp, png_const_charp) {});
     ensure(png_ != nullptr, "libpng to begin");
@@ -101,19 +101,8 @@ class PngReader {
   char message_[160] = "";
 };
 
-Image decode_png(std::string_view bytes, const std::string& where, std::int64_t most_pixels) {
-  PngReader reader(bytes);
-  const auto complain = [&] { fail_at(where, "a damaged PNG ({})", printable(reader.message())); };
-  if (!reader.read_header()) complain();
-  Image image = empty_image(reader.width(), reader.height(), where, most_pixels, bytes.size(), kPngPixelsPerByte);
-  if (!reader.read_pixels(image.pixels.data())) complain();
-  return image;
-}
-
 // JPEG.
 
-// A block of 8 x 8 takes a bit of its first scan, more where it was not made to look large.
-constexpr std::int64_t kJpegPixelsPerByte = 1024;
 // Of a progressive file: cameras and encoders write ten or so; more is work without end for a few bytes.
 constexpr int kMostScans = 200;
 
@@ -125,6 +114,9 @@ bool loses_data(int code) {
 
 class JpegReader {
  public:
+  // A block of 8 x 8 takes a bit of its first scan, more where it was not made to look large.
+  static constexpr std::int64_t kPixelsPerByte = 1024;
+
   explicit JpegReader(std::string_view bytes) : bytes_(bytes) {
     jpeg_.err = jpeg_std_error(&errors_);
     errors_.error_exit = on_error;
@@ -147,16 +139,17 @@ class JpegReader {
     return true;
   }
 
-  /// pixels: width * height * 3 bytes. row: width * 4.
-  bool read_pixels(std::uint8_t* pixels, std::uint8_t* row) {
+  /// pixels: width * height * 3 bytes.
+  bool read_pixels(std::uint8_t* pixels) {
+    row_.resize(std::size_t{width()} * 4);
     if (setjmp(jump_)) return false;
     const bool cmyk = jpeg_.jpeg_color_space == JCS_CMYK || jpeg_.jpeg_color_space == JCS_YCCK;
     jpeg_.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
     jpeg_start_decompress(&jpeg_);
     while (jpeg_.output_scanline < jpeg_.output_height) {
       std::uint8_t* to = pixels + std::size_t{jpeg_.output_scanline} * width() * 3;
-      JSAMPROW target = cmyk ? row : to;
-      if (jpeg_read_scanlines(&jpeg_, &target, 1) == 1 && cmyk) rgb_of_cmyk(row, to);
+      JSAMPROW target = cmyk ? row_.data() : to;
+      if (jpeg_read_scanlines(&jpeg_, &target, 1) == 1 && cmyk) rgb_of_cmyk(row_.data(), to);
     }
     return true;  // what may follow the last row is of no interest, not even the mark of the end
   }
@@ -194,17 +187,19 @@ class JpegReader {
   jpeg_decompress_struct jpeg_{};
   jpeg_error_mgr errors_{};
   jpeg_progress_mgr progress_{};
+  std::vector<std::uint8_t> row_;  ///< of CMYK
   std::jmp_buf jump_;
   char message_[JMSG_LENGTH_MAX] = "";
 };
 
-Image decode_jpeg(std::string_view bytes, const std::string& where, std::int64_t most_pixels) {
-  JpegReader reader(bytes);
-  const auto complain = [&] { fail_at(where, "a damaged JPEG ({})", printable(reader.message())); };
+/// form: of the file, for messages.
+template <class Reader>
+Image decoded(std::string_view bytes, const char* form, const std::string& where, std::int64_t most_pixels) {
+  Reader reader(bytes);
+  const auto complain = [&] { fail_at(where, "a damaged {} ({})", form, printable(reader.message())); };
   if (!reader.read_header()) complain();
-  Image image = empty_image(reader.width(), reader.height(), where, most_pixels, bytes.size(), kJpegPixelsPerByte);
-  std::vector<std::uint8_t> row(static_cast<std::size_t>(image.width) * 4);
-  if (!reader.read_pixels(image.pixels.data(), row.data())) complain();
+  Image image = empty_image(reader.width(), reader.height(), where, most_pixels, bytes.size(), Reader::kPixelsPerByte);
+  if (!reader.read_pixels(image.pixels.data())) complain();
   return image;
 }
 
@@ -212,8 +207,8 @@ Image decode_jpeg(std::string_view bytes, const std::string& where, std::int64_t
 
 Image decode_image(std::string_view bytes, const std::string& name, std::int64_t most_pixels) {
   const std::string where = printable(name, 4096);
-  if (bytes.starts_with("\x89PNG\r\n\x1a\n")) return decode_png(bytes, where, most_pixels);
-  if (bytes.starts_with("\xff\xd8\xff")) return decode_jpeg(bytes, where, most_pixels);
+  if (bytes.starts_with("\x89PNG\r\n\x1a\n")) return decoded<PngReader>(bytes, "PNG", where, most_pixels);
+  if (bytes.starts_with("\xff\xd8\xff")) return decoded<JpegReader>(bytes, "JPEG", where, most_pixels);
   fail_at(where, "is neither PNG nor JPEG");
 }
 
