@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // All of training: transformer_engine, and the optimizers below it.
 #pragma once
-#include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
-#include "fp8/runtime/optim/fused_sgd.h"
-#include "fp8/runtime/optim/muon.h"
+#include "fp8/runtime/optim/optimizers.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/attention.h"

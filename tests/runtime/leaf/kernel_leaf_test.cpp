@@ -6,8 +6,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/optim/fused_adam.h"
-#include "fp8/runtime/optim/fused_sgd.h"
+#include "fp8/runtime/optim/optimizers.h"
 #include "runtime/leaf/heard.h"
 #include "runtime/ops/op_call.h"
 

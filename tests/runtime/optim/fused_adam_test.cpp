@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/optim/fused_adam.h"
-
+#include "fp8/runtime/optim/optimizers.h"
 #include "runtime/optim/optim_test.h"
 #include "support/enum_names.h"
 

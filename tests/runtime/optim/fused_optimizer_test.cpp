@@ -2,9 +2,7 @@
 // The base class of the fused optimizers, tested with FusedAdamW.
 #include "fp8/runtime/optim/fused_optimizer.h"
 
-#include "fp8/runtime/optim/fused_adam.h"
-#include "fp8/runtime/optim/fused_sgd.h"
-#include "fp8/runtime/optim/muon.h"
+#include "fp8/runtime/optim/optimizers.h"
 #include "runtime/optim/optim_test.h"
 
 namespace fp8::runtime::optim {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/optim/muon.h"
-
 #include "fp8/runtime/optim/fused_clip_ema.h"
+#include "fp8/runtime/optim/optimizers.h"
 #include "runtime/optim/optim_test.h"
 #include "support/enum_names.h"
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <torch/torch.h>
 
-#include "fp8/runtime/optim/muon.h"
+#include "fp8/runtime/optim/optimizers.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer.h"
 

@@ -3,7 +3,7 @@
 // What it counts and keeps in memory: training_state_memory_test.
 #include <torch/torch.h>
 
-#include "fp8/runtime/optim/fused_adam.h"
+#include "fp8/runtime/optim/optimizers.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/temp_dir.h"

@@ -4,7 +4,7 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/intercept/tag_operators.h"
-#include "fp8/runtime/optim/fused_adam.h"
+#include "fp8/runtime/optim/optimizers.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
