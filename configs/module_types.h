@@ -45,23 +45,10 @@ enum class ModuleKind : std::uint32_t {
   dynamic_moe,
   no_quantize
 };
-constexpr auto names_of(ModuleKind) {
-  using enum ModuleKind;
-  return std::to_array<EnumName<ModuleKind>>({
-      {linear, "linear"},
-      {row_parallel_linear, "row_parallel_linear"},
-      {convolution, "convolution"},
-      {recurrent, "recurrent"},
-      {embedding, "embedding"},
-      {matmul, "matmul"},
-      {b2b_matmul, "b2b_matmul"},
-      {softmax, "softmax"},
-      {fused_sdpa, "fused_sdpa"},
-      {kv_cache, "kv_cache"},
-      {dynamic_moe, "dynamic_moe"},
-      {no_quantize, "no_quantize"},
-  });
-}
+FP8_ENUM_NAMES(ModuleKind, {linear, "linear"}, {row_parallel_linear, "row_parallel_linear"},
+               {convolution, "convolution"}, {recurrent, "recurrent"}, {embedding, "embedding"}, {matmul, "matmul"},
+               {b2b_matmul, "b2b_matmul"}, {softmax, "softmax"}, {fused_sdpa, "fused_sdpa"}, {kv_cache, "kv_cache"},
+               {dynamic_moe, "dynamic_moe"}, {no_quantize, "no_quantize"});
 
 /// Of one's own kinds too; "unknown" once they are gone.
 const char* name_of(ModuleKind kind);

@@ -56,35 +56,22 @@ using fp8::name_of;
 /// NONE: leave the model alone. SHAPE: measure shapes. LOAD: the model is an fp8 checkpoint. AUTO (INC's FP8Config
 /// writes it): the user of the config decides; prepare measures, convert quantizes.
 enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO };
-constexpr auto names_of(QuantMode) {
-  using enum QuantMode;
-  return std::to_array<EnumName<QuantMode>>(
-      {{NONE, "NONE"}, {QUANTIZE, "QUANTIZE"}, {MEASURE, "MEASURE"}, {SHAPE, "SHAPE"}, {LOAD, "LOAD"}, {AUTO, "AUTO"}});
-}
+FP8_ENUM_NAMES(QuantMode, {NONE, "NONE"}, {QUANTIZE, "QUANTIZE"}, {MEASURE, "MEASURE"}, {SHAPE, "SHAPE"},
+               {LOAD, "LOAD"}, {AUTO, "AUTO"});
 
 /// The tensors left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always
 /// needs them.
 enum class MeasureExclude : std::uint8_t { NONE, INPUT, OUTPUT, PARAMS, ALL };
-constexpr auto names_of(MeasureExclude) {
-  using enum MeasureExclude;
-  return std::to_array<EnumName<MeasureExclude>>(
-      {{NONE, "NONE"}, {INPUT, "INPUT"}, {OUTPUT, "OUTPUT"}, {PARAMS, "PARAMS"}, {ALL, "ALL"}});
-}
+FP8_ENUM_NAMES(MeasureExclude, {NONE, "NONE"}, {INPUT, "INPUT"}, {OUTPUT, "OUTPUT"}, {PARAMS, "PARAMS"}, {ALL, "ALL"});
 
 /// How a module holds its scales. SCALAR: as plain numbers. CONST: as tensors of its own.
 enum class ScaleStorage : std::uint8_t { SCALAR, CONST };
-constexpr auto names_of(ScaleStorage) {
-  using enum ScaleStorage;
-  return std::to_array<EnumName<ScaleStorage>>({{SCALAR, "SCALAR"}, {CONST, "CONST"}});
-}
+FP8_ENUM_NAMES(ScaleStorage, {SCALAR, "SCALAR"}, {CONST, "CONST"});
 
 /// The scale of a weight: its amax's, or the candidate of the least squared error around that
 /// (kernels/scale_search.h), which needs the values and no data.
 enum class WeightScaleSearch : std::uint8_t { amax, mse };
-constexpr auto names_of(WeightScaleSearch) {
-  using enum WeightScaleSearch;
-  return std::to_array<EnumName<WeightScaleSearch>>({{amax, "amax"}, {mse, "mse"}});
-}
+FP8_ENUM_NAMES(WeightScaleSearch, {amax, "amax"}, {mse, "mse"});
 
 /// "scale_params": backoffs (they may stand at the top level too), and parameters of the observer.
 struct ScaleParams {
@@ -175,10 +162,7 @@ recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device
 
 /// built: in effect. ignored: accepted, without effect here. not_built_yet: accepted with its default value only.
 enum class KeyStatus : std::uint8_t { built, ignored, not_built_yet };
-constexpr auto names_of(KeyStatus) {
-  using enum KeyStatus;
-  return std::to_array<EnumName<KeyStatus>>({{built, "built"}, {ignored, "ignored"}, {not_built_yet, "not built yet"}});
-}
+FP8_ENUM_NAMES(KeyStatus, {built, "built"}, {ignored, "ignored"}, {not_built_yet, "not built yet"});
 
 /// One key as it is in force.
 struct KeyReport {

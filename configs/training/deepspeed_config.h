@@ -19,11 +19,7 @@ namespace fp8::configs {
 /// The program that reads the file: DeepSpeed, through deepspeed.initialize(); Lightning's HPUDeepSpeedStrategy, which
 /// fills in the accumulation and refuses some keys; the Trainer of transformers (or Accelerate), which fills in "auto".
 enum class DeepSpeedReader : std::uint8_t { deepspeed, lightning, transformers };
-constexpr auto names_of(DeepSpeedReader) {
-  using enum DeepSpeedReader;
-  return std::to_array<EnumName<DeepSpeedReader>>(
-      {{deepspeed, "deepspeed"}, {lightning, "lightning"}, {transformers, "transformers"}});
-}
+FP8_ENUM_NAMES(DeepSpeedReader, {deepspeed, "deepspeed"}, {lightning, "lightning"}, {transformers, "transformers"});
 
 struct DeepSpeedUse {
   std::int64_t processes = 0;                  ///< 0: not known, then any number that fits is right

@@ -100,10 +100,7 @@ struct Measurement {
 };
 
 enum class MeasurementMode : std::uint8_t { dynamic_range, shape };
-constexpr auto names_of(MeasurementMode) {
-  using enum MeasurementMode;
-  return std::to_array<EnumName<MeasurementMode>>({{dynamic_range, "DynamicRange"}, {shape, "Shape"}});
-}
+FP8_ENUM_NAMES(MeasurementMode, {dynamic_range, "DynamicRange"}, {shape, "Shape"});
 
 struct MeasurementFile {
   std::optional<std::int64_t> num_samples;

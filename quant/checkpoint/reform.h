@@ -52,14 +52,8 @@ struct ConvertOptions {
 
 /// unchanged ... requantized: see above.
 enum class Change : std::uint8_t { decoded, unchanged, spread, rescaled, requantized };
-constexpr auto names_of(Change) {
-  using enum Change;
-  return std::to_array<EnumName<Change>>({{decoded, "decoded"},
-                                          {unchanged, "unchanged"},
-                                          {spread, "scales spread"},
-                                          {rescaled, "rescaled"},
-                                          {requantized, "requantized"}});
-}
+FP8_ENUM_NAMES(Change, {decoded, "decoded"}, {unchanged, "unchanged"}, {spread, "scales spread"},
+               {rescaled, "rescaled"}, {requantized, "requantized"});
 
 struct ConvertedWeight {
   std::string name;

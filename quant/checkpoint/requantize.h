@@ -24,10 +24,7 @@ namespace fp8::quant {
 /// range: by the ratio of the largest numbers, which keeps all of the new range in use. two: by 2, which keeps nearly
 /// all codes' values.
 enum class Rescale : std::uint8_t { range, two };
-constexpr auto names_of(Rescale) {
-  using enum Rescale;
-  return std::to_array<EnumName<Rescale>>({{range, "448/240"}, {two, "2"}});
-}
+FP8_ENUM_NAMES(Rescale, {range, "448/240"}, {two, "2"});
 
 /// The new values of E4M3 codes and of every scale that was made for them (weights, activations, key-value caches).
 struct Rescaling {

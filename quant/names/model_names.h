@@ -36,17 +36,8 @@ enum class Role {
   cut,         ///< readers cut it, merge it or use it without its module: its scale would be lost
   other,       ///< no product at all: convolutions, norms, tables
 };
-constexpr auto names_of(Role) {
-  using enum Role;
-  return std::to_array<EnumName<Role>>({{linear, "Linear"},
-                                        {embedding, "embedding"},
-                                        {head, "head"},
-                                        {router, "router"},
-                                        {tower, "tower"},
-                                        {transposed, "Conv1D"},
-                                        {cut, "cut on load"},
-                                        {other, "other"}});
-}
+FP8_ENUM_NAMES(Role, {linear, "Linear"}, {embedding, "embedding"}, {head, "head"}, {router, "router"}, {tower, "tower"},
+               {transposed, "Conv1D"}, {cut, "cut on load"}, {other, "other"});
 using fp8::name_of;
 
 /// A row of the table. Whatever a cell leaves open, the general rule decides.

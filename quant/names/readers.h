@@ -12,11 +12,8 @@
 namespace fp8::quant {
 
 enum class CheckpointReader : std::uint8_t { transformers, vllm, neural_compressor };
-constexpr auto names_of(CheckpointReader) {
-  using enum CheckpointReader;
-  return std::to_array<EnumName<CheckpointReader>>(
-      {{transformers, "transformers"}, {vllm, "vLLM"}, {neural_compressor, "neural-compressor"}});
-}
+FP8_ENUM_NAMES(CheckpointReader, {transformers, "transformers"}, {vllm, "vLLM"},
+               {neural_compressor, "neural-compressor"});
 using fp8::name_of;
 
 /// How a reader has a weight: as a Linear of its own, or joined with those of the other experts of its layer.

@@ -79,10 +79,7 @@ enum class ExpertForm {
   each,  ///< fp8, one weight with its scale per expert
   keep,  ///< as they are, in high precision
 };
-constexpr auto names_of(ExpertForm) {
-  using enum ExpertForm;
-  return std::to_array<EnumName<ExpertForm>>({{each, "each"}, {keep, "keep"}});
-}
+FP8_ENUM_NAMES(ExpertForm, {each, "each"}, {keep, "keep"});
 
 struct PlanOptions {
   ActivationScaling activations = ActivationScaling::dynamic_token;

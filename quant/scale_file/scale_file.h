@@ -85,11 +85,7 @@ ScaleFile scales_from_json(const io::Json& json, const std::string& name);
 /// fresh: made of exactly `wanted`. stale: made of something else. foreign: of unknown sources (another tool's, or
 /// replaced since).
 enum class ScaleState : std::uint8_t { missing, fresh, stale, foreign };
-constexpr auto names_of(ScaleState) {
-  using enum ScaleState;
-  return std::to_array<EnumName<ScaleState>>(
-      {{missing, "missing"}, {fresh, "fresh"}, {stale, "stale"}, {foreign, "foreign"}});
-}
+FP8_ENUM_NAMES(ScaleState, {missing, "missing"}, {fresh, "fresh"}, {stale, "stale"}, {foreign, "foreign"});
 using fp8::name_of;
 
 /// The start of a run that needs scales.

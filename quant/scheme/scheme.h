@@ -24,39 +24,23 @@ namespace fp8::quant {
 using fp8::name_of;
 
 enum class Convention : std::uint8_t { own, inc };
-constexpr auto names_of(Convention) {
-  using enum Convention;
-  return std::to_array<EnumName<Convention>>({{own, "own"}, {inc, "inc"}});
-}
+FP8_ENUM_NAMES(Convention, {own, "own"}, {inc, "inc"});
 
 /// block: a scale per rectangle of the weight (Scheme::block).
 enum class WeightGranularity : std::uint8_t { tensor, channel, block };
-constexpr auto names_of(WeightGranularity) {
-  using enum WeightGranularity;
-  return std::to_array<EnumName<WeightGranularity>>({{tensor, "tensor"}, {channel, "channel"}, {block, "block"}});
-}
+FP8_ENUM_NAMES(WeightGranularity, {tensor, "tensor"}, {channel, "channel"}, {block, "block"});
 
 /// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each
 /// call. dynamic_tensor: one scale for all of it, at each call. dynamic_group: one per Scheme::block.cols neighbours in
 /// a row, at each call.
 enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token, dynamic_tensor, dynamic_group };
-constexpr auto names_of(ActivationScaling) {
-  using enum ActivationScaling;
-  return std::to_array<EnumName<ActivationScaling>>({{none, "high precision"},
-                                                     {static_tensor, "static tensor"},
-                                                     {dynamic_token, "dynamic token"},
-                                                     {dynamic_tensor, "dynamic tensor"},
-                                                     {dynamic_group, "dynamic group"}});
-}
+FP8_ENUM_NAMES(ActivationScaling, {none, "high precision"}, {static_tensor, "static tensor"},
+               {dynamic_token, "dynamic token"}, {dynamic_tensor, "dynamic tensor"}, {dynamic_group, "dynamic group"});
 
 /// fp8: products of codes. qdq: values are cast to fp8 and back, products are in high precision. fake_quant: the same
 /// in training, weights keep their dtype and get gradients.
 enum class Compute : std::uint8_t { fp8, qdq, fake_quant };
-constexpr auto names_of(Compute) {
-  using enum Compute;
-  return std::to_array<EnumName<Compute>>(
-      {{fp8, "fp8"}, {qdq, "quantize-dequantize"}, {fake_quant, "fake quantization"}});
-}
+FP8_ENUM_NAMES(Compute, {fp8, "fp8"}, {qdq, "quantize-dequantize"}, {fake_quant, "fake quantization"});
 
 using ScaleSearch = configs::WeightScaleSearch;
 
@@ -83,10 +67,7 @@ inline constexpr Block kMxBlock{1, 32};
 
 /// The words of users for scales of weights: a granularity, or MXFP8.
 enum class WeightWord : std::uint8_t { tensor, channel, block, mx };
-constexpr auto names_of(WeightWord) {
-  using enum WeightWord;
-  return std::to_array<EnumName<WeightWord>>({{tensor, "tensor"}, {channel, "channel"}, {block, "block"}, {mx, "mx"}});
-}
+FP8_ENUM_NAMES(WeightWord, {tensor, "tensor"}, {channel, "channel"}, {block, "block"}, {mx, "mx"});
 
 /// Puts a word's meaning into options of a plan or a conversion, which have these three.
 template <class Options>
@@ -291,10 +272,7 @@ struct KvScales {
 
 /// The values of a key-value cache that share a scale.
 enum class KvGranularity : std::uint8_t { tensor, head };
-constexpr auto names_of(KvGranularity) {
-  using enum KvGranularity;
-  return std::to_array<EnumName<KvGranularity>>({{tensor, "tensor"}, {head, "head"}});
-}
+FP8_ENUM_NAMES(KvGranularity, {tensor, "tensor"}, {head, "head"});
 
 struct NodeScheme : Numbers {
   configs::ModuleKind kind = configs::ModuleKind::matmul;

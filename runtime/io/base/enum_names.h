@@ -4,10 +4,11 @@
 //
 //   enum class Convention : std::uint8_t { own, inc };
 //   constexpr auto names_of(Convention) { return names_up_to<Convention::inc>("own", "inc"); }
+//   FP8_ENUM_NAMES(Convention, {own, "own"}, {inc, "inc"});
 //   using fp8::name_of;  // once a header, so that quant::name_of(x) is a spelling of it too
 //
-// A row for each value, in the order in which messages list them; no name stands twice. Rows may have more columns than
-// EnumName.
+// A row for each value, in the order in which messages list them; no name stands twice. A table whose rows have more
+// columns than EnumName is a function names_of() of its own, as the macro writes it.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -34,6 +35,12 @@ constexpr auto names_up_to(Name... names) {
   std::size_t value = 0;
   return std::array<EnumName<E>, sizeof...(Name)>{EnumName<E>{static_cast<E>(value++), names}...};
 }
+/// names_of(E), the table of the enum E; in the namespace of E.
+#define FP8_ENUM_NAMES(E, ...)                        \
+  constexpr auto names_of(E) {                        \
+    using enum E;                                     \
+    return std::to_array<EnumName<E>>({__VA_ARGS__}); \
+  }
 
 /// An enum with a table: names_of(E) stands in its namespace.
 template <class E>

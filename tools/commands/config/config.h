@@ -47,11 +47,8 @@ Report explain_modules(const configs::QuantConfig& config, const ModelModules& m
 // arguments of Optimum Habana.
 
 enum class ConfigKind : std::uint8_t { quant, recipe, deepspeed, gaudi, arguments };
-constexpr auto names_of(ConfigKind) {
-  using enum ConfigKind;
-  return std::to_array<EnumName<ConfigKind>>(
-      {{quant, "quant"}, {recipe, "recipe"}, {deepspeed, "deepspeed"}, {gaudi, "gaudi"}, {arguments, "arguments"}});
-}
+FP8_ENUM_NAMES(ConfigKind, {quant, "quant"}, {recipe, "recipe"}, {deepspeed, "deepspeed"}, {gaudi, "gaudi"},
+               {arguments, "arguments"});
 using fp8::name_of;
 
 /// The kind whose keys most of the file's are, quant where none is; gaudi_config.json by its name.

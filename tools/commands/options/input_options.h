@@ -85,10 +85,7 @@ struct KvCacheOptions {
   std::string measurements;
   std::optional<quant::KvGranularity> scales;  ///< not given: per tensor
 };
-constexpr auto names_of(KvCacheOptions::Mode) {
-  using enum KvCacheOptions::Mode;
-  return std::to_array<EnumName<KvCacheOptions::Mode>>({{automatic, "auto"}, {fp8, "fp8"}, {off, "off"}});
-}
+FP8_ENUM_NAMES(KvCacheOptions::Mode, {automatic, "auto"}, {fp8, "fp8"}, {off, "off"});
 
 /// --kv-cache auto|fp8|off, fp8:head, --measurements
 void add_kv_cache_options(Options& options, KvCacheOptions& target);

@@ -30,10 +30,7 @@ std::string did_you_mean(std::string_view found, const std::vector<std::string>&
 
 /// --color.
 enum class ColorMode : std::uint8_t { automatic, always, never };
-constexpr auto names_of(ColorMode) {
-  using enum ColorMode;
-  return std::to_array<EnumName<ColorMode>>({{automatic, "auto"}, {always, "always"}, {never, "never"}});
-}
+FP8_ENUM_NAMES(ColorMode, {automatic, "auto"}, {always, "always"}, {never, "never"});
 using fp8::name_of;
 
 enum class Color : std::uint8_t { red, yellow, green };

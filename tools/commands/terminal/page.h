@@ -81,10 +81,7 @@ std::string man_page(const CommandPage& page, const std::string& version);
 // Completion of fp8's command lines: scripts for shells, with all commands, options and choices in them.
 
 enum class Shell : std::uint8_t { bash, zsh, fish };
-constexpr auto names_of(Shell) {
-  using enum Shell;
-  return std::to_array<EnumName<Shell>>({{bash, "bash"}, {zsh, "zsh"}, {fish, "fish"}});
-}
+FP8_ENUM_NAMES(Shell, {bash, "bash"}, {zsh, "zsh"}, {fish, "fish"});
 using fp8::name_of;
 
 /// A script to source, or to put where the shell looks (share/bash-completion/completions/fp8,

@@ -23,10 +23,7 @@ namespace fp8::commands {
 
 /// The loops that a run file can be started with.
 enum class Stage : std::uint8_t { fit, validate, test, predict };
-constexpr auto names_of(Stage) {
-  using enum Stage;
-  return std::to_array<EnumName<Stage>>({{fit, "fit"}, {validate, "validate"}, {test, "test"}, {predict, "predict"}});
-}
+FP8_ENUM_NAMES(Stage, {fit, "fit"}, {validate, "validate"}, {test, "test"}, {predict, "predict"});
 
 class RunTree {
  public:

@@ -43,14 +43,8 @@ struct OptimizerSettings {
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   EpsMode eps_mode = EpsMode::torch;
 };
-constexpr auto names_of(OptimizerSettings::Kind) {
-  using enum OptimizerSettings::Kind;
-  return std::to_array<EnumName<OptimizerSettings::Kind>>({{adamw, "adamw"}, {muon, "muon"}});
-}
-constexpr auto names_of(OptimizerSettings::EpsMode) {
-  using enum OptimizerSettings::EpsMode;
-  return std::to_array<EnumName<OptimizerSettings::EpsMode>>({{torch, "torch"}, {habana, "habana"}});
-}
+FP8_ENUM_NAMES(OptimizerSettings::Kind, {adamw, "adamw"}, {muon, "muon"});
+FP8_ENUM_NAMES(OptimizerSettings::EpsMode, {torch, "torch"}, {habana, "habana"});
 
 /// Of step n, from 0: the learning rate as a share of settings.lr.
 inline trainer::LrSchedule lr_factor(const OptimizerSettings& settings) {

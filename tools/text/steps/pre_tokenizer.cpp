@@ -21,20 +21,11 @@ namespace {
 //   MergedWithPrevious  the- final- - countdown
 //   MergedWithNext      the -final - -countdown
 enum class Behavior { Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext };
-constexpr auto names_of(Behavior) {
-  using enum Behavior;
-  return std::to_array<EnumName<Behavior>>({{Isolated, "Isolated"},
-                                            {Removed, "Removed"},
-                                            {Contiguous, "Contiguous"},
-                                            {MergedWithPrevious, "MergedWithPrevious"},
-                                            {MergedWithNext, "MergedWithNext"}});
-}
+FP8_ENUM_NAMES(Behavior, {Isolated, "Isolated"}, {Removed, "Removed"}, {Contiguous, "Contiguous"},
+               {MergedWithPrevious, "MergedWithPrevious"}, {MergedWithNext, "MergedWithNext"});
 
 enum class PrependScheme { first, always, never };
-constexpr auto names_of(PrependScheme) {
-  using enum PrependScheme;
-  return std::to_array<EnumName<PrependScheme>>({{first, "first"}, {always, "always"}, {never, "never"}});
-}
+FP8_ENUM_NAMES(PrependScheme, {first, "first"}, {always, "always"}, {never, "never"});
 
 template <NamedEnum E>
 E value_of(const JsonPart& part) {
