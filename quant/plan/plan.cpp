@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/quant/plan/module_patterns.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/fail.h"
 

@@ -13,7 +13,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/quant/plan/module_patterns.h"
+#include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"

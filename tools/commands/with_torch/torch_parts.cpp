@@ -18,7 +18,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/quant/plan/module_patterns.h"
+#include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
