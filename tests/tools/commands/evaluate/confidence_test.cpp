@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/evaluate/confidence.h"
-
 #include <gtest/gtest.h>
+
+#include "fp8/tools/commands/evaluate/scoring.h"
 
 namespace fp8::commands {
 namespace {
