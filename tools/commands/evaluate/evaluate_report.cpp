@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/tools/commands/inspect/quality.h"
+#include "fp8/tools/commands/inspect/cost_page.h"
 
 namespace fp8::commands {
 namespace {
