@@ -20,7 +20,6 @@
 #include "fp8/tools/commands/inspect/cost_page.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/quantize/budget.h"
-#include "fp8/tools/commands/quantize/preset.h"
 #include "fp8/tools/commands/quantize/rounding.h"
 #include "fp8/tools/commands/quantize/scheme_option.h"
 #include "fp8/tools/commands/work/process.h"
