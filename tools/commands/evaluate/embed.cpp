@@ -21,7 +21,7 @@
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/options/model_options.h"
 #include "fp8/tools/models/base/model_config.h"
-#include "fp8/tools/text/data/documents.h"
+#include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::commands {
 namespace {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "fp8/tools/text/chat/chat_template.h"
-#include "fp8/tools/text/data/documents.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {
