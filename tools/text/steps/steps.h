@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/tools/text/steps/json_part.h"
+#include "fp8/tools/text/steps/vocabulary.h"
 
 namespace fp8::text {
 
