@@ -22,9 +22,6 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/chat/chat_template.h"
 
-// The documents of a text file, read one after the other and only as far as asked: separated by "<|endoftext|>"; line
-// ends \r\n and \r are read as \n. With a separator in the file, newlines around each document are stripped.
-
 namespace fp8::text {
 
 inline constexpr const char* kStandardInput = "-";
@@ -98,8 +95,9 @@ class JsonRows {
   bool array_ = false, ended_ = false;
 };
 
-// The documents of data files, one after the other and only as far as asked: of a text its documents, of rows one each
-// (chat_template.h).
+// The documents of data files, one after the other and only as far as asked: of a text what "<|endoftext|>" separates,
+// of rows one each (chat_template.h). Line ends \r\n and \r are read as \n. With a separator in the file, newlines around
+// each document are stripped.
 
 struct Document {
   std::string text;
