@@ -3,7 +3,9 @@
 // Qwen2Tokenizer.
 #include <algorithm>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
+#include "fp8/tools/text/steps/sentence_piece.h"
 
 namespace fp8::text {
 
@@ -162,6 +164,185 @@ io::Json from_vocab_and_merges(const NamedBytes& vocab_file, const NamedBytes& m
   }
   model["vocab"] = vocab.take();
   result["model"] = std::move(model);
+  return result;
+}
+
+// See tokenizer_files.h.
+
+namespace {
+
+using Model = SentencePieceModel;
+constexpr const char* kMark = "\xE2\x96\x81";
+
+// The tokens that the classes of transformers put around a text, and their other properties.
+struct Around {
+  const char* start;  // of tokenizer_class or model_type
+  const char *before, *after;
+  bool bos;      // begins with bos_token unless add_bos_token is false
+  bool fairseq;  // ids as in fairseq: <s> <pad> </s> <unk>, the pieces from the fourth on, <mask>
+};
+constexpr Around kSurrounds[] = {{"T5", "", "</s>", false, false},
+                                 {"t5", "", "</s>", false, false},
+                                 {"MT5", "", "</s>", false, false},
+                                 {"mt5", "", "</s>", false, false},
+                                 {"XLMRoberta", "<s>", "</s>", false, true},
+                                 {"xlm-roberta", "<s>", "</s>", false, true},
+                                 {"Albert", "[CLS]", "[SEP]", false, false},
+                                 {"albert", "[CLS]", "[SEP]", false, false},
+                                 {"Deberta", "[CLS]", "[SEP]", false, false},
+                                 {"BigBird", "[CLS]", "[SEP]", false, false},
+                                 {"big_bird", "[CLS]", "[SEP]", false, false},
+                                 {"RemBert", "[CLS]", "[SEP]", false, false},
+                                 {"rembert", "[CLS]", "[SEP]", false, false},
+                                 {"deberta", "[CLS]", "[SEP]", false, false},
+                                 {"", "", "", true, false}};
+
+const Around& around_of(const TokenSettings& settings) {
+  const std::string name = settings.kind();
+  return *std::find_if(std::begin(kSurrounds), std::end(kSurrounds),
+                       [&](const Around& row) { return name.starts_with(row.start); });
+}
+
+void to_fairseq(Model& model, const std::string& name) {
+  if (model.pieces.size() < 3) io::fail<io::Error>("{}: has less than three pieces", name);
+  std::vector<Model::Piece> pieces{{"<s>", 0, Model::kControl},
+                                   {"<pad>", 0, Model::kControl},
+                                   {"</s>", 0, Model::kControl},
+                                   {"<unk>", 0, Model::kUnknown}};
+  pieces.insert(pieces.end(), model.pieces.begin() + 3, model.pieces.end());
+  pieces.push_back({"<mask>", 0, Model::kControl});
+  model.pieces = std::move(pieces);
+  model.unk_id = 3;
+}
+
+io::Json texts_of(const Model& model, Model::Kind kind) {
+  io::Json texts = io::Json::array();
+  for (const auto& piece : model.pieces) {
+    if (piece.kind == kind) texts.push_back(piece.text);
+  }
+  return texts;
+}
+
+io::Json unigram(const Model& model) {
+  io::Json vocab = io::Json::array(), kinds = io::Json::array();
+  for (const auto& piece : model.pieces) {
+    vocab.push_back(io::Json::array({piece.text, piece.score}));
+    kinds.push_back(static_cast<int>(piece.kind));
+  }
+  return {{"type", "Unigram"}, {"vocab", vocab}, {"kinds", kinds}, {"unk_id", model.unk_id}};
+}
+
+// The highest score is rank 0, equal scores are one rank.
+io::Json bpe(const Model& model, const std::string& name, io::Json vocab) {
+  std::vector<float> scores;
+  for (const auto& piece : model.pieces) {
+    if (piece.kind == Model::kUnused)
+      io::fail<io::Error>("{}: piece {} of a BPE is unused, which is not supported", name, io::in_quotes(piece.text));
+    if (piece.kind == Model::kNormal) scores.push_back(-piece.score);
+  }
+  std::sort(scores.begin(), scores.end());
+  std::vector<std::int64_t> ranks;
+  for (const auto& piece : model.pieces) {
+    const auto found = std::lower_bound(scores.begin(), scores.end(), -piece.score);
+    ranks.push_back(piece.kind == Model::kNormal ? found - scores.begin() : -1);
+  }
+  return {{"type", "BPE"},
+          {"vocab", std::move(vocab)},
+          {"ranks", ranks},
+          {"user_defined", texts_of(model, Model::kUserDefined)},
+          {"unk_token", model.pieces[model.unk_id].text},
+          {"fuse_unk", true}};
+}
+
+io::Json replace(const char* from, const char* to) {
+  return {{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
+}
+
+io::Json normalizer(const Model& model, const TokenSettings& settings) {
+  io::Json own = {{"type", "SentencePiece"},
+                  {"add_dummy_prefix", model.add_dummy_prefix},
+                  {"remove_extra_whitespaces", model.remove_extra_whitespaces},
+                  {"escape_whitespaces", model.escape_whitespaces},
+                  {"treat_whitespace_as_suffix", model.treat_whitespace_as_suffix},
+                  {"user_defined", texts_of(model, Model::kUserDefined)}};
+  if (!model.precompiled_charsmap.empty()) own["precompiled_charsmap"] = to_base64(model.precompiled_charsmap);
+  const std::string kind = settings.kind();
+  io::Json steps = io::Json::array();
+  if (kind.starts_with("Albert") || kind.starts_with("albert")) {
+    steps = {replace("``", "\""), replace("''", "\"")};
+    if (!settings.boolean_or("keep_accents", false)) {
+      steps.push_back({{"type", "NFKD"}});
+      steps.push_back({{"type", "StripAccents"}});
+    }
+    if (settings.boolean_or("do_lower_case", true)) steps.push_back({{"type", "Lowercase"}});
+  } else if (settings.boolean_or("do_lower_case", false)) {
+    steps.push_back({{"type", "Lowercase"}});
+  }
+  steps.push_back(std::move(own));
+  return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
+}
+
+// The space before a text. If tokenizer_config.json says "legacy": false, it is put before the whole text alone, not
+// before each stretch behind an added token, and not before one that begins with a space; "add_prefix_space": false
+// puts none anywhere.
+struct Prefix {
+  bool wanted, first_alone;
+
+  Prefix(const Model& model, const TokenSettings& settings, bool of_llama)
+      : wanted(model.add_dummy_prefix && !(of_llama && !settings.boolean_or("add_prefix_space", true))),
+        first_alone(wanted && of_llama && !model.treat_whitespace_as_suffix && !settings.boolean_or("legacy", true)) {}
+};
+
+io::Json metaspace_before_text() {
+  return {{"type", "Metaspace"}, {"replacement", kMark}, {"prepend_scheme", "first"}, {"split", false}};
+}
+
+io::Json decoder(const Model& model) {
+  io::Json steps = io::Json::array({replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
+  // Strips leading spaces: all where the normalizer leaves none of the text's, else the one that it put there.
+  const int spaces = model.remove_extra_whitespaces ? 1 << 20 : model.add_dummy_prefix ? 1 : 0;
+  steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", spaces}, {"stop", 0}});
+  return {{"type", "Sequence"}, {"decoders", std::move(steps)}};
+}
+
+}  // namespace
+
+io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settings) {
+  const std::string& name = file.name;
+  // These count their ids otherwise, or put a language around each text.
+  settings.refuse(name, {"Camembert", "camembert", "MBart",  "mbart",       "Nllb",     "nllb",    "M2M100",
+                         "m2m_100",   "XGLM",      "xglm",   "Barthez",     "Pegasus",  "pegasus", "XLNet",
+                         "xlnet",     "PLBart",    "plbart", "SeamlessM4T", "seamless", "Marian",  "marian"});
+  Model model = parse_sentence_piece(file.bytes, name);
+  const Around& of = around_of(settings);
+  if (of.fairseq) to_fairseq(model, name);
+  const Prefix prefix(model, settings, of.bos);
+  model.add_dummy_prefix = prefix.wanted;
+  TokenTable vocab;
+  io::Json result;
+  for (std::size_t i = 0; i < model.pieces.size(); ++i) vocab.set(model.pieces[i].text, static_cast<std::int64_t>(i));
+  TokenNames defaults{{"unk_token", model.pieces[model.unk_id].text}};
+  const io::Json control = texts_of(model, Model::kControl);
+  for (const auto& token : control) defaults.emplace("control " + token.get<std::string>(), token.get<std::string>());
+  io::Json added = settings.added_tokens(vocab, defaults);
+  std::vector<std::string> before, after;
+  if (*of.before) before.emplace_back(of.before);
+  if (*of.after) after.emplace_back(of.after);
+  const auto bos = settings.token("bos_token"), eos = settings.token("eos_token");
+  const std::string begin = bos.value_or("<s>");
+  if (of.bos && settings.boolean_or("add_bos_token", vocab.contains(begin))) before.push_back(begin);
+  if (of.bos && settings.boolean_or("add_eos_token", false)) after.push_back(eos.value_or("</s>"));
+  result["post_processor"] = surround(name, vocab, added, before, after);
+  result["added_tokens"] = std::move(added);
+  result["decoder"] = decoder(model);
+  if (prefix.first_alone) {
+    model.add_dummy_prefix = false;
+    result["pre_tokenizer"] = metaspace_before_text();
+  }
+  result["normalizer"] = normalizer(model, settings);
+  result["normalizer"]["normalizers"].back()["keep_first_space"] = prefix.first_alone;
+  result["model"] = model.type == Model::kUnigram ? unigram(model) : bpe(model, name, vocab.take());
+  result["model"]["byte_fallback"] = model.byte_fallback;
   return result;
 }
 
