@@ -16,7 +16,6 @@
 #include "fp8/configs/quant_config.h"
 #include "fp8/configs/recipe_config.h"
 #include "fp8/configs/training/deepspeed_config.h"
-#include "fp8/configs/training/deepspeed_strategy.h"
 #include "fp8/configs/training/gaudi_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form_table.h"

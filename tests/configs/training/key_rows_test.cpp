@@ -3,7 +3,6 @@
 #include "fp8/configs/training/key_rows.h"
 
 #include "fp8/configs/training/deepspeed_config.h"
-#include "fp8/configs/training/deepspeed_strategy.h"
 #include "fp8/configs/training/gaudi_config.h"
 #include "support/command.h"
 #include "support/golden.h"

@@ -5,7 +5,6 @@
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/configs/training/deepspeed_config.h"
-#include "fp8/configs/training/deepspeed_strategy.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/config/config.h"
 
