@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kind of module with a weight: which tensors are measured, in which shape, and which never are.
-#include "fp8/measure/calibration/watched_node.h"
-
 #include <c10/core/InferenceMode.h>
 
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
