@@ -13,7 +13,7 @@
 #include <stdexcept>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/evaluate/score.h"
+#include "fp8/tools/commands/evaluate/scoring.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"

@@ -13,7 +13,7 @@
 #include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/names/model_names.h"
-#include "fp8/tools/commands/evaluate/score.h"
+#include "fp8/tools/commands/evaluate/scoring.h"
 #include "fp8/tools/commands/quantize/budget.h"
 
 namespace fp8::commands {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores against the formulas written out in double with plain loops.
-#include "fp8/tools/commands/evaluate/score.h"
-
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
@@ -16,6 +14,7 @@
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/evaluate/continuation.h"
+#include "fp8/tools/commands/evaluate/scoring.h"
 #include "support/test_data.h"
 #include "support/throws_with.h"
 
