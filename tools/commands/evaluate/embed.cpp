@@ -19,7 +19,7 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/text/data/data_file.h"
 

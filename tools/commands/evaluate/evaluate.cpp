@@ -19,7 +19,7 @@
 #include "fp8/tools/commands/evaluate/scoring.h"
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inspect/cost_page.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {

@@ -13,7 +13,7 @@
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/evaluate/continuation.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/text/data/data_file.h"
 

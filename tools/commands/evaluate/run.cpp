@@ -24,7 +24,7 @@
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::commands {

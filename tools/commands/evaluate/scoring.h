@@ -15,7 +15,7 @@
 
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 

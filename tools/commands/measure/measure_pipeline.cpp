@@ -22,7 +22,7 @@
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measure/measure_run.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 namespace {

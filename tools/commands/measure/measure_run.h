@@ -14,7 +14,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/models/layer_stream.h"

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/options/model_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/commands/work/process.h"
 #include "support/launchers.h"
 #include "support/temp_dir.h"
