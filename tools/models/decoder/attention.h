@@ -16,7 +16,7 @@
 #pragma once
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "fp8/tools/models/base/kv_cache.h"
+#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/decoder_math.h"
 
 namespace fp8::models {
