@@ -13,7 +13,6 @@
 #include "fp8/quant/forms/parts.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inspect/inspect.h"
-#include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {

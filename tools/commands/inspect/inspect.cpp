@@ -15,7 +15,6 @@
 #include "fp8/quant/names/model_stacks.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
-#include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 
 namespace fp8::commands {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inspect/inspect_damage.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/inspect/inspect.h"
 
 namespace fp8::commands {
 

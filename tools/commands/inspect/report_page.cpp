@@ -16,7 +16,7 @@
 #include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/inspect/inspect_damage.h"
+#include "fp8/tools/commands/inspect/inspect.h"
 #include "report_page_html.h"
 
 namespace fp8::commands {

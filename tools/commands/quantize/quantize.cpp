@@ -18,7 +18,7 @@
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/cost_page.h"
-#include "fp8/tools/commands/inspect/inspect_damage.h"
+#include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/quantize/budget.h"
 #include "fp8/tools/commands/quantize/rounding.h"
 #include "fp8/tools/commands/quantize/scheme_option.h"

@@ -25,7 +25,7 @@
 #include "fp8/tools/commands/config/config.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/script_input.h"
-#include "fp8/tools/commands/inspect/inspect_damage.h"
+#include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/measurements/measurements.h"
 
 namespace fp8::commands {

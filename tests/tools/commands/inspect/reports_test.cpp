@@ -11,7 +11,6 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/inspect/cost_page.h"
 #include "fp8/tools/commands/inspect/inspect.h"
-#include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 #include "support/matchers.h"
 #include "support/temp_dir.h"
