@@ -13,9 +13,7 @@
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/train/train_callbacks.h"
-#include "fp8/tools/commands/train/train_settings.h"
-#include "fp8/tools/commands/train/train_start.h"
+#include "fp8/tools/commands/train/train_run.h"
 
 namespace fp8::commands {
 namespace {

@@ -28,11 +28,8 @@
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/train/train_callbacks.h"
 #include "fp8/tools/commands/train/train_options.h"
-#include "fp8/tools/commands/train/train_precision.h"
-#include "fp8/tools/commands/train/train_settings.h"
-#include "fp8/tools/commands/train/train_start.h"
+#include "fp8/tools/commands/train/train_run.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 
 namespace fp8::commands {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/train_callbacks.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -22,6 +20,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
+#include "fp8/tools/commands/train/train_run.h"
 #include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {

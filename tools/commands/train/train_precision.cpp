@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/train_precision.h"
-
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
@@ -15,6 +13,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/train/train_run.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/extra_state.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/train_settings.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +14,7 @@
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/train/train_callbacks.h"
+#include "fp8/tools/commands/train/train_run.h"
 #include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {

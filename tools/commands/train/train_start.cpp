@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/train_start.h"
-
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/from_blob.h>
@@ -29,6 +27,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
+#include "fp8/tools/commands/train/train_run.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/models/initialize.h"

@@ -16,7 +16,7 @@
 #include "fp8/runtime/data/image_folder.h"
 #include "fp8/runtime/io/idx/idx.h"
 #include "fp8/runtime/trainer/parts.h"
-#include "fp8/tools/commands/train/train_start.h"
+#include "fp8/tools/commands/train/train_run.h"
 #include "fp8/tools/examples/mnist/lit_classifier.h"
 #include "fp8/tools/examples/mnist/mnist_data_module.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
