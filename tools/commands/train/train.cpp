@@ -6,29 +6,27 @@
 //   OUT/measurements/                                      with fp8: the amaxes of the run, for fp8 quantize
 //   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors}
 //   to go on from
+//   OUT/predictions.safetensors                            of the stage predict: the tensors of each batch
+//
+// A model and data of one's own, made known by a library that --load loads (runtime/trainer/parts/part_registry.h),
+// write beside log.jsonl, train.json and checkpoints what the model writes.
 //
 // Of several processes that a launcher started each does its part of every batch; OUT is rank 0's alone.
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/ops/common/edge.h"
-#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_run.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 
@@ -36,6 +34,335 @@ namespace fp8::commands {
 namespace {
 
 namespace fs = std::filesystem;
+constexpr char kPredictionsFile[] = "predictions.safetensors";
+
+/// A source whose batches come to the network's device.
+class OnDevice : public trainer::BatchSource {
+ public:
+  OnDevice(std::unique_ptr<trainer::BatchSource> source, c10::Device device)
+      : source_(std::move(source)), device_(device) {}
+  trainer::BatchSource& source() const { return *source_; }
+  std::int64_t batches() const override { return source_->batches(); }
+  void seek(std::int64_t epoch, std::int64_t batch) override { source_->seek(epoch, batch); }
+  std::optional<trainer::Batch> next() override { return moved(source_->next()); }
+  std::optional<trainer::Batch> deal(std::int64_t epoch, std::int64_t batch, int rank, int ranks) override {
+    return moved(source_->deal(epoch, batch, rank, ranks));
+  }
+
+ private:
+  std::optional<trainer::Batch> moved(std::optional<trainer::Batch> batch) const {
+    if (batch)
+      for (auto& tensor : batch->tensors) tensor = tensor.to(device_);
+    return batch;
+  }
+  std::unique_ptr<trainer::BatchSource> source_;
+  c10::Device device_;
+};
+
+/// A model's own state and the precision's, and the optimizer of the run file.
+class PreparedModule : public trainer::ModuleAdapter {
+ public:
+  PreparedModule(trainer::TrainingModule& module, StateHooks precision, std::function<trainer::Optimizers()> optimizers)
+      : ModuleAdapter(module), precision_(std::move(precision)), optimizers_(std::move(optimizers)) {}
+
+  trainer::Optimizers configure_optimizers() override { return optimizers_(); }
+  /// {"module", "precision"}, each with its tensors below its name.
+  trainer::TrainingState extra_state() override {
+    trainer::TrainingState all;
+    add(all, "module", ModuleAdapter::extra_state());
+    if (precision_.save) add(all, "precision", precision_.save());
+    return all;
+  }
+  /// Of a checkpoint that another precision may have written, or a language model's training: the precision's alone.
+  void load_state(const trainer::TrainingState& all) {
+    if (all.json.is_object() && all.json.contains("module")) {
+      ModuleAdapter::load_extra_state(part(all, "module"));
+      if (precision_.load && all.json.contains("precision")) precision_.load(part(all, "precision"));
+    } else if (precision_.load && !all.json.empty()) {
+      precision_.load(all);
+    }
+  }
+  void load_extra_state(const trainer::TrainingState& all) override {
+    ModuleAdapter::load_extra_state(part(all, "module"));
+    if (precision_.load) precision_.load(part(all, "precision"));
+  }
+
+ private:
+  static void add(trainer::TrainingState& all, const std::string& name, trainer::TrainingState state) {
+    all.json[name] = std::move(state.json);
+    for (auto& [key, tensor] : state.tensors) all.tensors[name + "." + key] = std::move(tensor);
+  }
+  static trainer::TrainingState part(const trainer::TrainingState& all, const std::string& name) {
+    return {all.json.at(name), trainer::tensors_below(all.tensors, name + ".")};
+  }
+  StateHooks precision_;
+  std::function<trainer::Optimizers()> optimizers_;
+};
+
+/// The module that runs, a language model or one of a library.
+struct Subject {
+  std::shared_ptr<trainer::TrainingModule> module;
+  std::shared_ptr<torch::nn::Module> network;
+  std::shared_ptr<trainer::DataModule> data;
+};
+
+std::shared_ptr<torch::nn::Module> network_of(const std::shared_ptr<trainer::TrainingModule>& module) {
+  return {module, &module->network()};
+}
+
+/// A model that a run file names, on the device.
+Subject own_subject(const TrainOptions& o, const Context& context) {
+  const auto parts = part_context(o, context);
+  if (!o.run.data)
+    io::fail<io::Error>("{}: found a model of its own, but no data: {class_path, init_args}", o.run.model->place);
+  Subject subject;
+  subject.module = trainer::make_part<trainer::TrainingModule>(*o.run.model, parts);
+  subject.network = network_of(subject.module);
+  subject.network->to(parts.device);
+  subject.data = trainer::make_part<trainer::DataModule>(*o.run.data, parts);
+  return subject;
+}
+
+/// The text of one stage, given out once.
+class StageText : public trainer::DataModule {
+ public:
+  explicit StageText(TextBatches batches) : batches_(std::make_unique<TextBatches>(std::move(batches))) {}
+  std::unique_ptr<trainer::BatchSource> val_dataloader() override { return own(); }
+  std::unique_ptr<trainer::BatchSource> test_dataloader() override { return own(); }
+  std::unique_ptr<trainer::BatchSource> predict_dataloader() override { return own(); }
+
+ private:
+  std::unique_ptr<trainer::BatchSource> own() { return std::move(batches_); }
+  std::unique_ptr<TextBatches> batches_;
+};
+
+/// A language model for a stage that trains nothing.
+Subject language_subject(const TrainOptions& o, const Context& context) {
+  auto start = start_of(o, context);
+  const fs::path& text = o.run.stage == Stage::validate ? o.eval
+                         : o.run.stage == Stage::test   ? o.run.test_data
+                                                        : o.run.predict_data;
+  if (text.empty())
+    throw UsageError(o.run.stage == Stage::validate ? "--eval (data.init_args.val) is required"
+                     : o.run.stage == Stage::test   ? "data.init_args.test is required"
+                                                    : "data.init_args.predict is required");
+  Subject subject;
+  subject.data = std::make_shared<StageText>(
+      batches_of(text, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false));
+  subject.module = std::make_shared<LanguageModelTask>(
+      start.model, o.optimizer,
+      LanguageModelTask::Files{start.config_text, start.tokenizer, runtime::ops::dtype_of(o.save_dtype)});
+  subject.network = start.model;
+  return subject;
+}
+
+std::unique_ptr<OnDevice> source_of(trainer::DataModule& data,
+                                    std::unique_ptr<trainer::BatchSource> (trainer::DataModule::*loader)(),
+                                    c10::Device device) {
+  auto source = (data.*loader)();
+  return source == nullptr ? nullptr : std::make_unique<OnDevice>(std::move(source), device);
+}
+
+std::unique_ptr<OnDevice> needed(std::unique_ptr<OnDevice> source, const TrainOptions& o, const char* loader) {
+  if (source == nullptr)
+    io::fail<io::Error>("{}the data has no {}", o.run.data ? o.run.data->place + ": " : std::string(), loader);
+  return source;
+}
+
+/// Weights, buffers and the precision's state of a checkpoint's folder.
+void load_weights(PreparedModule& module, const fs::path& folder) {
+  const auto state = trainer::HPUCheckpointIO().load_checkpoint(folder);
+  try {
+    trainer::load_network(module.network(), state);
+    module.load_state(trainer::extra_of(state));
+  } catch (const io::Json::exception& error) {
+    io::fail<io::Error>("{}: {}", folder.string(), error.what());
+  } catch (const io::Error& error) {
+    io::fail<io::Error>("{}: {}", folder.string(), io::raw_message(error));
+  }
+}
+
+/// The folder that ckpt_path means.
+fs::path checkpoint_of(const TrainOptions& o) {
+  if (o.run.ckpt_path != "last") return o.run.ckpt_path;
+  const auto root = o.out / "checkpoints";
+  const auto steps = trainer::checkpoint_steps(root);
+  if (steps.empty()) io::fail<io::Error>("ckpt_path: found \"last\", but no checkpoint is in {}", root.string());
+  return trainer::checkpoint_folder(root, steps.back());
+}
+
+/// Returns the tree without the keys that a resumed run may change (its length, the files it keeps, its loggers and
+/// profiler), and without those that are compared by themselves, from whatever source.
+io::Json compared(io::Json tree) {
+  if (!tree.is_object()) return tree;
+  for (const char* key : {"ckpt_path", "seed_everything"}) tree.erase(key);
+  const auto without = [&tree](const char* section, std::initializer_list<const char*> keys) {
+    const auto found = tree.find(section);
+    if (found == tree.end() || !found->is_object()) return;
+    for (const char* key : keys) found->erase(key);
+    if (found->empty()) tree.erase(section);
+  };
+  without("trainer",
+          {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler", "logger",
+           "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision", "accelerator"});
+  without("fp8",
+          {"precision", "recipe", "threads", "load", "save_every", "keep_checkpoints", "stats_every", "logging_steps",
+           "throughput_warmup", "whole_time", "logger", "profile", "profile_schedule", "rank_timeout"});
+  return tree;
+}
+
+bool open_run(const TrainOptions& o, const Context& context) {
+  const io::Json settings = {{"steps", o.run.trainer.max_steps.value_or(-1)},
+                             {"precision", o.precision},
+                             {"recipe", o.recipe},
+                             {"device", context.device},
+                             {"seed", context.seed},
+                             {"run", o.run.tree}};
+  return open_folder(o, settings, [&](const fs::path& file, const io::Json& written) {
+    for (const char* key : {"precision", "recipe", "device", "seed", "run"}) {
+      const auto found = written.is_object() ? written.find(key) : written.end();
+      const bool same = found != written.end() && compared(*found) == compared(settings[key]);
+      if (!same)
+        throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
+                                    file.string(), key, found == written.end() ? "none" : io::printable(found->dump()),
+                                    io::printable(settings[key].dump())));
+    }
+    return true;
+  });
+}
+
+trainer::TrainerOptions options_of(const TrainOptions& o, const TrainPrecision& precision, const TrainRanks& ranks) {
+  auto t = trainer_options(o, precision, ranks);
+  t.max_steps = o.run.trainer.max_steps.value_or(-1);
+  t.max_epochs = o.run.trainer.max_epochs.value_or(-1);
+  const bool endless = t.max_steps < 0 && t.max_epochs < 0 && t.max_time <= 0;
+  if (endless && o.run.trainer.max_epochs)
+    throw io::Error("trainer.max_epochs: found -1, which has no end, allowed: beside max_steps or max_time");
+  if (endless) t.max_epochs = 1000;  // as Lightning has it
+  return t;
+}
+
+void print_metrics(const Context& context, const TrainOptions& o, const char* stage,
+                   const std::map<std::string, double>& metrics, const io::Json& speed, io::Json json) {
+  Table table({stage, ">value"});
+  json["metrics"] = io::Json::object();
+  for (const auto& [name, value] : metrics) {
+    json["metrics"][name] = value;
+    table.row({name, fmt::format("{:.6g}", value)});
+  }
+  json["precision"] = o.precision;
+  json.update(speed);
+  context.result(json, table.text());
+}
+
+/// Ranks that share out what `sources` have, by their names in messages, are about to run the same.
+void check_same(const TrainOptions& o, const TrainRanks& ranks, const TrainPrecision& precision, PreparedModule& module,
+                std::initializer_list<std::pair<const char*, const OnDevice*>> sources) {
+  if (ranks.size() == 1) return;
+  io::Json facts = {{"run", compared(o.run.tree)}, {"precision", o.precision}};
+  facts.update(precision.settings());
+  if (!o.run.model && facts["run"].is_object())  // a language model and its texts, wherever they lie
+    for (const char* places : {"model", "data"}) facts["run"].erase(places);
+  if (o.run.trainer.use_distributed_sampler.value_or(true))
+    for (const auto& [name, source] : sources)
+      if (source != nullptr) facts[name] = facts_of(source->source());
+  ranks.check_same(std::move(facts), weights_checksum(module.network()));
+}
+
+void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
+         PreparedModule& module, trainer::DataModule& data, c10::Device device) {
+  if (o.out.empty()) throw UsageError("trainer.default_root_dir (--out) is required: where the run is written");
+  auto train = needed(source_of(data, &trainer::DataModule::train_dataloader, device), o, "train_dataloader");
+  auto val = source_of(data, &trainer::DataModule::val_dataloader, device);
+  check_same(o, ranks, precision, module, {{"training data", train.get()}, {"validation data", val.get()}});
+  const bool trial = o.run.trainer.fast_dev_run.value_or(0) > 0;  // leaves nothing behind
+  const bool resume = !trial && ranks.on_first([&] { return open_run(o, context); });
+  auto options = options_of(o, precision, ranks);
+  options.resume = resume;
+  options.profiler = profiler_of(o, context);
+  auto callbacks = trial ? Callbacks() : callbacks_of(o, context);
+  if (ranks.first() && !trial) add_log(callbacks, o, context, precision, -1);
+  trainer::Trainer trainer(std::move(options), std::move(callbacks));
+  const auto result = trainer.fit(module, *train, val.get());
+  if (result.stopped && !trial) end_early(o, context, result);
+  if (!trial)
+    ranks.on_first([&] {
+      const KeepsWork keeps;
+      module.save_files(o.out);
+      precision.write_measurements(o.out / "measurements");
+      return true;
+    });
+  if (!ranks.first()) return;
+  auto metrics = trainer.callback_metrics();
+  io::Json json = {{"stage", "fit"},
+                   {"steps", result.steps},
+                   {"epochs", result.epochs},
+                   {"resumed_from", result.resumed_from},
+                   {"skipped_steps", result.skipped_steps},
+                   {"stop_reason", result.stop_reason.empty() ? io::Json(nullptr) : io::Json(result.stop_reason)},
+                   {"ranks", ranks.size()},
+                   {"ranks_said_by", ranks.size() > 1 ? io::Json(ranks.said_by()) : io::Json()},
+                   {"out", o.out.string()}};
+  json.update(precision.summary());
+  print_metrics(context, o, "fit", metrics, result.speed, std::move(json));
+}
+
+void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
+              PreparedModule& module, trainer::DataModule& data, c10::Device device) {
+  auto options = options_of(o, precision, ranks);
+  options.checkpoint_root.clear();
+  options.profiler = profiler_of(o, context);
+  if (o.run.stage == Stage::predict) {
+    if (o.out.empty()) throw UsageError("trainer.default_root_dir (--out) is required: where predictions are written");
+    auto source = needed(source_of(data, &trainer::DataModule::predict_dataloader, device), o, "predict_dataloader");
+    check_same(o, ranks, precision, module, {{"prediction data", source.get()}});
+    auto callbacks = callbacks_of(o, context);
+    callbacks.push_back(std::make_shared<trainer::PredictionWriter>(o.out / kPredictionsFile));
+    const auto result = trainer::Trainer(std::move(options), std::move(callbacks)).predict(module, *source, false);
+    if (result.stopped) throw Interrupted();
+    if (!ranks.first()) return;
+    return print_metrics(
+        context, o, "predict",
+        {{"batches", static_cast<double>(result.batches)}, {"samples", static_cast<double>(result.samples)}},
+        result.speed, {{"stage", "predict"}, {"file", (o.out / kPredictionsFile).string()}});
+  }
+  const bool test = o.run.stage == Stage::test;
+  auto source = test ? needed(source_of(data, &trainer::DataModule::test_dataloader, device), o, "test_dataloader")
+                     : needed(source_of(data, &trainer::DataModule::val_dataloader, device), o, "val_dataloader");
+  check_same(o, ranks, precision, module, {{test ? "test data" : "validation data", source.get()}});
+  trainer::Trainer trainer(std::move(options), callbacks_of(o, context));
+  const auto result = test ? trainer.test(module, *source) : trainer.validate(module, *source);
+  if (result.stopped) throw Interrupted();
+  if (ranks.first())
+    print_metrics(context, o, test ? "test" : "validate", result.metrics, result.speed,
+                  {{"stage", test ? "test" : "validate"}, {"loss", result.loss}});
+}
+
+/// A model of one's own, or any model for a stage that trains nothing.
+void run_module(const TrainOptions& o, Context& context) {
+  check_callbacks(o, context);
+  const TrainRanks ranks(o.ranks, o.precision == "fp8", context);
+  const auto device = resolve_device(context);
+  const auto subject = o.run.model ? own_subject(o, context) : language_subject(o, context);
+  ranks.on_first([&] {
+    subject.data->prepare_data();
+    return true;
+  });
+  subject.data->setup();
+  if (o.plan) {
+    const auto plan = TrainPrecision::plan(o, context, subject.network);
+    if (ranks.first()) context.result(plan.json, plan.text);
+    return;
+  }
+  TrainPrecision precision(o, context, subject.network, ranks.amax_group());
+  PreparedModule module(*subject.module, precision.state_hooks(), [&] {
+    auto own = optimizers_of(*subject.network, o.run.optimizer, o.run.lr_scheduler, part_context(o, context));
+    return own ? std::move(*own) : subject.module->configure_optimizers();
+  });
+  if (!o.run.ckpt_path.empty()) load_weights(module, checkpoint_of(o));
+  if (o.run.stage == Stage::fit) return fit(o, context, ranks, precision, module, *subject.data, device);
+  evaluate(o, context, ranks, precision, module, *subject.data, device);
+}
 
 /// Makes OUT, or finds the run in it that is to go on: the same but for its steps. Returns true for the latter.
 bool open_out(const TrainOptions& o, const Context& context, const io::Json& settings) {
@@ -159,4 +486,5 @@ void train(const TrainOptions& asked, Context& context) {
 const Provided g_train(train_model, train);
 
 }  // namespace
+
 }  // namespace fp8::commands

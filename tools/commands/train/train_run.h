@@ -186,15 +186,6 @@ class LanguageModelTask : public trainer::TrainingModule {
 /// [B, L], L >= 2.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids);
 
-// `fp8 train` of a model and data of one's own, made known by a library that --load loads
-// (runtime/trainer/parts/part_registry.h), and the stages validate, test and predict of any model:
-//
-//   OUT/train.json, OUT/log.jsonl, OUT/checkpoints/    as of a language model; what the model writes beside them
-//   OUT/predictions.safetensors                        of predict: the tensors of each batch
-
-/// Throws io::Error naming place and key, Interrupted after a checkpoint was written.
-void run_module(const TrainOptions& options, Context& context);
-
 // The sections optimizer: and lr_scheduler: of a run file, for a model of one's own. They take the place of the model's
 // configure_optimizers().
 //
