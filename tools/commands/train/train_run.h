@@ -28,8 +28,8 @@
 
 namespace fp8::commands {
 
-// OUT/train.json: what a run was started with, so that a resumed one is the same run. Texts, configs and recipes are the
-// same where their fingerprints are, wherever they lie; the number of steps alone may change.
+// OUT/train.json: what a run was started with, so that a resumed one is the same run. Texts, configs and recipes are
+// the same where their fingerprints are, wherever they lie; the number of steps alone may change.
 
 /// The settings that decide a run's numbers. more: keys that the options alone do not tell (the fingerprints of texts
 /// and config, the recipe as it was read).

@@ -96,8 +96,8 @@ class JsonRows {
 };
 
 // The documents of data files, one after the other and only as far as asked: of a text what "<|endoftext|>" separates,
-// of rows one each (chat_template.h). Line ends \r\n and \r are read as \n. With a separator in the file, newlines around
-// each document are stripped.
+// of rows one each (chat_template.h). Line ends \r\n and \r are read as \n. With a separator in the file, newlines
+// around each document are stripped.
 
 struct Document {
   std::string text;
