@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 #include <utility>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
-#include "fp8/tools/text/steps/added_tokens.h"
+#include "fp8/tools/text/steps/steps.h"
+#include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"
 
 namespace fp8::text {
@@ -100,6 +102,152 @@ PostProcessor make_post_processor(const JsonPart& part) {
   if (type == "Sequence") return make_sequence(part);
   part.unsupported_type("TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, Sequence");
 }
+
+// The "added_tokens" of a tokenizer.json: tokens found in the text itself before the model sees it ("<s>",
+// "<|endoftext|>").
+//
+// Those with normalized = false are searched in the text as given, the others (in their normalized form) in what the
+// normalizer makes of each stretch between. Leftmost match first, of those the longest. lstrip / rstrip: the match
+// takes white space to its left / right along; single_word: no match next to a word character.
+
+/// A piece of text, or the added token found there.
+struct Segment {
+  std::size_t begin = 0, end = 0;  ///< bytes
+  std::int64_t id = -1;            ///< -1: text
+};
+
+Pattern make_word_character() {
+  static const io::Json nothing;
+  // Here, unlike in patterns, Hugging Face's `\w` has the two joiners.
+  return Pattern::regex(R"([\w\x{200c}\x{200d}])", JsonPart(nothing, "added_tokens"));
+}
+
+std::size_t spaces_before(std::string_view text, std::size_t end, std::size_t least) {
+  while (end > least) {
+    const CodePoint c = decode_before(text, end);
+    if (!is_white_space(c.value)) break;
+    end -= c.size;
+  }
+  return end;
+}
+
+std::size_t spaces_after(std::string_view text, std::size_t begin) {
+  while (begin < text.size()) {
+    const CodePoint c = decode_at(text, begin);
+    if (!is_white_space(c.value)) break;
+    begin += c.size;
+  }
+  return begin;
+}
+
+class AddedTokens {
+ public:
+  static constexpr std::size_t kMaxBytes = PrefixTrie::kLongest;  ///< of one token
+  static constexpr std::size_t kMaxAllBytes = 4096 * 1024;        ///< of all tokens
+
+  AddedTokens() : word_character_(make_word_character()) {}
+  /// part: the array. A token that model.vocab has keeps the vocabulary's id, as for Hugging Face. normalizer: may be
+  /// empty.
+  AddedTokens(const JsonPart& part, const Vocabulary& vocabulary, const Normalizer& normalizer) : AddedTokens() {
+    std::size_t all_bytes = 0;
+    PrefixTrie::Entries entries[2];
+    std::vector<bool> normal;
+    for (const JsonPart& entry : part.elements()) {
+      const std::string& content = entry.at("content").string();
+      const std::int64_t given = entry.at("id").integer(0, Vocabulary::kMaxId);
+      if (content.empty()) continue;
+      if (content.size() > kMaxBytes)
+        entry.fail("has a content of " + std::to_string(content.size()) + " bytes, allowed " +
+                   std::to_string(kMaxBytes));
+      const std::int64_t in_vocab = vocabulary.find(content);
+      const std::int64_t id = in_vocab >= 0 ? in_vocab : given;
+      if (in_vocab < 0 && vocabulary.token_of(given))
+        entry.fail(io::message("has the id {}, which model.vocab gives to {}", given,
+                               io::in_quotes(*vocabulary.token_of(given))));
+      if (contents_.contains(content) || by_id_.contains(id))
+        entry.fail(io::message("repeats the content or id of an earlier token: {}, {}", io::in_quotes(content), id));
+      const bool special = entry.boolean_or("special", false);
+      const bool normalized = entry.boolean_or("normalized", !special);
+      Token token{normalized && normalizer ? normalizer(content) : content, id, entry.boolean_or("lstrip", false),
+                  entry.boolean_or("rstrip", false), entry.boolean_or("single_word", false)};
+      if (token.text.empty()) entry.fail("is nothing once normalized: " + io::in_quotes(content));
+      if (token.text.size() > kMaxBytes)
+        entry.fail("is longer than " + std::to_string(kMaxBytes) + " bytes once normalized");
+      all_bytes += token.text.size();
+      if (all_bytes > kMaxAllBytes) part.fail("has more than " + std::to_string(kMaxAllBytes) + " bytes of tokens");
+      normal.push_back(normalized);
+      by_id_.emplace(id, tokens_.size());
+      contents_.insert(content);
+      if (special) special_.insert(content);
+      max_id_ = std::max(max_id_, id);
+      tokens_.push_back(std::move(token));
+    }
+    for (std::size_t i = 0; i < tokens_.size(); ++i)
+      entries[normal[i]].emplace_back(tokens_[i].text, static_cast<std::int32_t>(i));
+    for (const bool normalized : {false, true}) tries_[normalized] = PrefixTrie(part, std::move(entries[normalized]));
+  }
+
+  /// Cuts `text`, as given (normalized = false) or normalized (true), in order and without empty pieces of text. \pre
+  /// well-formed UTF-8.
+  std::vector<Segment> cut(std::string_view text, bool normalized) const {
+    const PrefixTrie& trie = tries_[normalized];
+    std::vector<Segment> segments;
+    std::size_t done = 0, spaces_end = 0;  // spaces_end: of white space that was taken along
+    for (std::size_t i = 0; !trie.empty() && i < text.size();) {
+      const bool begins = trie.child(PrefixTrie::kRoot, static_cast<unsigned char>(text[i])) != PrefixTrie::kNone;
+      const auto found = begins ? trie.longest(text.substr(i)) : PrefixTrie::Found();
+      if (found.size == 0) {
+        ++i;
+        continue;
+      }
+      const Token& token = tokens_[found.value];
+      std::size_t begin = i, end = i + token.text.size();
+      i = end;  // the search continues here even if white space after it is taken along
+      if (token.single_word && !stands_alone(text, begin, end)) continue;
+      if (token.lstrip) begin = std::max(spaces_before(text, begin, done), done);
+      if (token.rstrip) end = spaces_end = end < spaces_end ? spaces_end : spaces_after(text, end);
+      if (done < begin) segments.push_back({done, begin, -1});
+      segments.push_back({begin, end, token.id});
+      // Not the maximum: behind a token within white space that was taken along, the rest of it is text, as for Hugging
+      // Face.
+      done = end;
+    }
+    if (done < text.size()) segments.push_back({done, text.size(), -1});
+    return segments;
+  }
+
+  /// The text an id decodes to (the normalized form where one was searched), or null.
+  const std::string* text_of(std::int64_t id) const {
+    const auto found = by_id_.find(id);
+    return found == by_id_.end() ? nullptr : &tokens_[found->second].text;
+  }
+  /// True if a special token is spelled so: decoding leaves it out.
+  bool is_special(const std::string& token) const { return special_.count(token) > 0; }
+  std::int64_t max_id() const { return max_id_; }
+
+ private:
+  struct Token {
+    std::string text;
+    std::int64_t id = -1;
+    bool lstrip = false, rstrip = false, single_word = false;
+  };
+
+  bool stands_alone(std::string_view text, std::size_t begin, std::size_t end) const {
+    const auto word = [&](std::size_t at, CodePoint c) { return word_character_.found_in(text.substr(at, c.size)); };
+    if (begin > 0) {
+      const CodePoint before = decode_before(text, begin);
+      if (word(begin - before.size, before)) return false;
+    }
+    return end == text.size() || !word(end, decode_at(text, end));
+  }
+
+  std::vector<Token> tokens_;
+  PrefixTrie tries_[2];  // [normalized]: of indices of tokens_
+  std::unordered_map<std::int64_t, std::size_t> by_id_;
+  std::unordered_set<std::string> contents_, special_;
+  std::int64_t max_id_ = -1;
+  Pattern word_character_;
+};
 
 }  // namespace
 
