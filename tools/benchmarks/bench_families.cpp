@@ -24,8 +24,8 @@
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/tools/benchmarks/bench.h"
+#include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/decoder/encoder_decoder.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/registry.h"
 

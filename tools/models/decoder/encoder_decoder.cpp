@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/decoder/encoder_decoder.h"
-
 #include <ATen/ops/cat.h>
 
 #include <optional>
 #include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
+#include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {

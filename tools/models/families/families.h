@@ -4,7 +4,7 @@
 #pragma once
 #include <span>
 
-#include "fp8/tools/models/decoder/encoder_decoder.h"
+#include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models {

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/decoder/encoder_decoder.h"
+#include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/save.h"
 #include "support/throws_with.h"

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/tools/models/decoder/encoder_decoder.h"
+#include "fp8/tools/models/decoder/decoder.h"
 #include "tools/models/families/answers.h"
 
 namespace fp8::models {

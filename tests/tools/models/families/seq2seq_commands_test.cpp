@@ -2,7 +2,7 @@
 // Models that answer a source text through the commands: measure -> quantize -> evaluate, static, dynamic, weights
 // alone and with keys and values in fp8. What is found is recorded as properties (make_table.py).
 #include "fp8/tools/models/base/causal_lm.h"
-#include "fp8/tools/models/decoder/encoder_decoder.h"
+#include "fp8/tools/models/decoder/decoder.h"
 #include "tools/models/families/answers.h"
 
 namespace fp8::models {
