@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// README.md of a written checkpoint: the card that hubs show. No torch here.
+// README.md of a written checkpoint, the card that hubs show, and the other files beside its weights. No torch here.
 //
 //   ---
 //   license: apache-2.0                 whatever the source's card says stays, but for what is only the source's
@@ -15,13 +15,9 @@
 // A card that has such a section gets another in its place. Nothing in it differs between runs, ranks or folders of the
 // output: no date, no path, no time.
 #pragma once
-#include <cstdint>
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
-#include "fp8/quant/plan/plan.h"
+#include "fp8/quant/forms/folder.h"
 
 namespace fp8::quant {
 
@@ -41,5 +37,18 @@ struct CardFacts {
 
 /// The card; source_card: the source's, may be empty.
 std::string model_card(std::string_view source_card, const CardFacts& facts);
+
+/// The files of a folder beside the weights.
+struct FolderTexts {
+  io::Json edits = io::Json::object();  ///< members of config.json beside quantization_config; null removes one
+  io::Json sidecar;                     ///< fp8.json; null: none is written
+  std::optional<CardFacts> card = {};   ///< README.md says so; none: the source's stays as it is
+};
+
+/// Writes config.json with `quantization` (null: without), `texts`, the form's further files and what is carried
+/// through from `source` (empty: nothing). mark: run_mark() of the run; empty: fp8.json has none. Returns warnings.
+std::vector<std::string> finish_folder(OutputFolder& folder, const std::filesystem::path& source,
+                                       const CheckpointForm* form, const io::Json& quantization, FolderTexts texts,
+                                       const std::string& mark = "");
 
 }  // namespace fp8::quant
