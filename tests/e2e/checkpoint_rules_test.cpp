@@ -128,21 +128,19 @@ class NonFiniteModel : public ::testing::Test {
 };
 
 TEST_F(NonFiniteModel, IsRefusedEverywhereWithTensorAndNumber) {
-  for (const std::string tensor :
-       {"model.layers.0.mlp.up_proj.weight", "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight"}) {
-    for (const float bad : {NAN, INFINITY}) {
-      spoil(tensor, bad);
-      const std::vector<std::string> words = {
-          model.name(), tensor, std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 1 of", "--allow-nonfinite"};
-      const std::string out = (folder / "out").string();
-      for (const char* how : {"--dynamic", "--weights-only"})
-        expect_refused(fp8("quantize --model {} {} --out {}", model.name(), how, out), words);
-      for (const char* to : {"f32", "f16"})
-        expect_refused(fp8("convert --model {} --format {} --out {}", model.name(), to, out), words);
-      expect_refused(fp8(evaluating(model.name())), words);
-      expect_refused(fp8("generate --json --model {} --prompt a --tokens 1", model.name()), words);
-      EXPECT_THAT(names_in(folder.path()), IsEmpty());
-    }
+  for (const auto& [tensor, bad] : std::vector<std::pair<std::string, float>>{
+           {"model.layers.0.mlp.up_proj.weight", NAN}, {"model.layers.0.input_layernorm.weight", INFINITY}}) {
+    spoil(tensor, bad);
+    const std::vector<std::string> words = {
+        model.name(), tensor, std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 1 of", "--allow-nonfinite"};
+    const std::string out = (folder / "out").string();
+    for (const char* how : {"--dynamic", "--weights-only"})
+      expect_refused(fp8("quantize --model {} {} --out {}", model.name(), how, out), words);
+    for (const char* to : {"f32", "f16"})
+      expect_refused(fp8("convert --model {} --format {} --out {}", model.name(), to, out), words);
+    expect_refused(fp8(evaluating(model.name())), words);
+    expect_refused(fp8("generate --json --model {} --prompt a --tokens 1", model.name()), words);
+    EXPECT_THAT(names_in(folder.path()), IsEmpty());
   }
 }
 

@@ -280,9 +280,11 @@ TEST(PublishedConfigs, EachRunsOrIsRefusedWithTheReason) {
   const auto configs = test::published_configs();
   ASSERT_EQ(configs.size(), 71u);
   std::set<std::string> measured;  // prefixes
+  std::set<io::Json> seen;         // many projects publish the same
   for (const auto& published : configs) {
     SCOPED_TRACE(published.name());
     const auto& keys = published.keys;
+    if (!seen.insert(keys).second) continue;
     if (const auto refused = test::refused_configs().find(published.name()); refused != test::refused_configs().end()) {
       expect_refused(evaluate(keys, false), {refused->second});
       continue;

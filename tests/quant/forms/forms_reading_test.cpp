@@ -462,6 +462,7 @@ TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
   const std::string weights = "/config_groups/group_0/weights/", in = "/config_groups/group_0/input_activations";
   refused({"'quant_method'", "gptq", "compressed-tensors", "modelopt"}, {{"quant_method", "gptq"}}, tensors);
   refused({"'quant_method'", "null"}, Json{{"bits", 8}}, tensors);
+  refused({"'quant_method'", "found 3"}, changed(kTensor, "/quant_method", 3), tensors);
   refused({"num_bits", "found 4", "8"}, changed(kTensor, (weights + "num_bits").c_str(), 4), tensors);
   refused({"type", "found \"int\"", "float"}, changed(kTensor, (weights + "type").c_str(), "int"), tensors);
   refused({"symmetric", "found false"}, changed(kTensor, (weights + "symmetric").c_str(), false), tensors);
@@ -475,14 +476,21 @@ TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
           }()),
           tensors);
   refused({"input_activations", "token", "dynamic false"}, changed(kTensor, in.c_str(), args("token", false)), tensors);
+  refused({"input_activations", "channel"}, changed(kTensor, in.c_str(), args("channel", false)), tensors);
+  refused({"group_0.input_activations"}, changed(kTensor, in.c_str(), "x"), tensors);
+  refused({"group_0.weights"}, changed(kTensor, "/config_groups/group_0/weights", "x"), tensors);
+  refused({"dynamic", "1"}, changed(kTensor, (weights + "dynamic").c_str(), 1), tensors);
   refused({"dynamic", "local"}, changed(kTensor, (weights + "dynamic").c_str(), "local"), tensors);
   refused({"'format'", "pack-quantized"}, changed(kTensor, "/format", "pack-quantized"), tensors);
   refused({"'ignore'", "list of module names"}, changed(kTensor, "/ignore", "lm_head"), tensors);
+  refused({"'ignore'"}, changed(kTensor, "/ignore", 3), tensors);
   refused({"sparsity_config", "sparse-24-bitmask"},
           changed(kTensor, "/sparsity_config", {{"format", "sparse-24-bitmask"}}), tensors);
   refused({"transform_config"}, changed(kTensor, "/transform_config", {{"config_groups", {{"u", 1}}}}), tensors);
   refused({"kv_cache_scheme", "num_bits", "found 4"}, changed(kTensor, "/kv_cache_scheme", {{"num_bits", 4}}), tensors);
   refused({"config_groups"}, changed(kTensor, "/config_groups", Json::object()), tensors);
+  refused({"config_groups"}, changed(kTensor, "/config_groups", {1}), tensors);
+  refused({"config_groups.group_1"}, changed(kTensor, "/config_groups/group_1", {{"weights", 3}}), tensors);
   refused({"config_groups.group_0", "array"}, changed(kTensor, "/config_groups/group_0", Json::array()), tensors);
   refused({"activation_scheme", "token"}, changed(kFp8Tensor, "/activation_scheme", "token"), tensors);
   refused({"activation_scheme", "static", "weight_block_size"}, changed(kFp8Block, "/activation_scheme", "static"),

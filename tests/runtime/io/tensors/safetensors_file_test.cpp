@@ -121,6 +121,8 @@ const Refusal kRefusals[] = {
      ": tensor 'w': shape [4611686018427387904] overflows 64 bits"},
     {"OffsetsAreOne", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0]})", 1),
      ": tensor 'w': data_offsets is [0], expected [begin, end]"},
+    {"OffsetsAreText", one(R"({"dtype":"U8","shape":[1],"data_offsets":"all"})", 1),
+     ": tensor 'w': data_offsets is \"all\", expected [begin, end]"},
     {"NegativeOffset", one(R"({"dtype":"U8","shape":[1],"data_offsets":[-1,0]})", 1),
      ": tensor 'w': data_offsets is [-1,0], expected"},
     {"EndBeforeBegin", one(R"({"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1),
