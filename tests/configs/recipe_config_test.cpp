@@ -19,7 +19,6 @@ using recipes::CurrentScaling;
 using recipes::DelayedScaling;
 using recipes::MXFP8;
 using recipes::Recipe;
-using recipes::RecipeDialect;
 using recipes::RecipeFormat;
 
 RecipeConfig parse(const std::string& text) { return parse_recipe(io::parse_json(text, "r.json"), "r.json"); }

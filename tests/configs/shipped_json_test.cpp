@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configurations in configs/json: all of them parse and say what their names say; and the JSON Schema knows the
 // keys and values that the parser knows.
-#include <gtest/gtest.h>
-
 #include <set>
 #include <stdexcept>
 
@@ -10,11 +8,8 @@
 #include "configs/quant_config_text.h"
 #include "fp8/configs/configs.h"
 #include "fp8/configs/environment.h"
-#include "fp8/configs/quant_config.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/scale_methods.h"
-#include "fp8/runtime/io/base/file.h"
-#include "support/throws_with.h"
 
 namespace fp8::configs {
 namespace {

@@ -8,8 +8,6 @@
 namespace fp8::e2e {
 namespace {
 
-namespace fs = std::filesystem;
-
 const Environment kGaudi2 = {{"FP8_HPU_DEVICE", "gaudi2"}};
 
 /// The demo model in fp8, made once: codes of dialect ocp.

@@ -19,7 +19,6 @@ using Environment = std::map<std::string, std::string>;
 using test::calibration_text;
 using test::demo_model;
 using test::heldout_text;
-using test::names_in;
 using test::wait_for;
 
 /// `environment` over one that the tests of this machine can't disturb.

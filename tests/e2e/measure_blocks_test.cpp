@@ -9,7 +9,6 @@
 namespace fp8::e2e {
 namespace {
 
-namespace fs = std::filesystem;
 using models::testing::TinyCheckpoint;
 using models::testing::TinyMixtral;
 

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 measure with decoder layers divided over ranks: the files of one process, byte for byte, in the memory of the
 // layers that a rank has; what can't be is refused by every rank, and one that dies is named by the others.
-#include <cmath>
-
 #include "e2e/measure_blocks.h"
 #include "e2e/processes.h"
 
 namespace fp8::e2e {
 namespace {
 
-namespace fs = std::filesystem;
 using models::testing::TinyCheckpoint;
 using models::testing::TinyMixtral;
 

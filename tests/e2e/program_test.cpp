@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program in odd surroundings: other locales, closed or full standard streams, no colours, --quiet; and that it
 // documents itself.
-#include <sstream>
-
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {

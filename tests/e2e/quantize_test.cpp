@@ -10,8 +10,6 @@
 namespace fp8::e2e {
 namespace {
 
-namespace fs = std::filesystem;
-
 std::vector<float> bf16_values(const std::string& bytes) {
   std::vector<float> values(bytes.size() / 2);
   for (std::size_t i = 0; i < values.size(); ++i) {

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 quantize --rounding gptq: its gain, the same bytes from any number of processes, configs, budgets, and refusals.
-#include "e2e/e2e.h"
 #include "e2e/processes.h"
 
 namespace fp8::e2e {
 namespace {
-
-namespace fs = std::filesystem;
 
 class Rounding : public test::InFolder {
  protected:

@@ -3,13 +3,10 @@
 // killed at random moments too. What comes of it has the bytes that one process writes.
 #include <random>
 
-#include "e2e/e2e.h"
 #include "e2e/processes.h"
 
 namespace fp8::e2e {
 namespace {
-
-namespace fs = std::filesystem;
 
 /// Three processes that are killed at random and started again, `kills` times or until one of them has got to the end.
 /// most: ms between two kills. Returns the number of kills that met a process at work.

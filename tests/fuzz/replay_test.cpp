@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fuzz targets without a fuzzer, for every compiler: small valid files, cut short at every byte, with every bit
 // flipped, with bytes replaced by telling ones, and mixed by a fixed random sequence. Each must be read or refused.
-#include <algorithm>
 #include <random>
-#include <vector>
 
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/zip.h"

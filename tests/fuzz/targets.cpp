@@ -6,11 +6,8 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <map>
 #include <sstream>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "fp8/configs/quant_config.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main kernels, on 64 rows of 1000 elements (no multiple of any vector); products with a weight of 128 rows.
 #include <cstdint>
-#include <vector>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/attention/decoder_math.h"

@@ -2,7 +2,6 @@
 // The 13 spellings, each with the product that Intel Neural Compressor's documentation gives it.
 #include "fp8/recipes/scale_method.h"
 
-#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <random>

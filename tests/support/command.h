@@ -2,11 +2,9 @@
 // A command line as one text, and what a command answers. Tests of the program need no other include or using.
 #pragma once
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cases that are texts: a file has what goes in, and below it what must come of it.
 #pragma once
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <fstream>

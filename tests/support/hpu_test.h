@@ -5,13 +5,10 @@
 //   CodesHandler       owns: the weight is float8 with one scale_inv, and only linear, convolution and dequantize know
 //                      it
 #pragma once
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstring>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/intercept.h"

@@ -7,9 +7,7 @@
 //
 // FP8_KILLS in the environment sets the number of trials instead of what a test asks for.
 #pragma once
-#include <gtest/gtest.h>
 
-#include <chrono>
 #include <random>
 
 #include "tools/commands/run_fp8.h"

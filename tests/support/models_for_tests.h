@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small models on hpu with names as in language models, their weights and inputs from a fixed seed.
 #pragma once
-#include <torch/torch.h>
-
-#include <string>
-#include <vector>
 
 #include "support/hpu_test.h"
 

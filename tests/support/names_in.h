@@ -17,3 +17,7 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
 }
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::names_in;
+}  // namespace fp8

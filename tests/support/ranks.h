@@ -9,7 +9,6 @@
 //   TEST(AmaxRanks, DISABLED_OneDies) { FP8_RANK_ONLY(); ... }
 //   TEST(Amax, OneDies) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneDies", 2), ...); }
 #pragma once
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +16,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <map>
-#include <string>
 #include <thread>
 #include <vector>
 

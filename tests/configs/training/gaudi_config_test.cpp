@@ -2,15 +2,12 @@
 // gaudi_config.json and training arguments: what each key comes to, and every refusal with its text.
 #include "fp8/configs/training/gaudi_config.h"
 
-#include <algorithm>
 #include <set>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
 #include "support/golden.h"
-#include "support/matchers.h"
 
 namespace fp8::configs {
 namespace {

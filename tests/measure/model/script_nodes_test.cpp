@@ -3,7 +3,6 @@
 // that a handler is met by its own instance only, whatever was done to the module before and after.
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>
-#include <torch/torch.h>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/model/module_tree.h"

@@ -2,8 +2,6 @@
 // Every observer against plain ATen, on ordinary and on hostile tensors; what is written beside.
 #include "fp8/measure/observers/observer.h"
 
-#include <torch/torch.h>
-
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/files/observer_types.h"

@@ -21,7 +21,6 @@ using test::f32;
 using test::HandCheckpoint;
 using test::HandTensor;
 using test::make_scheme;
-using test::read_tensor;
 using test::to;
 using W = WeightGranularity;
 using A = ActivationScaling;

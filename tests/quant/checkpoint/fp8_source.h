@@ -2,7 +2,6 @@
 // fp8 checkpoints made by hand, in the compressed-tensors form or the fp8 form with E8M0 scales: random codes and
 // scales that the test knows, so that nothing of the library made what it is compared with.
 #pragma once
-#include <torch/torch.h>
 
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/runtime/io/json/json.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // INC checkpoints of several ranks: split, put together again, with equal and with different scales.
-#include <torch/torch.h>
-
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/file.h"
@@ -11,8 +9,6 @@
 
 namespace fp8::quant::inc {
 namespace {
-
-using test::read_tensor;
 
 void write_folder(const fs::path& folder, const test::NamedTensors& tensors, int world = -1) {
   test::write_tensors(folder, tensors);

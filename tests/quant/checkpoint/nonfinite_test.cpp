@@ -15,7 +15,6 @@ using io::DType;
 using io::Json;
 using recipes::FloatType;
 using test::make_scheme;
-using test::read_tensor;
 using test::to;
 using W = WeightGranularity;
 

@@ -11,8 +11,6 @@
 namespace fp8::quant {
 namespace {
 
-using test::read_tensor;
-
 struct Refusal {
   test::TempDir dir;
   test::NamedTensors tensors = test::small_llama(at::kBFloat16);

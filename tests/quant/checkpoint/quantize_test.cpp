@@ -14,8 +14,6 @@
 namespace fp8::quant {
 namespace {
 
-using test::read_tensor;
-
 measure::MeasurementFile measured(const test::NamedTensors& tensors) {
   measure::MeasurementFile file;
   for (const auto& [name, t] : tensors) {

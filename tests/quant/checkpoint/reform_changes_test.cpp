@@ -10,7 +10,6 @@ namespace fp8::quant {
 namespace {
 
 using test::make_scheme;
-using test::read_tensor;
 using test::to;
 
 using CheckpointConvert = InFolder;

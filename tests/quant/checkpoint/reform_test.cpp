@@ -16,7 +16,6 @@ namespace {
 using recipes::FloatType;
 using test::Fp8Source;
 using test::make_scheme;
-using test::read_tensor;
 using test::read_text;
 using test::to;
 

@@ -109,3 +109,7 @@ inline at::Tensor find(const NamedTensors& tensors, const std::string& name) {
 }
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::read_tensor;
+}  // namespace fp8

@@ -2,7 +2,6 @@
 // Mixtures of experts made in the test: each expert's matrices one by one, and the ways in which checkpoints stack
 // them, by torch alone.
 #pragma once
-#include <torch/torch.h>
 
 #include "quant/checkpoint/small_checkpoint.h"
 

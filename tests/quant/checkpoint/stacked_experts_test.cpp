@@ -15,7 +15,6 @@ using test::Folder;
 using test::kExperts;
 using test::kHidden;
 using test::kInner;
-using test::read_tensor;
 
 using Strings = std::array<const char*, 3>;
 constexpr Strings kProjections = {"gate_proj", "up_proj", "down_proj"}, kNumbers = {"w1", "w3", "w2"};

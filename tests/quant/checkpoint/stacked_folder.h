@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checkpoint folder with stacked experts that is quantized, and its codes and scales against the formulas.
 #pragma once
-#include <torch/torch.h>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/runtime/io/json/json.h"

@@ -11,7 +11,6 @@ namespace {
 using io::DType;
 using io::Json;
 using test::scheme_of;
-using Shape = std::vector<std::int64_t>;
 
 constexpr auto kTensor = WeightGranularity::tensor;
 constexpr auto kChannel = WeightGranularity::channel;

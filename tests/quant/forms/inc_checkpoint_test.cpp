@@ -16,8 +16,6 @@
 namespace fp8::quant {
 namespace {
 
-using test::read_tensor;
-
 const std::string kLayer = "model.layers.0.";
 
 measure::MeasurementFile measured(const test::NamedTensors& tensors) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules without a weight in the plan: which are selected, and what scales INC's rules give each kind.
-#include "fp8/quant/plan/plan.h"
 #include "fp8/quant/plan/rules.h"
 #include "quant/plan/find_node.h"
 #include "support/throws_with.h"

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training through the loader: any number of threads ends with the same weights, and so does a run that is killed
 // (SIGKILL) in an epoch and resumes.
-#include <sys/wait.h>
-#include <torch/torch.h>
-#include <unistd.h>
-
 #include <csignal>
 #include <cstdlib>
 
-#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/torch_data.h"
 #include "runtime/data/numbered.h"
 #include "runtime/trainer/toy_task.h"

@@ -7,7 +7,6 @@
 #include <ATen/detail/HPUHooksInterface.h>
 
 #include <cstdlib>
-#include <new>
 
 #include "fp8/runtime/device/registration.h"
 #include "support/hpu_test.h"

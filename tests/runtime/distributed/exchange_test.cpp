@@ -3,8 +3,6 @@
 // how they meet, or don't.
 #include "fp8/runtime/distributed/exchange.h"
 
-#include <bit>
-
 #include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/hpu_test.h"

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The launchers' variables, each with what is wrong with it.
-#include <arpa/inet.h>
 #include <ifaddrs.h>
-#include <netinet/in.h>
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "fp8/runtime/distributed/exchange.h"
-#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "support/hpu_test.h"

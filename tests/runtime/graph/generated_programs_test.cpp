@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs made of a seed: views, writes into them, out= arguments, lists, random numbers. Captured on some inputs and
 // replayed on others, each gives what it gives when it is called, to the bit.
-#include <torch/torch.h>
-
 #include <random>
 
 #include "fp8/runtime/graph/hpu_graph.h"

@@ -3,7 +3,6 @@
 #include "fp8/runtime/graph/hpu_graph.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
 
 #include <thread>
 

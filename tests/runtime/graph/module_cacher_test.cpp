@@ -4,7 +4,6 @@
 #include "fp8/runtime/graph/module_cacher.h"
 
 #include <ATen/autocast_mode.h>
-#include <torch/torch.h>
 
 #include <thread>
 

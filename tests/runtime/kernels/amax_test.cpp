@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // amax over everything, rows and columns, on every level, against plain loops over exact values.
 
-#include <random>
-
 #include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -3,8 +3,6 @@
 // that end where readable memory does; keys and values that are codes; rows that see nothing, infinity and NaN.
 #include "fp8/runtime/kernels/attention.h"
 
-#include <random>
-
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/kernel_test.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decodes with a scale per block against the formula in f64, for f32 and E8M0 scales, every level and kind of block.
-#include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/block_cast_reference.h"
 #include "runtime/kernels/cast_test.h"
 

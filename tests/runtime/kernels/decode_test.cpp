@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // All 256 codes of both formats to every type, on every level, against the formats' definitions in double precision.
 
-#include <random>
-
 #include "fp8/runtime/kernels/cast.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -3,8 +3,6 @@
 // from exact results; odd sizes, rows apart with NaN between them, memory that ends where the operands do.
 #include "fp8/runtime/kernels/attention/decoder_math.h"
 
-#include <random>
-
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/kernel_test.h"
 

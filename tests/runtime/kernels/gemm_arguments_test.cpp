@@ -2,7 +2,6 @@
 // gemm's arguments: it reads and writes nothing beside the operands that they name, and wrong ones are refused by the
 // name of their field.
 
-#include "fp8/runtime/kernels/gemm.h"
 #include "runtime/kernels/gemm_problem.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -3,7 +3,6 @@
 // names. At level amx each output is the manual's chain of tdpbf16ps (amx_reference.h), to the bit; avx512bf16 is held
 // to the bound of f32 sums. All other levels, and what these do not fold, are as without.
 
-#include "fp8/runtime/kernels/gemm.h"
 #include "runtime/kernels/amx_reference.h"
 #include "runtime/kernels/gemm_problem.h"
 #include "runtime/kernels/kernel_test.h"

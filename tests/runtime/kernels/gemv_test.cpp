@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of a few bf16 rows: the documented order of sums, to the bit on every level, and its distance from exact
 // sums; odd sizes, rows apart with NaN between them, memory that ends where the operands do.
-#include <random>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"

@@ -2,7 +2,6 @@
 // Newton-Schulz against the published iteration, written out in f64.
 
 #include <Eigen/Dense>
-#include <random>
 
 #include "fp8/runtime/kernels/optim.h"
 #include "runtime/kernels/kernel_test.h"

@@ -2,8 +2,6 @@
 // The arithmetic of optimizers against f64 formulas, and its bits on every level and for 1 and 3 threads.
 #include "fp8/runtime/kernels/optim.h"
 
-#include <random>
-
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The packed layout against the formula in gemm.h, both ways, and transpose_bytes.
 
-#include <random>
-
 #include "fp8/runtime/kernels/gemm.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -3,8 +3,6 @@
 // that ends where the operands do; NaN is told, and leaves what it would be written to in place.
 #include "fp8/runtime/kernels/optim/pointwise.h"
 
-#include <random>
-
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/kernel_test.h"
 

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <numeric>
 #include <stdexcept>
 #include <thread>
 

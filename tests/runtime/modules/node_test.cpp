@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/modules/node.h"
 
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include "support/hpu_test.h"
-#include "support/throws_with.h"
 
 namespace fp8::runtime {
 namespace {

@@ -2,7 +2,6 @@
 // Calls an hpu:: operator as TorchScript and Python do (boxed, missing arguments take their defaults), and the scalar
 // references that the operators are compared with: formats and roundings by their definition, in f64.
 #pragma once
-#include <torch/torch.h>
 
 #include "support/hpu_test.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Helpers that the tests of optimizers share.
 #pragma once
-#include <torch/torch.h>
 
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "support/f64.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // HPUProfiler where something is in the way: another profiler, a folder, a name; and runs that are short.
 #include <torch/csrc/autograd/profiler_kineto.h>
-#include <torch/torch.h>
 
 #include <fstream>
 

@@ -4,7 +4,6 @@
 #include "fp8/runtime/profile/hpu_profiler.h"
 
 #include <torch/csrc/autograd/profiler_kineto.h>
-#include <torch/torch.h>
 
 #include <fstream>
 

@@ -2,11 +2,8 @@
 // Names, actions, schedules and wall clock, with a clock that the test turns.
 #include "fp8/runtime/profile/profiler.h"
 
-#include <torch/torch.h>
-
 #include <fstream>
 
-#include "fp8/runtime/profile/hpu_profiler.h"
 #include "runtime/profile/recorded.h"
 #include "support/child.h"
 #include "support/scoped_variable.h"

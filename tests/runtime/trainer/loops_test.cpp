@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Results and files of validate(), test() and predict(): results against numbers that the module says, exact counts of
 // batches, the file of predictions, rows of speed, a profiler's file for each loop. Several ranks: trainer_ranks_test.
-#include <torch/torch.h>
-
 #include <fstream>
 
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/names_in.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small network with dropout (so that random numbers matter) and data from a counter, for the tests of the trainer.
 #pragma once
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "fp8/runtime/optim/optimizers.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Losses and gradients that are not finite or zero, data that is none, options out of range.
-#include <torch/torch.h>
-
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 #include "runtime/trainer/toy_task.h"

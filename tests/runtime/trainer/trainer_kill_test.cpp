@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <torch/torch.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -17,7 +16,6 @@
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
 

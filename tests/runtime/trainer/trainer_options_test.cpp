@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options by Lightning's names: schedules of accumulation, overfit_batches, sanity steps, deterministic, progress bars.
-#include <torch/torch.h>
-
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/throws_with.h"
 

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints: a run that was cut off and goes on ends with the bits of one that was not, and what a damaged checkpoint
 // says.
-#include <torch/torch.h>
-
 #include <fstream>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/runtime/trainer/trainer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -3,8 +3,6 @@
 // trainer_gradients_test. What is not finite, empty or refused: trainer_errors_test. Checkpoints: trainer_resume_test.
 #include "fp8/runtime/trainer/trainer.h"
 
-#include <torch/torch.h>
-
 #include <numbers>
 
 #include "runtime/trainer/toy_task.h"

@@ -8,7 +8,6 @@
 #include <ATen/Functions.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <iterator>
 #include <stdexcept>
 
@@ -18,8 +17,6 @@
 #include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
 #include "fp8/tools/models/layer_stream.h"
-#include "fp8/tools/models/load.h"
-#include "fp8/tools/models/registry.h"
 #include "support/in_process.h"
 #include "support/throws_with.h"
 #include "tools/models/fixture.h"

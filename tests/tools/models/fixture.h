@@ -11,7 +11,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cctype>
@@ -221,3 +220,8 @@ inline std::string test_name(const ::testing::TestParamInfo<std::string>& info) 
 }
 
 }  // namespace fp8::models::testing
+
+namespace fp8::models {
+using testing::Fixture;
+using testing::FixtureRun;
+}  // namespace fp8::models

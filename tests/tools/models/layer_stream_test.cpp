@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include <numeric>
-
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/hidden_states.h"
@@ -21,7 +19,6 @@ namespace {
 
 using testing::TinyCheckpoint;
 using testing::TinyMixtral;
-namespace fs = std::filesystem;
 
 at::Tensor ids() { return (at::arange(0, 42, at::kLong) * 5 + 3).remainder(32).view({3, 14}); }
 

@@ -2,6 +2,8 @@
 // A Llama checkpoint of a few kilobytes in a folder, every weight small and from a counter, to be spoiled by the tests
 // of the loader. Also the expected names of Hugging Face's Llama, written down independently of the model.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <fstream>

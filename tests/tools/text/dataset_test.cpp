@@ -11,8 +11,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::fixtures;
-using testing::Folder;
 using Ids = std::vector<std::int64_t>;
 
 class Dataset : public ::testing::Test {

@@ -2,11 +2,8 @@
 // For the tests of tools/text: the committed fixtures, and throw-away folders.
 #pragma once
 
-#include <filesystem>
 #include <fstream>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
@@ -47,3 +44,8 @@ template <class F>
 /// EXPECT_IO_ERROR(load(file), "a word", "another one")
 #define EXPECT_IO_ERROR(statement, ...) \
   EXPECT_TRUE(::fp8::text::testing::throws_io_error({__VA_ARGS__}, [&] { statement; }))
+
+namespace fp8::text {
+using testing::fixtures;
+using testing::Folder;
+}  // namespace fp8::text

@@ -2,8 +2,6 @@
 // Patterns: what is accepted, what is refused, how matches are walked. That accepted ones cut as Hugging Face's do is
 // below.
 
-#include <tuple>
-
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/steps.h"
@@ -16,7 +14,6 @@ namespace fp8::text {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
-using testing::Folder;
 
 const testing::Source& source() {
   static const testing::Source instance("{}");

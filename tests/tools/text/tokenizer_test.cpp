@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <random>
 #include <thread>
 #include <tuple>
@@ -17,8 +16,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::fixtures;
-using testing::Folder;
 using Ids = std::vector<std::int64_t>;
 
 Tokenizer fixture_tokenizer(const Folder& folder, const std::string& name) {

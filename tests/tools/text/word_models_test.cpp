@@ -13,7 +13,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::Folder;
 using testing::Source;
 
 using Ids = std::vector<std::int64_t>;

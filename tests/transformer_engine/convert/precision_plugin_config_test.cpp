@@ -3,7 +3,6 @@
 #include <ATen/autocast_mode.h>
 
 #include <cstdlib>
-#include <fstream>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"

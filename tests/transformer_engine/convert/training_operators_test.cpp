@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training by operators, as Python and TorchScript call them: the same bits as the C++ regions give, states through
 // files, and regions that are ended in the wrong order, on the wrong thread, or by an exception.
-#include <torch/torch.h>
-
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "support/hpu_test.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What fp8 training leaves behind: the largest inputs, weights that are kept between microbatches, counters; and how
 // small it is in memory.
-#include <torch/torch.h>
-
 #include <cstdlib>
 
 #include "fp8/runtime/device/allocator.h"

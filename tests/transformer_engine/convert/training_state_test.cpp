@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What fp8 training remembers, saved and loaded bit for bit: scales and histories, and parameters that are held in fp8.
 // What it counts and keeps in memory: training_state_memory_test.
-#include <torch/torch.h>
-
 #include "fp8/runtime/optim/optimizers.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs of fp8 training: scales move and amaxes are recorded at each replay as when the model is called.
-#include <torch/torch.h>
-
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/module_cacher.h"
 #include "transformer_engine/training_models.h"

@@ -120,3 +120,9 @@ inline void randomize(torch::nn::Module& module, double std = 0.1) {
 }
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::near_step;
+using test::same_step;
+using test::training_step;
+}  // namespace fp8

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FusedAttention: torch's attention and its gradients with fp8 off; in fp8 against exact cases and the f64 formula,
 // with scales, dropout and state of its own.
-#include <torch/torch.h>
-
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"

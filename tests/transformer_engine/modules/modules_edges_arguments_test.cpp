@@ -16,8 +16,6 @@ namespace fp8::te {
 namespace {
 
 using recipes::DelayedScaling;
-using test::same_step;
-using test::training_step;
 
 TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
   torch::manual_seed(8);

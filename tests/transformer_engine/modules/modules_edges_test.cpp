@@ -11,8 +11,6 @@ namespace fp8::te {
 namespace {
 
 using recipes::DelayedScaling;
-using test::same_step;
-using test::training_step;
 
 /// One of each kind that has products, [rows..., 32] -> [rows..., 32].
 struct AnyModule {

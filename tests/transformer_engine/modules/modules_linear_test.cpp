@@ -15,9 +15,6 @@ namespace {
 namespace F = torch::nn::functional;
 using recipes::DelayedScaling;
 using test::copy_parameters;
-using test::near_step;
-using test::same_step;
-using test::training_step;
 
 constexpr const char* kActivations[] = {"gelu",  "geglu", "glu",    "qgelu", "qgeglu", "relu",
                                         "reglu", "srelu", "sreglu", "silu",  "swiglu"};

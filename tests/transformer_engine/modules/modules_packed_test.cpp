@@ -11,7 +11,6 @@ namespace fp8::te {
 namespace {
 
 using recipes::DelayedScaling;
-using test::training_step;
 using Sizes = std::vector<std::int64_t>;
 
 /// [0, n0, n0 + n1, ...].

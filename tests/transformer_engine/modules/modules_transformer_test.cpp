@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TransformerLayer: the composition of torch's functions bit for bit with fp8 off, near f32 in fp8, and the same bits
 // with checkpointing and after a restart. Then MultiheadAttention.
-#include <torch/torch.h>
-
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
@@ -95,12 +93,9 @@ namespace {
 
 namespace F = torch::nn::functional;
 using recipes::DelayedScaling;
-using test::near_step;
 using test::norm;
 using test::reference_attention;
-using test::same_step;
 using test::small_layer;
-using test::training_step;
 
 /// A layer's words in torch's functions, without dropout.
 at::Tensor reference_layer(TransformerLayer& m, const at::Tensor& x, const at::Tensor& encoder = {}) {

@@ -3,8 +3,6 @@
 // recipe computes.
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
-#include <torch/torch.h>
-
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/attention.h"

@@ -4,7 +4,6 @@
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
 #include <ATen/record_function.h>
-#include <torch/torch.h>
 
 #include <cstdio>
 #include <fstream>

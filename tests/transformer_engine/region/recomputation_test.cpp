@@ -3,8 +3,6 @@
 // it.
 #include "fp8/transformer_engine/region/recomputation.h"
 
-#include <torch/torch.h>
-
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"

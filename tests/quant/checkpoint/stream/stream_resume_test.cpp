@@ -2,14 +2,12 @@
 // What the engine keeps of a run that was cut short, and when it goes on: every unit that is still whole, of the same
 // work, and an output that is finished already.
 
-#include "fp8/quant/checkpoint/stream/stream.h"
 #include "quant/checkpoint/stream/stream_work.h"
 
 namespace fp8::quant {
 namespace {
 
 using test::contents;
-using test::names_in;
 using test::Work;
 
 TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {

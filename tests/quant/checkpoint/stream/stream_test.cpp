@@ -15,7 +15,6 @@ namespace {
 
 using io::DType;
 using test::contents;
-using test::names_in;
 using test::pattern;
 using test::Work;
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/atomic/atomic_file.h"
 
-#include <signal.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <thread>
 

@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "runtime/io/atomic/small_disk.h"

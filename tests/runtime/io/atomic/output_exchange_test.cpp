@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "runtime/io/io_test.h"

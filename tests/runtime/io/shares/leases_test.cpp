@@ -4,12 +4,8 @@
 #include "fp8/runtime/io/shares/leases.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <random>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"

@@ -4,11 +4,9 @@
 
 #include <signal.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <fstream>
-#include <new>
 #include <random>
 #include <thread>
 

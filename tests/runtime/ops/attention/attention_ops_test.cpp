@@ -3,8 +3,6 @@
 // rules; and that the operators themselves have no gradient.
 #include "fp8/runtime/ops/attention/attention_ops.h"
 
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
-
 #include "runtime/ops/attention/sdpa_reference.h"
 #include "support/schema_test.h"
 

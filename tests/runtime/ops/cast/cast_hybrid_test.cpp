@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cast_to_fp8_hybrid against the rule of one cast written in f64, and what stochastic rounding does below the smallest
 // E5M2 number in both modes of PT_HPU_STOCHASTIC_ROUNDING_MODE.
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/ir/irparser.h>
 #include <torch/script.h>
 

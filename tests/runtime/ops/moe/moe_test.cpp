@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mixture_of_experts in high precision: all four forms against the formula in f64, amax, expert ranges, gradients, the
 // handlers of tagged weights, refusals.
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
-
 #include "fp8/runtime/ops/moe/moe_ops.h"
 #include "runtime/ops/moe/moe_problem.h"
 #include "support/schema_test.h"

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of numbers: what DeviceStatsMonitor and MemoryLog write, where, and that test() has hooks of its own.
 
-#include <torch/torch.h>
-
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/runtime/trainer/loggers.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

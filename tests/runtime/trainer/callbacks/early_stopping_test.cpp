@@ -11,8 +11,6 @@
 namespace fp8::trainer {
 namespace {
 
-using test::names_in;
-
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// Its validations log the next of `scores`.

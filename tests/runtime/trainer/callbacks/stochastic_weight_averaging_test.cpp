@@ -3,8 +3,6 @@
 // statistics; and through a checkpoint.
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 
-#include <torch/torch.h>
-
 #include <numbers>
 
 #include "fp8/runtime/io/base/file.h"

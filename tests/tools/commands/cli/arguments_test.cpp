@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which words of a command line are whose: MODEL beside options that take several words, none or a former name.
-#include <algorithm>
 #include <optional>
 
 #include "fp8/tools/commands/cli/options.h"

@@ -12,7 +12,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
 using Variables = std::map<std::string, std::string>;
 using Words = std::vector<std::string>;
 

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exit codes and messages of the program as a whole.
 #include <regex>
-#include <sstream>
 
 #include "support/golden.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
-
-namespace fs = std::filesystem;
 
 /// One line on stderr that starts as promised, nothing on stdout.
 void expect_error(const test::Run& run, int code, const std::string& part) { expect_refused(run, {part}, code); }

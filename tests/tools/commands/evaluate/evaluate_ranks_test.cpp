@@ -6,9 +6,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-using test::demo;
-
 class EvaluateRanks : public ::testing::Test {
  protected:
   static std::vector<std::string> command(const std::string& model = demo("kjv-byte-1.7M"),

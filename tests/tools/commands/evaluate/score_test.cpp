@@ -3,13 +3,11 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/io/base/file.h"

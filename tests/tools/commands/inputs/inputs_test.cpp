@@ -3,7 +3,6 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -14,7 +13,6 @@
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "support/enum_names.h"
-#include "support/matchers.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "support/throws_with.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <algorithm>
 #include <fstream>
 
 #include "fp8/tools/commands/cli/context.h"
@@ -11,8 +10,6 @@
 
 namespace fp8::commands {
 namespace {
-
-namespace fs = std::filesystem;
 
 class DataFilesTest : public ::testing::Test {
  protected:

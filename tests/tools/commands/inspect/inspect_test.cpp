@@ -2,7 +2,6 @@
 #include <sys/resource.h>
 
 #include <set>
-#include <sstream>
 
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -4,7 +4,6 @@
 #include <limits>
 #include <regex>
 #include <set>
-#include <vector>
 
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/file.h"
@@ -12,7 +11,6 @@
 #include "fp8/tools/commands/inspect/cost_page.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
-#include "support/matchers.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

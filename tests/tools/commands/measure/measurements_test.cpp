@@ -9,8 +9,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// FOLDER/p_hooks_maxabs[_R_W].json with one module "m".
 void write_measurement(const test::TempDir& dir, const std::string& rank, float input,
                        const std::string& folder = "in") {

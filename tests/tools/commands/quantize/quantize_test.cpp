@@ -2,7 +2,6 @@
 // Options of fp8 quantize for modules, experts and towers, run as a process.
 #include <functional>
 #include <set>
-#include <sstream>
 
 #include "runtime/io/tensors/safetensors_bytes.h"
 #include "runtime/io/tensors/torch_bytes.h"
@@ -13,7 +12,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
 using io::safetensors_bytes;
 
 class QuantizeFamilies : public ::testing::Test {

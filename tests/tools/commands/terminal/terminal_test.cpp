@@ -2,7 +2,6 @@
 // The scripts in the shells themselves, as far as they are there: what each offers for a command line.
 #include <cstdio>
 #include <set>
-#include <sstream>
 
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/terminal/message.h"

@@ -3,14 +3,12 @@
 // formula in f64.
 #include <ATen/Functions.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
-#include <vector>
 
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/image_folder.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of Optimum Habana as options: which of command line and files counts, and what a file is refused for.
 #include <cmath>
-#include <fstream>
 #include <functional>
 #include <optional>
 
@@ -10,7 +9,6 @@
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/work/snapshots.h"
 #include "support/command.h"
-#include "support/temp_dir.h"
 #include "support/throws_with.h"
 
 namespace fp8::commands {

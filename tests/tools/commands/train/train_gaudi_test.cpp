@@ -8,11 +8,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-using test::demo;
-using test::log_of;
-using test::timeless;
-
 std::string write(const fs::path& path, const std::string& text) {
   std::ofstream(path) << text;
   return path.string();

@@ -11,13 +11,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-using test::arguments;
-using test::demo;
-using test::log_of;
-using test::names_in;
-using test::run_and_signal;
-using test::run_train;
 using test::small_config;
 
 /// A rate at which the loss soon stops falling.

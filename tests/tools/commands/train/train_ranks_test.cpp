@@ -1,23 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 train as several processes: the run of one process with the whole batch, for every strategy and launcher; killed
 // and restarted, on as many ranks or on others; and what is refused.
-#include <cmath>
-#include <set>
-
 #include "support/golden.h"
 #include "tools/commands/train/train_ranks_run.h"
 
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-using test::arguments;
-using test::demo;
-using test::expect_same_run;
 using test::expect_trained;
-using test::log_of;
 using test::RankProcesses;
-using test::timeless;
 
 class TrainRanks : public test::TrainingFolder {};
 

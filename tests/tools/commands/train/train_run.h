@@ -100,3 +100,13 @@ inline int run_and_signal(const std::vector<std::string>& list, const std::files
 }
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::arguments;
+using test::demo;
+using test::expect_same_run;
+using test::log_of;
+using test::run_and_signal;
+using test::run_train;
+using test::timeless;
+}  // namespace fp8

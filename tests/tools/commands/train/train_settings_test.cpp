@@ -9,14 +9,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-using test::arguments;
-using test::demo;
-using test::expect_same_run;
-using test::log_of;
-using test::run_and_signal;
-using test::run_train;
-
 class TrainSettings : public test::TrainingFolder {};
 
 TEST_F(TrainSettings, AnotherRunIsNotOverwrittenOrResumed) {

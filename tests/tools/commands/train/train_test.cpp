@@ -2,7 +2,6 @@
 // The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was
 // killed or interrupted and resumed is the run that was not, and what it refuses.
 #include <cmath>
-#include <sstream>
 
 #include "support/golden.h"
 #include "support/peak_memory.h"
@@ -10,15 +9,6 @@
 
 namespace fp8 {
 namespace {
-
-namespace fs = std::filesystem;
-using test::arguments;
-using test::demo;
-using test::expect_same_run;
-using test::log_of;
-using test::run_and_signal;
-using test::run_train;
-using test::timeless;
 
 class Train : public test::TrainingFolder {};
 

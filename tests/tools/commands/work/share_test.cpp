@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which share of the work a process takes: options, launchers' variables, shares on disk.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <functional>
 #include <limits>

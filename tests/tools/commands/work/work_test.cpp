@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files that change underneath are told apart, each way with its own words.
-#include <gtest/gtest.h>
-
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -19,8 +17,6 @@
 
 namespace fp8::commands {
 namespace {
-
-namespace fs = std::filesystem;
 
 class Sources : public ::testing::Test {
  protected:

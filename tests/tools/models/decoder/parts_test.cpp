@@ -6,16 +6,10 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 #include <torch/nn/module.h>
-
-#include <cmath>
-#include <cstdint>
-#include <utility>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/modules/linear_together.h"
@@ -25,7 +19,6 @@
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
-#include "support/throws_with.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {

@@ -14,8 +14,6 @@
 namespace fp8::models {
 namespace {
 
-using testing::Fixture;
-
 constexpr std::int64_t kSamples = 16, kLength = 40;
 constexpr double kStatic = 2e-2, kWithCache = 6e-2;  // the largest mean KL
 constexpr double kEncoder = 4e-2;                    // whose heads have a product in fp8 too

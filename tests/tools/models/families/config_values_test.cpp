@@ -13,7 +13,6 @@
 namespace fp8::models {
 namespace {
 
-using testing::Fixture;
 using Pointer = io::Json::json_pointer;
 
 constexpr std::uint64_t kMost = std::uint64_t{64} << 20;  // bytes of memory beyond what there is at the start

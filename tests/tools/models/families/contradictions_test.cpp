@@ -6,8 +6,6 @@
 namespace fp8::models {
 namespace {
 
-using testing::Fixture;
-
 /// Sizes that are those of tensors.
 const std::vector<std::string> kSizes = args(
     "vocab_size hidden_size n_embd d_model dim intermediate_size n_inner ffn_dim hidden_dim n_layer num_hidden_layers "

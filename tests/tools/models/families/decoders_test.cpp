@@ -17,9 +17,6 @@
 namespace fp8::models {
 namespace {
 
-using testing::Fixture;
-using testing::FixtureRun;
-
 const bool kOneThread = (at::set_num_threads(1), true);
 
 constexpr float kTolerance = 3e-4f;

@@ -13,9 +13,6 @@
 namespace fp8::models {
 namespace {
 
-using testing::Fixture;
-using testing::FixtureRun;
-
 constexpr float kMostApart = 3e-4f;
 
 float apart(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<float>(); }

@@ -10,8 +10,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::Folder;
-
 std::vector<std::string> texts_of(const DataFiles& files) {
   std::vector<std::string> all;
   Documents documents(files, {});

@@ -9,7 +9,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::Folder;
 using Ids = std::vector<std::int64_t>;
 
 constexpr const char* kBert = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\nc\n";

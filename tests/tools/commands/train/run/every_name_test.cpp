@@ -4,16 +4,12 @@
 // where it refuses an unknown name, so none can be forgotten here.
 #include <functional>
 #include <set>
-#include <sstream>
 
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-using test::demo;
-using test::log_of;
 using test::Run;
 
 /// A run of three steps whose section `key` of the trainer, or of the file, is `value`.

@@ -10,12 +10,6 @@
 namespace fp8 {
 namespace {
 
-namespace fs = std::filesystem;
-using test::demo;
-using test::log_of;
-using test::names_in;
-using test::timeless;
-
 /// As LightningCLI writes them: keys that were not set are null.
 std::string lightning_file(const fs::path& folder, const std::string& out) {
   std::string text = read_file(FP8_SOURCE_DIR "/tests/tools/commands/train/run/lightning.yaml");

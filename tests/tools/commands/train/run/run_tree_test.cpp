@@ -2,13 +2,10 @@
 #include "fp8/tools/commands/train/run_tree.h"
 
 #include <fstream>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/train/train_options.h"
-#include "support/matchers.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
