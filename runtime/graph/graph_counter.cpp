@@ -55,7 +55,12 @@ std::string operands_of(const LeafRecord& leaf) {
   return text;
 }
 
-std::string in_module(const std::string& module) { return module.empty() ? "" : "module '" + module + "', "; }
+std::string place_of(const LeafRecord& leaf) {
+  if (!leaf.module.empty()) return "module '" + std::string(leaf.module) + "'";
+  return leaf.phase.empty() ? "" : "phase '" + std::string(leaf.phase) + "'";
+}
+
+std::string before_op(const std::string& place) { return place.empty() ? "" : place + ", "; }
 
 /// (the result is a value that the host reads, its sizes depend on values), as the operator's schema says.
 std::pair<bool, bool> depends_on_values(std::string_view op) {
@@ -69,14 +74,14 @@ std::pair<bool, bool> depends_on_values(std::string_view op) {
 }  // namespace
 
 std::string NewGraph::line() const {
-  return io::message("step {}: {}{} of {}{}", step + 1, in_module(module), op, operands,
+  return io::message("step {}: {}{} of {}{}", step + 1, before_op(place), op, operands,
                      reordered ? ", known operations in another order" : "");
 }
 
 std::vector<std::string> CompiledGraphs::host_read_lines() const {
   std::vector<std::string> lines;
   for (const auto& [read, times] : host_reads)
-    lines.push_back(io::message("{}{}: {} times", in_module(read.first), read.second, times));
+    lines.push_back(io::message("{}{}: {} times", before_op(read.first), read.second, times));
   return lines;
 }
 
@@ -112,8 +117,8 @@ bool GraphCounter::reads_on_host(const LeafRecord& leaf) {
 void GraphCounter::note_first(const LeafRecord& leaf, bool known) {
   // Of new operations the first with a module; else the first new one, else the first.
   const bool better = operations_ == 0 || (first_.known && !known) ||
-                      (first_.known == known && first_.module.empty() && !leaf.module.empty());
-  if (better) first_ = {std::string(leaf.module), std::string(leaf.op), operands_of(leaf), known};
+                      (first_.known == known && !first_.has_module && !leaf.module.empty());
+  if (better) first_ = {place_of(leaf), std::string(leaf.op), operands_of(leaf), known, !leaf.module.empty()};
 }
 
 void GraphCounter::leaf_ends(const LeafRecord& leaf) {
@@ -124,7 +129,7 @@ void GraphCounter::leaf_ends(const LeafRecord& leaf) {
   graph_ = combined(graph_, hash);
   ++operations_;
   if (!reads_on_host(leaf)) return;
-  ++counts_.host_reads[{std::string(leaf.module), std::string(leaf.op)}];
+  ++counts_.host_reads[{place_of(leaf), std::string(leaf.op)}];
   end_graph(lock);
 }
 
@@ -134,7 +139,7 @@ void GraphCounter::end_graph(std::unique_lock<std::mutex>& lock) {
   ++(is_new ? counts_.compiled : counts_.reused);
   if (is_new && counts_.fresh.size() < CompiledGraphs::kMost)
     counts_.fresh.push_back(
-        {counts_.steps, std::move(first_.module), std::move(first_.op), std::move(first_.operands), first_.known});
+        {counts_.steps, std::move(first_.place), std::move(first_.op), std::move(first_.operands), first_.known});
   graph_ = 0, operations_ = 0;
   lock.unlock();
   if (on_graph_) on_graph_(is_new);

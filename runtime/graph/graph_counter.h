@@ -24,7 +24,7 @@ namespace fp8::runtime {
 /// A graph that is compiled, by the first operation in it that was never there with such operands.
 struct NewGraph {
   std::int64_t step = 0;   ///< how many steps were done before
-  std::string module, op;  ///< module "": it serves none
+  std::string place, op;   ///< place: "module 'fc1'", of none "phase 'clip'", or ""
   std::string operands;    ///< "[8, 64] Float, [64, 64] Float"
   bool reordered = false;  ///< all its operations were there before: it is their order that is new
 
@@ -38,7 +38,7 @@ struct CompiledGraphs {
   std::int64_t steps = 0;                                                  ///< that were marked as done
   std::map<std::uint64_t, std::int64_t> runs;                              ///< by graph
   std::vector<NewGraph> fresh;                                             ///< the first kMost of them
-  std::map<std::pair<std::string, std::string>, std::int64_t> host_reads;  ///< of module and operation: how often
+  std::map<std::pair<std::string, std::string>, std::int64_t> host_reads;  ///< of place and operation: how often
 
   /// "module 'fc1', aten::nonzero: 3 times"
   std::vector<std::string> host_read_lines() const;
@@ -60,8 +60,8 @@ class GraphCounter final : LeafListener {
 
  private:
   struct First {
-    std::string module, op, operands;
-    bool known = true;
+    std::string place, op, operands;
+    bool known = true, has_module = false;
   };
   void leaf_ends(const LeafRecord& leaf) override;
   bool reads_on_host(const LeafRecord& leaf);

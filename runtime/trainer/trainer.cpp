@@ -11,6 +11,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/loggers.h"
@@ -95,6 +96,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
       const runtime::PhaseScope backward("backward");
       const runtime::ProfiledAction action(options_.profiler.get(), "backward");
       run.strategy->backward(loss, i + 1 == count);
+      runtime::mark_step();
     }
     run.stop_asked = run.stop_asked || all.stop();
     if (all.end()) end(run);
@@ -163,6 +165,7 @@ StepReport Trainer::train_step(Run& run, std::int64_t count) {
   report.lr = run.learning_rate();
   report.loss = forward_backward(run, count, report);
   apply_gradients(run, report);
+  runtime::mark_step(/*step_done=*/true);
   if (!report.skipped) run.step_schedulers(ScheduleInterval::step);  // Lightning's move on
   report.seconds = now() - start;
   report.tokens_per_second = report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0;

@@ -38,7 +38,7 @@ TEST(GraphCounter, AShapeIsCompiledOnce) {
   EXPECT_EQ(counts.steps, 20);
   ASSERT_EQ(counts.fresh.size(), 10U);
   EXPECT_EQ(counts.fresh[4].step, 4);
-  EXPECT_EQ(counts.fresh[4].module, "block.fc");
+  EXPECT_EQ(counts.fresh[4].place, "module 'block.fc'");
   EXPECT_THAT(counts.fresh[4].operands, testing::HasSubstr("[5, 8] Float"));
   EXPECT_TRUE(counts.host_reads.empty());
 }
@@ -88,7 +88,7 @@ TEST(GraphCounter, ReadsOfTheHostEndAGraphAndAreNamed) {
   mark_step();
   const auto counts = counter.counts();
   const auto times = [&](const char* op) {
-    const auto found = counts.host_reads.find({"gate", op});
+    const auto found = counts.host_reads.find({"module 'gate'", op});
     return found == counts.host_reads.end() ? 0 : found->second;
   };
   EXPECT_EQ(times("aten::index.Tensor"), 1);

@@ -19,6 +19,7 @@
 #include <cmath>
 #include <utility>
 
+#include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"
@@ -207,7 +208,7 @@ io::Json compared(io::Json tree) {
            "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision", "accelerator"});
   without("fp8",
           {"precision", "recipe", "threads", "load", "save_every", "keep_checkpoints", "stats_every", "logging_steps",
-           "throughput_warmup", "whole_time", "logger", "profile", "profile_schedule", "rank_timeout"});
+           "throughput_warmup", "whole_time", "count_graphs", "logger", "profile", "profile_schedule", "rank_timeout"});
   return tree;
 }
 
@@ -242,8 +243,31 @@ trainer::TrainerOptions options_of(const TrainOptions& o, const TrainPrecision& 
   return t;
 }
 
+/// What --count-graphs says, without it nothing.
+void add_graphs(const std::optional<runtime::GraphCounter>& counter, io::Json& json, Table& table) {
+  if (!counter.has_value()) return;
+  constexpr std::size_t kMostLines = 10;
+  const auto counts = counter->counts();
+  io::Json later = io::Json::array(), reads = io::Json::array();
+  table.row({"graphs that Gaudi compiles", grouped(counts.compiled)});
+  for (const auto& graph : counts.fresh) {
+    if (graph.step == 0) continue;  // the first step compiles what all steps need
+    later.push_back({{"step", graph.step + 1}, {"place", graph.place}, {"op", graph.op}, {"operands", graph.operands}});
+    if (later.size() <= kMostLines) table.row({"  after the first step", graph.line()});
+  }
+  for (const auto& [read, times] : counts.host_reads)
+    reads.push_back({{"place", read.first}, {"op", read.second}, {"times", times}});
+  for (const auto& line : counts.host_read_lines()) table.row({"  read by the host", line});
+  json["graphs"] = {{"compiled", counts.compiled},
+                    {"reused", counts.reused},
+                    {"steps", counts.steps},
+                    {"after_first_step", std::move(later)},
+                    {"host_reads", std::move(reads)}};
+}
+
 void print_metrics(const Context& context, const TrainOptions& o, const char* stage,
-                   const std::map<std::string, double>& metrics, const io::Json& speed, io::Json json) {
+                   const std::map<std::string, double>& metrics, const io::Json& speed, io::Json json,
+                   const std::optional<runtime::GraphCounter>& counter = {}) {
   Table table({stage, ">value"});
   json["metrics"] = io::Json::object();
   for (const auto& [name, value] : metrics) {
@@ -252,6 +276,7 @@ void print_metrics(const Context& context, const TrainOptions& o, const char* st
   }
   json["precision"] = o.precision;
   json.update(speed);
+  add_graphs(counter, json, table);
   context.result(json, table.text());
 }
 
@@ -282,6 +307,8 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
   options.profiler = profiler_of(o, context);
   auto callbacks = trial ? Callbacks() : callbacks_of(o, context);
   if (ranks.first() && !trial) add_log(callbacks, o, context, precision, -1);
+  std::optional<runtime::GraphCounter> counter;
+  if (o.count_graphs) counter.emplace();
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(module, *train, val.get());
   if (result.stopped && !trial) end_early(o, context, result);
@@ -304,7 +331,7 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
                    {"ranks_said_by", ranks.size() > 1 ? io::Json(ranks.said_by()) : io::Json()},
                    {"out", o.out.string()}};
   json.update(precision.summary());
-  print_metrics(context, o, "fit", metrics, result.speed, std::move(json));
+  print_metrics(context, o, "fit", metrics, result.speed, std::move(json), counter);
 }
 
 void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
@@ -392,7 +419,8 @@ void say_forecast_of(const TrainOptions& o, const models::CausalLM& model, int r
   say_forecast(work, o.precision == "32-true" ? at::kFloat : at::kBFloat16, context);
 }
 
-void print(const TrainOptions& o, const Context& context, const trainer::FitResult& result, io::Json more) {
+void print(const TrainOptions& o, const Context& context, const trainer::FitResult& result, io::Json more,
+           const std::optional<runtime::GraphCounter>& counter) {
   const double speed = result.speed.value("train_tokens_per_second", 0.0);
   io::Json json = {{"steps", result.steps},
                    {"epochs", result.epochs},
@@ -420,6 +448,7 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
   table.row({"tokens per second", grouped(std::llround(speed))});
   const auto measured = json.find("measurements");
   if (measured != json.end() && measured->is_string()) table.row({"measurements", measured->get<std::string>()});
+  add_graphs(counter, json, table);
   context.result(json, table.text());
 }
 
@@ -464,6 +493,8 @@ void train(const TrainOptions& asked, Context& context) {
   if (ranks.first() && !trial) add_log(callbacks, o, context, precision, o.optimizer.steps);
   if (ranks.first() && !resume) say_forecast_of(o, *start.model, ranks.size(), context);
   const auto best = best_of(callbacks);
+  std::optional<runtime::GraphCounter> counter;
+  if (o.count_graphs) counter.emplace();
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
   if (result.stopped && (result.unvalidated || result.steps < o.optimizer.steps) && !trial)
@@ -480,7 +511,7 @@ void train(const TrainOptions& asked, Context& context) {
   summary["ranks"] = ranks.size();
   summary["ranks_said_by"] = ranks.size() > 1 ? io::Json(ranks.said_by()) : io::Json();
   summary["strategy"] = ranks.strategy_name();
-  if (ranks.first()) print(o, context, result, std::move(summary));
+  if (ranks.first()) print(o, context, result, std::move(summary), counter);
 }
 
 const Provided g_train(train_model, train);

@@ -231,6 +231,8 @@ Rows loop_rows(TrainOptions& o) {
       {"throughput_warmup", integer(o.throughput_warmup, 0), "First steps that do not count for tokens_per_second"},
       {"whole_time", flag(o.whole_time),
        "Logging, evaluation and saving count for tokens_per_second (default: they don't)"},
+      {"count_graphs", flag(o.count_graphs),
+       "Count the graphs that Gaudi's lazy mode would compile, and say what makes each new one"},
   };
 }
 

@@ -128,7 +128,7 @@ struct TrainOptions {
   StrategySettings ranks;
   CallbackSettings callbacks;
   RunSettings run;
-  bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
+  bool resume = false, overwrite = false, activation_checkpointing = false, plan = false, count_graphs = false;
   bool cpu_amp = false;  ///< bf16-mixed is autocast on the CPU
   bool eval_each_epoch = false, save_each_epoch = false, drop_last = false, whole_time = false, minimize_memory = false;
   std::filesystem::path gaudi_config, training_args;
