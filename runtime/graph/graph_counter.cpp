@@ -42,17 +42,20 @@ std::uint64_t operation_key(const LeafRecord& leaf) {
   return hash;
 }
 
-/// A batch on its way to the device is an input of the graph, and no part of it.
-bool is_transfer_in(const LeafRecord& leaf) {
-  return leaf.op == "aten::copy_" && !leaf.inputs.empty() && !leaf.inputs[0].on_hpu;
+/// A batch on its way to the device is an input of the graph, and what comes back a result of it.
+bool is_transfer(const LeafRecord& leaf) {
+  const auto on_host = [](const LeafTensor& t) { return !t.on_hpu; };
+  return leaf.op == "aten::copy_" &&
+         (std::ranges::any_of(leaf.inputs, on_host) || std::ranges::any_of(leaf.outputs, on_host));
 }
 
 std::string operands_of(const LeafRecord& leaf) {
   const auto& shown = leaf.inputs.empty() ? leaf.outputs : leaf.inputs;
+  constexpr std::size_t kMostShown = 4;
   std::string text;
-  for (const LeafTensor& t : shown)
+  for (const LeafTensor& t : shown.first(std::min(shown.size(), kMostShown)))
     text += (text.empty() ? "[" : ", [") + c10::Join(", ", t.sizes) + "] " + c10::toString(t.type);
-  return text;
+  return shown.size() <= kMostShown ? text : text + ", ...";
 }
 
 std::string place_of(const LeafRecord& leaf) {
@@ -122,12 +125,14 @@ void GraphCounter::note_first(const LeafRecord& leaf, bool known) {
 }
 
 void GraphCounter::leaf_ends(const LeafRecord& leaf) {
-  if (leaf.host || is_transfer_in(leaf)) return;
+  if (leaf.host) return;
   std::unique_lock lock(mutex_);
-  const std::uint64_t hash = operation_key(leaf);
-  note_first(leaf, !known_.insert(hash).second);
-  graph_ = combined(graph_, hash);
-  ++operations_;
+  if (!is_transfer(leaf)) {
+    const std::uint64_t hash = operation_key(leaf);
+    note_first(leaf, !known_.insert(hash).second);
+    graph_ = combined(graph_, hash);
+    ++operations_;
+  }
   if (!reads_on_host(leaf)) return;
   ++counts_.host_reads[{place_of(leaf), std::string(leaf.op)}];
   end_graph(lock);
