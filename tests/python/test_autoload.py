@@ -180,7 +180,7 @@ def test_a_cuda_build_with_a_gpu(site, tmp_path):
 
 
 def test_a_cuda_build_without_a_gpu(forked, site, tmp_path):
-    """As its words say; what ATen has of CUDA is in tests/runtime/device/hooks_test.cpp, and below."""
+    """As its words say; what ATen has of CUDA is in tests/runtime/device/registration_test.cpp, and below."""
     (tmp_path / "disguise.py").write_text("import torch\ntorch.version.cuda = '13.0'")
     assert forked("import torch\nprint(torch.hpu.why_unavailable())", tmp_path, site, before=["disguise"]) == "\n"
 

@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of real conversions: scales per tensor, channel and block go along with all of a weight, activations' scales
 // stay where they are, and a part of a weight is copied only where its scale is one number.
+#include <cstdlib>
+#include <fstream>
 
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
+#include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/tag_operators.h"
+#include "fp8/runtime/modules/op_modules.h"
+#include "support/hpu_test.h"
 #include "support/models_for_tests.h"
+#include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {
@@ -217,6 +225,257 @@ TEST(ConvertedCopies, ArchivesAndHostCopiesOfModels) {
     a->to(test::kHpu);
     EXPECT_TRUE(same_bits(a(input()), expected)) << name_of(granularity);
   }
+}
+
+// QUANT_CONFIG in memory, with its files: scales are stored, fresh ones used, stale ones made again.
+
+struct ModelImpl : torch::nn::Module {
+  torch::nn::Linear proj = register_module("proj", torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false)));
+  runtime::Matmul product = register_module("product", runtime::Matmul());
+  explicit ModelImpl(float size = 1.0f) {
+    torch::manual_seed(1);
+    proj->weight.data().copy_(torch::randn({4, 8}) * size);
+    to(test::kHpu);
+  }
+};
+TORCH_MODULE(Model);
+
+configs::QuantConfig parsed(const std::string& json) {
+  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+}
+
+struct Files {
+  test::TempDir dir;
+  std::string prefix = (dir.path() / "stats").string();
+  explicit Files(float amax = 3.0f) { measured(amax); }
+  void measured(float amax) const {
+    measure::MeasurementFile f;
+    f.modules = {{"proj", {{amax}}, std::nullopt, std::nullopt},
+                 {"product", {{amax}, {amax}}, std::nullopt, std::nullopt}};
+    f.selected = {"proj", "product"};
+    measure::write_measurements(prefix, f);
+  }
+  configs::QuantConfig config(const std::string& method, const std::string& more = "") const {
+    return parsed(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix + R"(", "scale_method": )" + method + more +
+                  "}");
+  }
+  measure::StatsName name(const std::string& method) const { return {prefix, "maxabs", method, std::nullopt}; }
+};
+
+ConversionReport convert_for(const Model& m, const configs::QuantConfig& config,
+                             recipes::Dialect device = recipes::Dialect::gaudi2) {
+  return convert_with_config(*m, config, device);
+}
+
+float input_scale(const Model& m) {
+  return dynamic_cast<const Fp8Handler&>(*runtime::find_tag(m->proj->weight)->handler).scheme().input_scale_inv;
+}
+
+bool mentions(const ConversionReport& report, const std::string& text) {
+  for (const auto& w : report.warnings) {
+    if (w.find(text) != std::string::npos) return true;
+  }
+  return false;
+}
+
+struct ConfigConvert : ::testing::Test {
+  const Files files;
+};
+
+TEST_F(ConfigConvert, ScalesAreStoredInIncsForm) {
+  Model model;
+  const auto report = convert_for(model, files.config("\"maxabs_pow2\""));
+  EXPECT_EQ(report.converted.size(), 2u);
+  const ScaleFile stored = read_scales(files.name("MAXABS_POW2"));
+  const auto* proj = stored.find("proj");
+  ASSERT_NE(proj, nullptr);
+  EXPECT_EQ(proj->inputs[0].values, std::vector<float>{0x1p-4f});  // 3 / 60 = 0.05
+  EXPECT_EQ(proj->inputs[0].values[0], input_scale(model));
+  const float w = proj->weight->values[0];
+  EXPECT_EQ(w,
+            std::exp2(std::ceil(std::log2(ModelImpl().proj->weight.detach().cpu().abs().max().item<float>() / 120))));
+  EXPECT_EQ(proj->outputs[0].values, std::vector<float>{0x1p-4f * w});
+  EXPECT_EQ(stored.find("product")->inputs.size(), 2u);
+  EXPECT_EQ(stored.find("product")->outputs[0].values, std::vector<float>{0x1p-8f});
+}
+
+TEST_F(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
+  for (const std::string observer : {"maxabs", "maxabs_per_channel", "histogram", "percentile", "mse", "kl"}) {
+    SCOPED_TRACE(observer);
+    const test::TempDir dir;
+    const io::Json json = {{"hp_dtype", "fp32"},
+                           {"observer", observer},
+                           {"dump_stats_path", (dir / "s").string()},
+                           {"allowlist", {{"types", {"Linear"}}}}};
+    const auto config = configs::parse_quant_config(json, "q.json");
+    Model measured, model, other(3.0f);
+    const auto session = measure::CalibrationSession::attach(
+        *measured, measure::calibration_options(config, recipes::Dialect::gaudi2, {}).options);
+    measured->proj(hpu(torch::randn({64, 8})));
+    session->finalize();
+    EXPECT_EQ(convert_for(model, config).converted.size(), 1u);
+    // Its weight is three times as large: no threshold is above it.
+    EXPECT_REFUSED(convert_for(other, config), "proj", "another model");
+  }
+}
+
+TEST_F(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
+  for (const std::string observer : {"shape", "save"}) {
+    const Files files;  // of maxabs, under the same prefix
+    Model model;
+    const auto config = files.config("\"maxabs_hw\"", R"(, "observer": ")" + observer + "\"");
+    EXPECT_REFUSED(convert_for(model, config), "key 'observer': found \"" + observer + "\"",
+                   "allowed where scales are made");
+    EXPECT_EQ(
+        convert_for(model, files.config("\"unit_scale\"", R"(, "observer": ")" + observer + "\"")).converted.size(), 2u)
+        << "nothing is read";
+  }
+}
+
+TEST_F(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
+  const auto config = [](const std::string& keys) { return parsed(R"({"dump_stats_path": "")" + keys + "}"); };
+  Model model, fixed, dynamic;
+  EXPECT_REFUSED(convert_for(model, config("")), "key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements");
+  EXPECT_EQ(convert_for(fixed, config(R"(, "scale_method": "unit_scale")")).converted.size(), 2u);
+  EXPECT_EQ(convert_for(dynamic, config(R"(, "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true)"))
+                .converted.size(),
+            2u);
+}
+
+TEST_F(ConfigConvert, ChannelScalesAreStoredAsLists) {
+  Model model;
+  convert_for(model, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""));
+  const ScaleFile stored = read_scales(files.name("ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2"));
+  EXPECT_EQ(stored.find("proj")->weight->values.size(), 4u);
+  EXPECT_EQ(stored.find("proj")->weight->in, std::vector<float>(8, 1.0f));
+  EXPECT_EQ(stored.find("proj")->outputs[0].values.size(), 4u);
+}
+
+TEST_F(ConfigConvert, AStaleScaleFileNeverWins) {
+  const auto config = files.config("\"maxabs_pow2\"");
+  Model first;
+  convert_for(first, config);
+  Model again;
+  EXPECT_TRUE(convert_for(again, config).warnings.empty()) << "fresh";
+  EXPECT_EQ(input_scale(again), 0x1p-4f);
+  files.measured(300.0f);  // measured anew: 100 times as large
+  Model measured_again;
+  const auto report = convert_for(measured_again, config);
+  EXPECT_EQ(input_scale(measured_again), 8.0f);  // 300 / 60 = 5
+  EXPECT_FALSE(report.warnings.empty());
+  EXPECT_EQ(read_scales(files.name("MAXABS_POW2")).find("proj")->inputs[0].values[0], 8.0f) << "and the file is mended";
+  Model other(4.0f);
+  EXPECT_FALSE(convert_for(other, config).warnings.empty()) << "other weights";
+  Model target;
+  EXPECT_FALSE(convert_with_config(*target, config, recipes::Dialect::gaudi3).warnings.empty()) << "another device";
+}
+
+TEST_F(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
+  ScaleFile foreign;
+  foreign.modules = {
+      {"proj", {StoredScale::of(0.5f)}, {StoredScale::of(0.125f)}, StoredScale::of(0.25f)},
+      {"product", {StoredScale::of(0.5f), StoredScale::of(0.5f)}, {StoredScale::of(0.25f)}, std::nullopt}};
+  write_scales(files.name("MAXABS_POW2"), foreign);
+  Model model;
+  const auto report = convert_for(model, files.config("\"maxabs_pow2\""));
+  EXPECT_EQ(input_scale(model), 0.5f);
+  EXPECT_EQ(dynamic_cast<const Fp8Handler&>(*runtime::find_tag(model->proj->weight)->handler)
+                .weight_scale_inv()
+                .item<float>(),
+            0.25f);
+  EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv,
+            (std::vector<float>{0.5f, 0.5f}));
+  EXPECT_TRUE(mentions(report, "MAXABS_POW2"));
+  Model recalculated;
+  convert_for(recalculated, files.config("\"maxabs_pow2\"", R"(, "recalc_scales": true)"));
+  EXPECT_EQ(input_scale(recalculated), 0x1p-4f);
+}
+
+TEST_F(ConfigConvert, ModeLoadTakesScalesWithoutMeasurements) {
+  Model model;
+  const auto config = files.config("\"maxabs_pow2\"");
+  convert_for(model, config);
+  for (const char* end : {"_hooks_maxabs.json", "_hooks_maxabs.npz"}) std::filesystem::remove(files.prefix + end);
+  Model loaded;
+  convert_for(loaded, files.config("\"maxabs_pow2\"", R"(, "mode": "LOAD")"));
+  const at::Tensor x = hpu(torch::randn({3, 8}));
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(same_bits(loaded->proj(x), model->proj(x)));
+  Model missing;
+  EXPECT_REFUSED(convert_for(missing, files.config("\"maxabs_hw\"", R"(, "mode": "LOAD")")), "MAXABS_HW", "LOAD");
+  EXPECT_EQ(missing->proj->weight.scalar_type(), at::kFloat);
+}
+
+TEST_F(ConfigConvert, ScaleFormatsGiveEqualResults) {
+  const at::Tensor x = torch::randn({3, 8});
+  const torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> results;
+  for (const char* format : {"SCALAR", "CONST"}) {
+    Model model;
+    convert_with_config(*model, files.config("\"maxabs_hw\"", std::string(R"(, "scale_format": ")") + format + "\""),
+                        recipes::Dialect::gaudi2);
+    results.push_back(model->proj(hpu(x)));
+  }
+  EXPECT_TRUE(same_bits(results[0], results[1]));
+}
+
+TEST_F(ConfigConvert, FixedAndDynamicMethodsTouchNoFile) {
+  const test::TempDir dir;
+  const std::string prefix = (dir.path() / "none" / "stats").string();
+  for (const char* keys :
+       {R"("scale_method": "unit_scale")", R"("scale_method": "maxabs_pow2", "dynamic_quantization": true)"}) {
+    Model model;
+    const auto config = parsed(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}");
+    EXPECT_EQ(convert_for(model, config).converted.size(), 2u);
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "none"));
+}
+
+struct Variable {
+  const char* name;
+  Variable(const char* n, const std::string& value) : name(n) { setenv(n, value.c_str(), 1); }
+  ~Variable() { unsetenv(name); }
+};
+
+TEST_F(ConfigConvert, ScalesCanBePatchedAtRunTime) {
+  const Variable patching("RUNTIME_SCALE_PATCHING", "1");
+  Model channels;
+  EXPECT_REFUSED(convert_for(channels, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\"")),
+                 "RUNTIME_SCALE_PATCHING");
+  Model model;
+  convert_for(model, files.config("\"maxabs_pow2\""));
+  const at::Tensor x = torch::full({1, 8}, 1000.0f);  // far beyond the measured 3
+  const torch::NoGradGuard no_grad;
+  const at::Tensor saturated = model->proj(hpu(x)).cpu();
+  set_scale(*model, "proj", ScaleOf::input, 0, 8.0f);
+  const at::Tensor y = model->proj(hpu(x)).cpu(), want = x.matmul(ModelImpl().proj->weight.detach().cpu().t());
+  EXPECT_GT((saturated - want).norm().item<double>(), 10 * (y - want).norm().item<double>());
+  EXPECT_LT(((y - want).norm() / want.norm()).item<double>(), 0.1);
+  set_scale(*model, "product", ScaleOf::input, 1, 2.0f);
+  EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv[1], 2.0f);
+  EXPECT_REFUSED(set_scale(*model, "produkt", ScaleOf::input, 0, 1.0f), "no module 'produkt', did you mean 'product'?");
+  EXPECT_REFUSED(set_scale(*model, "proj", ScaleOf::input, 0, -1.0f), "proj");
+  EXPECT_REFUSED(set_scale(*model, "product", ScaleOf::weight, 0, 1.0f), "product");
+}
+
+TEST_F(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
+  const std::string path = (files.dir.path() / "methods.json").string();
+  const Variable dump("SCALE_METHOD_CONFIG_DUMP_PATH", path);
+  Model model;
+  convert_for(model, files.config("\"maxabs_pow2\""));
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  for (const char* word : {"proj", "product", "POW2", "MAXABS"})
+    EXPECT_NE(text.str().find(word), std::string::npos) << word;
+}
+
+TEST_F(ConfigConvert, MissingMeasurementsAreNamed) {
+  const test::TempDir dir;
+  Model model;
+  const std::string prefix = (dir.path() / "stats").string();
+  const auto config = parsed(R"({"dump_stats_path": ")" + prefix + R"("})");
+  EXPECT_REFUSED(convert_for(model, config), "stats_hooks_maxabs");
+  EXPECT_EQ(model->proj->weight.scalar_type(), at::kFloat);
 }
 
 }  // namespace

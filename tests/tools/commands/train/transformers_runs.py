@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What transformers' Trainer makes of training arguments: the runs of fp8 train --training-args are compared with them.
 
-    transformers_runs.py             trains again and compares with transformers_runs.json, which train_gaudi_test reads
+    transformers_runs.py             trains again and compares with transformers_runs.json, which train_settings_test reads
     transformers_runs.py --write     writes it
 
 38 samples. "rates": of each step; "evaluations": the steps done at each; "checkpoints": the steps of those that are
