@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calibration as programs: ranks side by side and one after the other, observers, shapes, files in between.
+// Calibration as programs: observers, shapes, files in between. Ranks: tests/measure/calibration/files_test.cpp and
+// shares_test.
 #include <optional>
 
 #include "e2e/e2e.h"
@@ -9,12 +10,6 @@ namespace {
 
 class Calibration : public ::testing::Test {
  protected:
-  /// Of ranks: what they say about themselves is no matter here.
-  Arguments quiet_arguments() const {
-    auto all = arguments(io::Json::object());
-    all.push_back("--quiet");
-    return all;
-  }
   /// The arguments of a run over `samples`, with the keys of `json` as its config.
   Arguments arguments(io::Json json, const std::string& samples = "4") const {
     json["mode"] = json.value("mode", "MEASURE");
@@ -35,33 +30,6 @@ class Calibration : public ::testing::Test {
   }
   test::TempDir folder_;
 };
-
-TEST_F(Calibration, RanksSideBySideLoseNothing) {
-  const auto all = quiet_arguments();
-  for (std::size_t run = 0; run < 2; ++run) {
-    std::vector<std::thread> ranks;
-    for (const char* rank : {"0", "1"}) {
-      ranks.emplace_back([&, rank] { expect_success(fp8(all, {{"RANK", rank}, {"WORLD_SIZE", "2"}})); });
-    }
-    for (auto& rank : ranks) rank.join();
-    for (const char* name : {"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"})
-      EXPECT_EQ(json(name)["NumSamples"], 2);
-    EXPECT_EQ(json("p_hooks_maxabs_1_2.json")["LocalRank"], 1);
-    EXPECT_EQ(names_in(out()).size(), 8u + run);
-    ASSERT_EQ(backups().size(), run);
-  }
-  EXPECT_EQ(names_in(backups()[0]).size(), 8u);
-}
-
-TEST_F(Calibration, RanksOneAfterTheOtherLoseNothing) {
-  const auto all = quiet_arguments();
-  for (std::size_t run = 0; run < 2; ++run) {
-    for (const char* rank : {"1", "0"}) expect_success(fp8(all, {{"RANK", rank}, {"WORLD_SIZE", "2"}}));
-    EXPECT_EQ(names_in(out()).size(), 8u + run);
-  }
-  ASSERT_EQ(backups().size(), 1u);
-  EXPECT_EQ(names_in(backups()[0]).size(), 8u);
-}
 
 TEST_F(Calibration, ModeShapeWritesShapes) {
   expect_success(fp8(arguments({{"mode", "SHAPE"}, {"measure_exclude", "NONE"}})));
@@ -104,10 +72,6 @@ TEST_F(Calibration, WhatWasWrittenInBetweenSurvivesTheHardestEnd) {
   EXPECT_GE(samples, 4);
   EXPECT_LT(samples, 4000);
   EXPECT_THAT(backups(), IsEmpty());
-}
-
-TEST_F(Calibration, UnknownObserversAreNamed) {
-  expect_refused(fp8(arguments({{"observer", "maxab"}})), {"observer", "maxab", "percentile"});
 }
 
 // Every observer from the first command to the last: measure -> quantize -> evaluate, by QUANT_CONFIG and by fp8

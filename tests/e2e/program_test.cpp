@@ -129,7 +129,7 @@ TEST_F(Program, TraceOfEvaluateShowsOneCastForEachInput) {
 TEST(Determinism, MeasureWritesTheSameBytes) {
   const test::TempDir folder;
   const Arguments base = args("measure --model $DEMO --data $CALIB --samples 9 --out");
-  const std::vector<Arguments> ways = {{}, {}, {"--threads", "1"}, {"--threads", "2"}, {"--batch", "2"}};
+  const std::vector<Arguments> ways = {{}, {}, {"--threads", "1"}, {"--threads", "2", "--batch", "2"}};
   for (std::size_t i = 0; i < ways.size(); ++i) {
     Arguments arguments = base;
     arguments.push_back((folder / std::to_string(i)).string());
@@ -144,7 +144,7 @@ TEST(Determinism, MeasureWritesTheSameBytes) {
 void expect_same_checkpoints(const Arguments& arguments) {
   const test::TempDir folder;
   const std::vector<std::pair<Arguments, Environment>> ways = {
-      {{}, {}}, {{"--threads", "2"}, {}}, {{"--threads", "1"}, {{"FP8_SIMD", "scalar"}}}, {{}, {{"FP8_SIMD", "avx2"}}}};
+      {{}, {}}, {{"--threads", "1"}, {{"FP8_SIMD", "scalar"}}}, {{"--threads", "2"}, {{"FP8_SIMD", "avx2"}}}};
   for (std::size_t i = 0; i < ways.size(); ++i) {
     Arguments more = arguments;
     more.insert(more.end(), ways[i].first.begin(), ways[i].first.end());

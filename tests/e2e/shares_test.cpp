@@ -268,7 +268,10 @@ TEST_P(RanksOfEveryLauncher, MeasureDividesItsSamples) {
     EXPECT_TRUE(contents(folder_ / "stats").at(name) == bytes) << name;
 }
 
-TEST_P(RanksOfEveryLauncher, Rank0GeneratesAndWritesLogitsAlone) {
+/// These find the rank as that one does: one launcher is enough.
+class RanksOfALauncher : public RanksOfEveryLauncher {};
+
+TEST_P(RanksOfALauncher, Rank0GeneratesAndWritesLogitsAlone) {
   const Arguments evaluate =
       args("evaluate --model $DEMO --data $HELDOUT --samples 1 --seq-len 32 --json --dump-logits {}", at("logits"));
   expect_first_alone(evaluate);
@@ -276,7 +279,7 @@ TEST_P(RanksOfEveryLauncher, Rank0GeneratesAndWritesLogitsAlone) {
   expect_first_alone({"inspect", demo_model()});
 }
 
-TEST_P(RanksOfEveryLauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) {
+TEST_P(RanksOfALauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) {
   const auto measure = [&](bool separate) {
     const auto config = folder_ / "measure.json";
     write_file(config, io::Json{{"mode", "MEASURE"},
@@ -307,6 +310,8 @@ TEST_P(RanksOfEveryLauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) 
 
 INSTANTIATE_TEST_SUITE_P(Launchers, RanksOfEveryLauncher, ::testing::Values("torchrun", "mpirun", "mpiexec", "srun"),
                          [](const auto& info) { return info.param; });
+
+INSTANTIATE_TEST_SUITE_P(Launchers, RanksOfALauncher, ::testing::Values("srun"));
 
 /// sbatch and salloc: one process, which sees how many tasks its job may start.
 TEST(Ranks, TheShellOfABatchScriptWorksAlone) {
