@@ -16,12 +16,22 @@ using io::Json;
 using trainer::testing::ToyBatches;
 using trainer::testing::ToyTask;
 
-TEST(HPUProfiler, FolderThatCannotBeWrittenIsOneWarning) {
-  const TempDir folder;
-  std::ofstream(folder / "file") << "x";
-  auto options = in(folder.path() / "file" / "below");
+/// A folder for traces, and what a profiler of `options` warns of.
+class ProfilerWarnings : public InFolder {
+ protected:
+  static constexpr ProfileSchedule kOneStep = {.wait = 0, .warmup = 0, .active = 1};
+
   std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  HPUProfilerOptions options = [this] {
+    auto all = in(folder.path());
+    all.warn = [this](const std::string& text) { warnings.push_back(text); };
+    return all;
+  }();
+};
+
+TEST_F(ProfilerWarnings, FolderThatCannotBeWritten) {
+  std::ofstream(folder / "file") << "x";
+  options.dirpath = (folder / "file").string() + "/below";
   auto profiler = std::make_shared<HPUProfiler>(options);
   fit(profiler, 6);  // training continues
   ASSERT_EQ(warnings.size(), 1U);
@@ -29,13 +39,8 @@ TEST(HPUProfiler, FolderThatCannotBeWrittenIsOneWarning) {
   EXPECT_FALSE(leaves_heard());
 }
 
-TEST(HPUProfiler, AnotherProfilerOfTheThreadIsAWarning) {
-  namespace kineto = torch::autograd::profiler;
-  const TempDir folder;
-  auto options = in(folder.path());
-  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 1};
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+TEST_F(ProfilerWarnings, AnotherProfilerOfTheThread) {
+  options.schedule = kOneStep;
   HPUProfiler first(options), second(options);
   const ProfiledStage running(&first, "fit");
   { const ProfiledStage refused(&second, "fit"); }
@@ -43,12 +48,8 @@ TEST(HPUProfiler, AnotherProfilerOfTheThreadIsAWarning) {
   EXPECT_THAT(warnings[0], HasSubstr("nothing is recorded"));
 }
 
-TEST(HPUProfiler, AProfilerOfAnotherThreadIsAWarning) {
-  const TempDir folder;
-  auto options = in(folder.path());
-  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 1};
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+TEST_F(ProfilerWarnings, AProfilerOfAnotherThread) {
+  options.schedule = kOneStep;
   HPUProfiler first(options), second(options);
   {
     const ProfiledStage running(&first, "fit");
@@ -59,12 +60,8 @@ TEST(HPUProfiler, AProfilerOfAnotherThreadIsAWarning) {
   EXPECT_TRUE(second.traces().empty());
 }
 
-TEST(HPUProfiler, RecordingThatSomebodyElseEndedIsAWarning) {
-  const TempDir folder;
-  auto options = in(folder.path());
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
-  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 1};
+TEST_F(ProfilerWarnings, RecordingThatSomebodyElseEnded) {
+  options.schedule = kOneStep;
   HPUProfiler profiler(options);
   {
     const ProfiledStage stage(&profiler, "fit");
@@ -74,11 +71,7 @@ TEST(HPUProfiler, RecordingThatSomebodyElseEndedIsAWarning) {
   EXPECT_TRUE(files_of(folder.path()).empty());
 }
 
-TEST(HPUProfiler, RankThatCannotBeReadIsAWarning) {
-  const TempDir folder;
-  auto options = in(folder.path());
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+TEST_F(ProfilerWarnings, RankThatCannotBeRead) {
   setenv("RANK", "1", 1);
   {
     HPUProfiler profiler(options);
@@ -125,11 +118,7 @@ TEST(HPUProfiler, CheckpointsAndCallbacksArePhases) {
   EXPECT_FALSE(phases.contains(""));
 }
 
-TEST(HPUProfiler, EpochsSayHowManyStepsCome) {
-  const TempDir folder;
-  auto options = in(folder.path());
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+TEST_F(ProfilerWarnings, EpochsSayHowManyStepsCome) {
   ToyTask task(1, test::kHpu);
   ToyBatches train(6, 2);  // 3 batches: 2 steps
   trainer::Trainer({.max_epochs = 2, .accumulate_grad_batches = 2, .profiler = std::make_shared<HPUProfiler>(options)})
@@ -226,7 +215,7 @@ std::int64_t recorded(HPUProfiler& profiler, F&& f) {
   return memory("VmHWM") - before;
 }
 
-using BoundedTrace = InFolder;
+using BoundedTrace = ProfilerWarnings;
 
 // A leaf is 56 bytes in the log, and two or three activities of 32 with Kineto's pointers to them: 2^20 of them stay
 // under 300 MiB, whatever comes after them.
@@ -247,11 +236,8 @@ TEST_F(BoundedTrace, AMillionLeavesOfOneStep) {
 
 // With shapes and allocations an operation's events take about 6 kB: 1.2 GB without a limit.
 TEST_F(BoundedTrace, OperationsOfOneStep) {
-  auto options = in(folder.path());
   options.profile_memory = options.record_shapes = true;
   options.most_host_events = 20000;
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
   options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 2};
   HPUProfiler profiler(options);
   const auto x = torch::ones(1, test::on_hpu());
@@ -278,11 +264,8 @@ TEST_F(BoundedTrace, OperationsOfOneStep) {
 
 // Each of its nodes has the callbacks that forward's thread had as backward began: its first event is kept.
 TEST_F(BoundedTrace, LimitThatBackwardMeets) {
-  auto options = in(folder.path());
   options.most_host_events = 3000;
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
-  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 1};
+  options.schedule = kOneStep;
   HPUProfiler profiler(options);
   const auto x = torch::ones(1, test::on_hpu()).requires_grad_();
   recorded(profiler, [&] {
@@ -299,10 +282,7 @@ TEST_F(BoundedTrace, LimitThatBackwardMeets) {
 }
 
 TEST_F(BoundedTrace, WithoutALimitMetNothingIsSaid) {
-  auto options = in(folder.path());
-  std::vector<std::string> warnings;
-  options.warn = [&](const std::string& text) { warnings.push_back(text); };
-  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 1};
+  options.schedule = kOneStep;
   HPUProfiler profiler(options);
   recorded(profiler, [] { (void)torch::ones(1, test::on_hpu()).neg(); });
   EXPECT_TRUE(warnings.empty());
