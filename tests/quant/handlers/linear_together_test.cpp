@@ -79,6 +79,24 @@ struct Siblings {
   return ::testing::AssertionSuccess();
 }
 
+/// Of x in every size; by_handler: whether the first one's handler answers for all (nothing: it is not asked).
+void expect_bits_of_each(const Siblings& s, at::ScalarType dtype, std::optional<bool> by_handler,
+                         bool in_inference = false) {
+  serve(*s.model);
+  for (const auto& sizes : kSizes) {
+    SCOPED_TRACE(c10::str("x ", at::IntArrayRef(sizes)));
+    const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
+    const auto expected = s.one_by_one(x);
+    ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected));
+    if (by_handler.has_value()) {
+      ASSERT_TRUE(all_same(s.by_handler(x), *by_handler ? expected : std::vector<at::Tensor>()));
+    }
+    if (!in_inference) continue;
+    const c10::InferenceMode inference;
+    ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected));
+  }
+}
+
 TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
   using enum ActivationScaling;
   const torch::NoGradGuard no_grad;
@@ -87,19 +105,9 @@ TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
       for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
         for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
           for (const bool bias : {false, true}) {
-            const Siblings s(options_of(activations, weights, dialect), bias, dtype);
-            serve(*s.model);
-            for (const auto& sizes : kSizes) {
-              const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
-              const auto expected = s.one_by_one(x);
-              ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected))
-                  << name_of(activations) << ", " << name_of(weights) << ", x " << x.sizes();
-              if (!bias) {
-                ASSERT_TRUE(all_same(s.by_handler(x), expected)) << name_of(activations);
-              }
-              const c10::InferenceMode inference;
-              ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected));
-            }
+            SCOPED_TRACE(std::string(name_of(activations)) + ", " + name_of(weights));
+            expect_bits_of_each(Siblings(options_of(activations, weights, dialect), bias, dtype), dtype,
+                                bias ? std::nullopt : std::optional(true), /*in_inference=*/true);
           }
 }
 
@@ -116,19 +124,8 @@ TEST(LinearTogether, GivesTheBitsOfEachWithBlockScales) {
             auto options = options_of(activations, WeightGranularity::block, dialect);
             options.block = block;
             options.power_of_two = bias;
-            const Siblings s(options, bias, dtype);
-            serve(*s.model);
-            for (const auto& sizes : kSizes) {
-              const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
-              const auto expected = s.one_by_one(x);
-              ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected)) << x.sizes();
-              if (bias) continue;
-              if (block.cols % 4 != 0) {
-                EXPECT_TRUE(s.by_handler(x).empty());
-              } else {
-                ASSERT_TRUE(all_same(s.by_handler(x), expected)) << x.sizes();
-              }
-            }
+            expect_bits_of_each(Siblings(options, bias, dtype), dtype,
+                                bias ? std::nullopt : std::optional(block.cols % 4 == 0));
           }
 }
 
@@ -139,14 +136,7 @@ TEST(LinearTogether, GivesTheBitsOfEachInMx) {
     for (auto dtype : {at::kFloat, at::kBFloat16}) {
       auto options = options_of(activations, WeightGranularity::block, recipes::Dialect::ocp);
       set_weights(options, WeightWord::mx);
-      const Siblings s(options, /*bias=*/false, dtype);
-      serve(*s.model);
-      for (const auto& sizes : kSizes) {
-        const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
-        const auto expected = s.one_by_one(x);
-        ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected)) << x.sizes();
-        ASSERT_TRUE(all_same(s.by_handler(x), expected)) << x.sizes();
-      }
+      expect_bits_of_each(Siblings(options, /*bias=*/false, dtype), dtype, true);
     }
   }
 }
