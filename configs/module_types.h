@@ -17,7 +17,6 @@
 //   no_quantize           passed through
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>

@@ -3,7 +3,6 @@
 #include "fp8/configs/quant_config_keys.h"
 
 #include <limits>
-#include <string_view>
 #include <type_traits>
 
 #include "fp8/configs/name_patterns.h"

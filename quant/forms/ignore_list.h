@@ -11,7 +11,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "fp8/quant/forms/form.h"

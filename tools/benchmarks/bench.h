@@ -4,7 +4,6 @@
 // JSON line per case. Trust ratios more than absolute times: both sides of a ratio saw the same clock, caches and
 // neighbours.
 #pragma once
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>

@@ -5,7 +5,6 @@
 #include <ATen/ops/ones.h>
 
 #include <functional>
-#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

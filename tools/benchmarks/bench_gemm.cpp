@@ -17,7 +17,6 @@
 #include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
 
-#include <cmath>
 #include <string>
 #include <vector>
 

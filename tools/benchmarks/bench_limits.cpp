@@ -13,9 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "fp8/runtime/kernels/simd.h"

@@ -27,7 +27,6 @@
 
 #include <functional>
 #include <string>
-#include <vector>
 
 #ifdef __linux__
 #include <linux/perf_event.h>

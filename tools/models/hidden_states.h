@@ -8,11 +8,9 @@
 //
 // A snapshot is the current file, synced, with its size and checksum. No torch here.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/json/json.h"

@@ -11,7 +11,6 @@
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::text {
 namespace {

@@ -4,10 +4,8 @@
 
 #include <filesystem>
 #include <memory>
-#include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/fail.h"

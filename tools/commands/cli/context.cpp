@@ -8,10 +8,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <optional>
-#include <stdexcept>
-#include <string_view>
-#include <utility>
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/files/observer_types.h"

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <exception>
 #include <new>
-#include <optional>
 #include <ranges>
 #include <string>
 #include <string_view>

@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
-#include <utility>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/environment.h"

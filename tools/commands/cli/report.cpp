@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string_view>
-#include <utility>
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/text.h"

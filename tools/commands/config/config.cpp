@@ -8,7 +8,6 @@
 #include <system_error>
 
 #include "fp8/configs/recipe_config.h"
-#include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"

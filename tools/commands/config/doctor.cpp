@@ -3,16 +3,13 @@
 // dtypes the device takes (--device). What is wrong is listed under "problems" and makes the exit code 1.
 
 #include <array>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <vector>
 

@@ -10,8 +10,6 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
-#include <random>
-#include <string_view>
 #include <utility>
 
 #include "fp8/runtime/device/block.h"

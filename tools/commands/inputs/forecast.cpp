@@ -6,8 +6,6 @@
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/names/expert_weights.h"

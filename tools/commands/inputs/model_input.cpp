@@ -6,7 +6,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "fp8/configs/configs.h"

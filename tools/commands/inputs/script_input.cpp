@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
 #include <set>
 
 #include "fp8/runtime/io/base/fail.h"

@@ -8,7 +8,6 @@
 
 #include <exception>
 #include <mutex>
-#include <utility>
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/device/device.h"

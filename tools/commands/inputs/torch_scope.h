@@ -6,7 +6,6 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>

@@ -5,10 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/quant/forms/model_source.h"

@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"

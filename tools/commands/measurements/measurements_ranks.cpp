@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 measurements unify and expand: which files make up the ranks, and what is written from them.
-#include <algorithm>
-#include <map>
 #include <memory>
 #include <set>
 

@@ -15,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/plan/plan.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <ranges>
-#include <string_view>
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/page.h"

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 
 #include "fp8/runtime/io/base/text.h"
 

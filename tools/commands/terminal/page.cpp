@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <ranges>
-#include <string_view>
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"

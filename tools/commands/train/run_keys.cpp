@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <iterator>
 #include <ranges>
 #include <set>
 #include <span>
-#include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"

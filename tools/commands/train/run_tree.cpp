@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

@@ -5,13 +5,9 @@
 #include <malloc.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cctype>
 #include <charconv>
 #include <fstream>
-#include <sstream>
-#include <string>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/base/fail.h"

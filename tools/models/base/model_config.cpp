@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/base/model_config.h"
 
-#include <cmath>
 #include <limits>
 #include <utility>
 

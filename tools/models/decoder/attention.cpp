@@ -11,7 +11,6 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
 #include <limits>
 #include <tuple>
 

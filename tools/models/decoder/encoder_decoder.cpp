@@ -2,7 +2,6 @@
 #include <ATen/ops/cat.h>
 
 #include <optional>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/models/decoder/decoder.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <memory>
 #include <utility>
 
 #include "fp8/tools/models/families/families.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/families/families.h"
 
-#include <algorithm>
 #include <memory>
 
 namespace fp8::models {

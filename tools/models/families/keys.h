@@ -6,7 +6,6 @@
 // (5), which may have an object for each kind of layer.
 #pragma once
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>

@@ -7,7 +7,6 @@
 //                                 5 escape_whitespaces}
 //   a field         tag (number << 3 | wire type) as a varint; 0: varint, 1: 8 bytes, 2: length and bytes, 5: 4 bytes
 #pragma once
-#include <filesystem>
 
 #include "fp8/tools/text/steps/vocabulary.h"
 
