@@ -104,14 +104,7 @@ float custom_scale_inv(float amax, const ScaleMethod& method, const IncTarget& t
 
 }  // namespace
 
-float round_to(float x, FloatType hp) {
-  switch (hp) {
-    case FloatType::BF16: return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
-    case FloatType::F16: return kernels::f16_to_f32(kernels::f32_to_f16(x));
-    case FloatType::F32: break;
-  }
-  return x;
-}
+float round_to(float x, FloatType hp) { return kernels::round_to(hp, x); }
 
 // The two deliberate differences of inc_scale.h. 1 / x is finite in hp exactly for x above 2^-128 (f16: 2^-16).
 float usable_scale_inv(float scale_inv, Rounding rounding, FloatType hp) {

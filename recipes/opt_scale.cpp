@@ -25,16 +25,6 @@ constexpr std::int64_t kBlock = 4096;  // values quantized at once
   io::fail<std::invalid_argument>("{}: {}", name, what);
 }
 
-// Nearest even in hp; as round_to(), with the kernels' bit tricks.
-float to_hp(float x, FloatType hp) {
-  switch (hp) {
-    case FloatType::BF16: return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
-    case FloatType::F16: return kernels::f16_to_f32(kernels::f32_to_f16(x));
-    case FloatType::F32: break;
-  }
-  return x;
-}
-
 // The loops over values are compiled once per hp: the type is known outside of them.
 template <class Loop>
 void with_type(FloatType hp, Loop&& loop) {
@@ -89,7 +79,7 @@ struct Quantizer {
 void check_finite(const float* w, std::int64_t rows, std::int64_t cols, FloatType hp, std::string_view name) {
   const float largest = kernels::amax(w, FloatType::F32, rows * cols);
   if (!std::isfinite(largest)) reject(name, "the weight has NaN or infinite values, allowed: finite ones");
-  if (!std::isfinite(to_hp(largest, hp)))
+  if (!std::isfinite(round_to(largest, hp)))
     reject(name, "the weight has values beyond what " + std::string(name_of(hp)) + " (hp_dtype) can hold");
 }
 
@@ -141,7 +131,7 @@ float tensor_error(const Values& values, float s, float limit, const IncTarget& 
       }
     });
     for (std::int64_t b = 0; b < size; ++b) total += sums[static_cast<std::size_t>(b)];
-    error = to_hp(static_cast<float>(std::sqrt(total)), target.hp);
+    error = round_to(static_cast<float>(std::sqrt(total)), target.hp);
     if (error > limit) return std::numeric_limits<float>::infinity();
   }
   return error;
@@ -178,13 +168,13 @@ float best_of_channel(const float* w, std::int64_t cols, float reference, const 
   const FloatType hp = quantizer.target.hp;
   float best = 1.0f, least = std::numeric_limits<float>::infinity();
   for (const float s : candidates) {
-    const float candidate = to_hp(reference * to_hp(s, hp), hp);
+    const float candidate = round_to(reference * round_to(s, hp), hp);
     if (!(candidate > 0.0f)) continue;  // the product underflowed
     double sum = 0.0;
     for (std::int64_t first = 0; first < cols; first += kBlock)
       sum += quantizer.error(w + first, nullptr, std::min(kBlock, cols - first), candidate);
-    const float rounded = to_hp(static_cast<float>(sum), hp);
-    if (rounded < least) least = rounded, best = to_hp(s, hp);
+    const float rounded = round_to(static_cast<float>(sum), hp);
+    if (rounded < least) least = rounded, best = round_to(s, hp);
   }
   return best;
 }
@@ -199,7 +189,7 @@ Eigen::ArrayXf best_of_channels(const float* w, std::int64_t rows, std::int64_t 
     for (std::int64_t r = begin; r < end; ++r) {
       const float* row = w + r * cols;
       const float maxabs = inc_scale_inv(kernels::amax(row, FloatType::F32, cols), reference, target, name);
-      scale_inv[r] = to_hp(maxabs * best_of_channel(row, cols, maxabs, candidates, quantizer), target.hp);
+      scale_inv[r] = round_to(maxabs * best_of_channel(row, cols, maxabs, candidates, quantizer), target.hp);
     }
   });
   return scale_inv;
