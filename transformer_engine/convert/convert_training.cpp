@@ -15,7 +15,7 @@
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
-#include "fp8/transformer_engine/products/quantized_operand.h"
+#include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {
 namespace {

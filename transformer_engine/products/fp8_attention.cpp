@@ -13,7 +13,7 @@
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention.h"
 #include "fp8/runtime/ops/common/edge.h"
-#include "fp8/transformer_engine/products/quantized_operand.h"
+#include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {

@@ -18,7 +18,6 @@
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
-#include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {

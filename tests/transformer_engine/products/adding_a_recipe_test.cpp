@@ -8,7 +8,6 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
-#include "fp8/transformer_engine/products/quantized_operand.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/training_models.h"
 
