@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/recipes/tensor_scaling.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 

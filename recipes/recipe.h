@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "fp8/recipes/block_scaling.h"
-#include "fp8/recipes/tensor_scaling.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/registry.h"
 
 // A recipe that is no part of the library: a row that says what it does, and values for the row's fields. Rows become

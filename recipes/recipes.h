@@ -7,4 +7,3 @@
 #include "fp8/recipes/scale_method.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/recipes/tensor_meta.h"
-#include "fp8/recipes/tensor_scaling.h"

@@ -23,7 +23,7 @@
 #pragma once
 #include <Eigen/Core>
 
-#include "fp8/recipes/tensor_scaling.h"
+#include "fp8/recipes/scaling.h"
 
 namespace fp8::recipes {
 

@@ -195,7 +195,7 @@ bool has_nan_code(const std::uint8_t* codes, std::int64_t n, Format format, Dial
 //                 code = RNE(clamp(f32(x * 2^(127 - e))))         0xFF: NaN codes
 //   decode_*      y = round to y's type(f32(value of the code * scale_inv))
 //
-// So infinities saturate and a NaN stays one (recipes/tensor_scaling.h has the same rule); an MX block with a NaN is
+// So infinities saturate and a NaN stays one (recipes/scaling.h has the same rule); an MX block with a NaN is
 // NaN all over, one with an infinity decodes to that infinity and zeros.
 
 constexpr std::int64_t kMxBlock = 32;

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "fp8/recipes/tensor_scaling.h"
+#include "fp8/recipes/scaling.h"
 #include "support/enum_names.h"
 #include "support/throws_with.h"
 
