@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/fail.h"
 

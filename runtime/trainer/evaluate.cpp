@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"

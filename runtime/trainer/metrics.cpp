@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::trainer {

@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/loggers.h"

@@ -12,7 +12,7 @@
 #include <mutex>
 
 #include "fp8/runtime/device/memory_report.h"
-#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer.h"
 

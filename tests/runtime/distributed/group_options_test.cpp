@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "support/hpu_test.h"

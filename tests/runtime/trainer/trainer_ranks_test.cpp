@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "runtime/trainer/ranks_task.h"

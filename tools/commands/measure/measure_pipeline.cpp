@@ -18,8 +18,8 @@
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/options/input_options.h"

@@ -7,8 +7,8 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"
