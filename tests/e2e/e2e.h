@@ -9,7 +9,6 @@
 #include <functional>
 
 #include "support/launchers.h"
-#include "support/names_in.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8::e2e {

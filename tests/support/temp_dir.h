@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <vector>
 
 namespace fp8::test {
 
@@ -34,6 +36,15 @@ class TempDir {
   std::filesystem::path path_;
 };
 
+/// Names in a folder, sorted, hidden ones too.
+inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 /// The fixture of tests that need a fresh folder.
 class InFolder : public ::testing::Test {
  protected:
@@ -45,5 +56,6 @@ class InFolder : public ::testing::Test {
 namespace fp8 {
 namespace fs = std::filesystem;
 using test::InFolder;
+using test::names_in;
 using test::TempDir;
 }  // namespace fp8

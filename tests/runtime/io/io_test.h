@@ -4,7 +4,6 @@
 #include <fstream>
 
 #include "fp8/runtime/io/base/file.h"
-#include "support/names_in.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

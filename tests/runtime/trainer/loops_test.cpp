@@ -9,7 +9,6 @@
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
-#include "support/names_in.h"
 #include "support/temp_dir.h"
 
 namespace fp8::trainer {

@@ -5,7 +5,6 @@
 
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/base/file.h"
-#include "support/names_in.h"
 #include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 

@@ -5,7 +5,6 @@
 #include <limits>
 #include <set>
 
-#include "support/names_in.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {

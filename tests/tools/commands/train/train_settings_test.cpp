@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "support/names_in.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {

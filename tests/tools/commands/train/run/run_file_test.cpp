@@ -4,7 +4,6 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "support/golden.h"
-#include "support/names_in.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
