@@ -10,16 +10,6 @@ namespace {
 
 const Environment kGaudi2 = {{"FP8_HPU_DEVICE", "gaudi2"}};
 
-/// The demo model in fp8, made once: codes of dialect ocp.
-const std::string& quantized() {
-  static const test::TempDir folder;
-  static const std::string path = [] {
-    quantize(demo_model(), folder / "fp8", {"--dynamic"});
-    return (folder / "fp8").string();
-  }();
-  return path;
-}
-
 Arguments evaluating(const std::string& model, const Arguments& more = {}) {
   return args("evaluate --json --model {} --data $HELDOUT --samples 2 --seq-len 64 {}", model, more);
 }

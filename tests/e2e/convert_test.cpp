@@ -1,22 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 convert as a user meets it: what it prints, its exit codes, the perplexity of what it wrote, killed and resumed,
 // shared out.
-#include "e2e/e2e.h"
-#include "support/kill_runs.h"
+#include "e2e/processes.h"
 
 namespace fp8::e2e {
 namespace {
-
-/// The demo model in fp8, made once.
-const std::string& quantized() {
-  static const test::TempDir folder;
-  static const std::string path = [] {
-    const std::string out = (folder / "fp8").string();
-    json_of(fp8("quantize --json --dynamic --model $DEMO --out {}", out));
-    return out;
-  }();
-  return path;
-}
 
 io::Json convert(const std::string& model, const std::string& to, const std::filesystem::path& out,
                  const Arguments& more = {}) {
@@ -157,16 +145,7 @@ TEST(Convert, KilledItEndsWithTheSameBytes) {
   int kills = 0;
   for (const Arguments& way : {args("--format bf16 --shard-size 10000000"), args("--format fp8 --scheme tensor"),
                                args("--format inc --dialect gaudi2")}) {
-    const test::TempDir folder;
-    Arguments arguments = args("convert --model {} --out {} {}", models / "fp8", folder / "out", way);
-    test::KillRuns runs(arguments, folder.path(), folder / "out", clean({}));
-    runs.whole();
-    const auto expected = contents(folder / "out");
-    const int trials = test::KillRuns::count(4);
-    for (int i = 0; i < trials; ++i) {
-      kills += runs.trial(random);
-      EXPECT_TRUE(contents(folder / "out") == expected) << "trial " << i;
-    }
+    kills += expect_survives_kills(args("convert --model {} {}", models / "fp8", way), random);
   }
   EXPECT_GE(kills, 3);
   std::printf("%d kills\n", kills);

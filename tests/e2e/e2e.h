@@ -199,6 +199,16 @@ inline void quantize(const std::string& model, const std::filesystem::path& out,
   expect_success(fp8(arguments, environment));
 }
 
+/// The demo model in fp8, made once: codes of dialect ocp.
+inline const std::string& quantized() {
+  static const test::TempDir folder;
+  static const std::string path = [] {
+    quantize(demo_model(), folder / "fp8", {"--dynamic"});
+    return (folder / "fp8").string();
+  }();
+  return path;
+}
+
 /// The bytes of the logits that `fp8 evaluate` dumps; empty after a failure.
 inline std::string logits(const std::string& model, const std::string& text, const std::string& samples,
                           const Arguments& more = {}, const Environment& environment = {}) {

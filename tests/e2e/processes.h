@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "e2e/e2e.h"
+#include "support/kill_runs.h"
 #include "support/ports.h"
 
 namespace fp8::e2e {
@@ -43,6 +44,22 @@ class Processes {
   Environment environment_;
   std::vector<std::unique_ptr<test::Fp8Process>> children_;
 };
+
+/// `command` with --out in a folder of its own, killed again and again, ends with the bytes of an undisturbed run.
+/// Returns how many kills met it at work.
+inline int expect_survives_kills(const Arguments& command, std::mt19937& random) {
+  const test::TempDir folder;
+  test::KillRuns runs(args("{} --out {}", command, folder / "out"), folder.path(), folder / "out", clean({}));
+  runs.whole();
+  const auto expected = contents(folder / "out");
+  const int trials = test::KillRuns::count(4);
+  int kills = 0;
+  for (int i = 0; i < trials; ++i) {
+    kills += runs.trial(random);
+    EXPECT_TRUE(contents(folder / "out") == expected) << "trial " << i;
+  }
+  return kills;
+}
 
 using test::free_port;
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 quantize cut short: killed at random moments, out of disk, with a source that changes or ends while it is read;
 // and shared out among several processes.
-#include "e2e/e2e.h"
+#include "e2e/processes.h"
 #include "runtime/io/atomic/small_disk.h"
-#include "support/kill_runs.h"
 
 namespace fp8::e2e {
 namespace {
@@ -17,17 +16,7 @@ TEST(Resume, KilledQuantizeEndsWithTheSameBytes) {
   int kills = 0;
   for (const Arguments& way : {args("--dynamic --shard-size 3000000"), args("--weights-only --scheme tensor"),
                                args("--dynamic --scheme block --format fp8"), args("--dynamic --format inc")}) {
-    const test::TempDir folder;
-    Arguments arguments = args("quantize --model {} --out {} {}", model.name(), folder / "out", way);
-    test::KillRuns runs(arguments, folder.path(), folder / "out", clean({}));
-    runs.whole();
-    const auto expected = contents(folder / "out");
-    const int trials = test::KillRuns::count(4);
-    for (int i = 0; i < trials; ++i) {
-      kills += runs.trial(random);
-      EXPECT_EQ(names_in(folder / "out").size(), expected.size());
-      EXPECT_TRUE(contents(folder / "out") == expected) << "trial " << i;
-    }
+    kills += expect_survives_kills(args("quantize --model {} {}", model.name(), way), random);
   }
   EXPECT_GE(kills, 1);
   std::printf("%d kills\n", kills);
