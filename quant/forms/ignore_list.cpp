@@ -103,40 +103,35 @@ std::string joined(const std::vector<std::string>& parts, std::size_t first) {
   return out;
 }
 
-/// "re:(.*\.)?layers\.\d+\.mlp\.gate$": the shortest end of a name that no quantized module shares, of all layers alike
-/// if that can be. Empty if the whole name is the end of another.
-std::string pattern_for(const std::string& name, const Quantized& quantized) {
+/// The shortest end of a name of which is_taken() is false, as a pattern that any prefix may stand before: of all layers
+/// alike if that can be. Empty if the whole name is taken.
+std::string shortest_pattern(const std::string& name, const Quantized& quantized,
+                             bool (Quantized::*is_taken)(const std::string& suffix, bool numbers_alike) const,
+                             const char* end) {
   const auto parts = parts_of(name);
   for (const bool alike : {true, false}) {
     for (std::size_t first = first_of_suffix(parts) + 1; first-- > 0;) {
       const std::string suffix = joined(parts, first);
-      if (quantized.ends_with(suffix, alike)) continue;
+      if ((quantized.*is_taken)(suffix, alike)) continue;
       std::string text;
       for (const auto& part : parts_of(suffix))
         text +=
             (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped_for_regex(part));
-      return std::string(kPattern) + std::string(kAnyPrefix) + text + "$";
+      return std::string(kPattern) + std::string(kAnyPrefix) + text + end;
     }
   }
   return "";
 }
 
+/// "re:(.*\.)?layers\.\d+\.mlp\.gate$": the shortest end of a name that no quantized module shares.
+std::string pattern_for(const std::string& name, const Quantized& quantized) {
+  return shortest_pattern(name, quantized, &Quantized::ends_with, "$");
+}
+
 /// "re:(.*\\.)?layers\\.\\d+\\.mlp\\.experts(\\..*)?$": the same for a mixture, which vLLM asks for by its expert 0
 /// ("P.experts.0.gate_proj"). Empty if quantized modules stand below it.
 std::string experts_pattern(const std::string& mixture, const Quantized& quantized) {
-  const auto parts = parts_of(mixture);
-  for (const bool alike : {true, false}) {
-    for (std::size_t first = first_of_suffix(parts) + 1; first-- > 0;) {
-      const std::string suffix = joined(parts, first);
-      if (quantized.stands_below(suffix, alike)) continue;
-      std::string text;
-      for (const auto& part : parts_of(suffix))
-        text +=
-            (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped_for_regex(part));
-      return std::string(kPattern) + std::string(kAnyPrefix) + text + "(\\..*)?$";
-    }
-  }
-  return "";
+  return shortest_pattern(mixture, quantized, &Quantized::stands_below, "(\\..*)?$");
 }
 
 /// "re:(.*\.)?visual\..*": whatever stands below a part.
