@@ -179,7 +179,7 @@ class Interceptor final : public c10::OperatorKernel {
     check_derivatives(op.schema(), arguments);
     if (Recorder* recorder = key_ == c10::DispatchKey::AutogradHPU ? Recorder::current() : nullptr;
         recorder != nullptr && !needs_gradient(arguments))
-      return recorder->call(op, keys.remove(c10::DispatchKey::Fake), stack);
+      return record(*recorder, op, keys.remove(c10::DispatchKey::Fake), *stack, count);
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();
@@ -195,6 +195,20 @@ class Interceptor final : public c10::OperatorKernel {
   }
 
  private:
+  /// In a region the call is cast by us, each time: so a replay must be in one, too.
+  static void record(Recorder& recorder, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack& stack, std::size_t count) {
+    if (!autocast::is_autocast_hpu_enabled()) return recorder.call(op, keys, &stack);
+    torch::jit::Stack own(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+    const auto run = [op, keys, dtype = autocast::region_dtype().value()](torch::jit::Stack& arguments) {
+      const autocast::AutocastGuard region(dtype);
+      op.redispatchBoxed(keys, &arguments);
+    };
+    recorder.call(op.schema().name().c_str(), run, own);
+    torch::jit::drop(stack, count);
+    std::ranges::move(own, std::back_inserter(stack));
+  }
+
   std::optional<torch::jit::Stack> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                           const torch::jit::Stack& stack, const std::optional<autocast::CallCast>& cast,
                                           std::optional<at::ScalarType> region) {
