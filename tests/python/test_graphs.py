@@ -83,6 +83,37 @@ def test_fp8_follows_the_weights():
     assert counts(model) == (2, 2, 0)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_training_in_fp8(bf16):
+    """With an evaluation between its steps, which records no amaxes."""
+    import fp8
+
+    def run(graphed):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).to("hpu")
+        fp8.te.convert_modules(model)
+        if graphed:
+            torch.hpu.ModuleCacher()(model)
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for step in range(6):
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to("hpu") * (step + 1)
+            with torch.autocast("hpu", torch.bfloat16, enabled=bf16), fp8.te.fp8_autocast(True):
+                loss = model(x).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+            if step in (1, 3):
+                model.eval()
+                with torch.no_grad(), torch.autocast("hpu", torch.bfloat16, enabled=bf16), fp8.te.fp8_autocast(True):
+                    found.append(model(1000 * x).float().sum().item())
+                model.train()
+        return found, model
+    (found, model), (expected, _) = run(True), run(False)
+    assert found == expected and len(set(expected)) > 5
+    assert counts(model) == ((1, 5, 0) if bf16 else (2, 6, 0))  # without gradients in autocast it runs as it is
+
+
 def test_graph_keeps_addresses():
     x = torch.arange(6.0).to("hpu")
     graph = torch.hpu.HPUGraph()

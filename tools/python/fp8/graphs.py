@@ -12,6 +12,7 @@ What a graph keeps, and what can't be captured: tools/pages/graphs.md. Options t
 (asynchronous, dry_run, disable_tensor_cache, ...) are accepted and change nothing: results are tensors of their own."""
 
 import copy
+import sys
 import typing
 
 import torch
@@ -99,8 +100,8 @@ class _Graphed:
         if bypass_hpu_graphs or not all(isinstance(value, _CONSTANTS) for value in constants):
             return self.function(*args, **kwargs)
         modules = list(self.module.modules()) if self.module is not None else []
-        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules[1:]):
-            return self.function(*args, **kwargs)  # a replay would not call them
+        if not _replays_all(modules):
+            return self.function(*args, **kwargs)
         training = [m.training for m in modules]
         way = self.cache.decide(tensors, any(training), repr((constants, spec, training)))
         number = self.cache.number()
@@ -124,6 +125,23 @@ class _Graphed:
     def clear(self) -> None:
         self.cache.clear()
         self.results.clear()
+
+
+def _replays_all(modules: list[torch.nn.Module]) -> bool:
+    """Whether a replay does all that a call does: there are no hooks but those of training in fp8, which follow train() and eval() and are
+    called here. In autocast without gradients the tape has a weight that trains in fp8 without autocast's cast."""
+    te = sys.modules.get("fp8.te")
+    own = (te._attached.follow, te._region.give_contexts) if te is not None else ()
+    uncast = torch.is_autocast_enabled("hpu") and not torch.is_grad_enabled()
+    if te is not None and uncast and any(te._attached.of(module) is not None for module in modules):
+        return False
+    for module in modules[1:]:
+        before = list(module._forward_pre_hooks.values())
+        if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks or any(hook not in own for hook in before):
+            return False
+        for hook in before:
+            hook(module, ())
+    return True
 
 
 def _with_tensors(leaves: list[typing.Any], spec: typing.Any, tensors: list[torch.Tensor]) -> typing.Any:

@@ -34,7 +34,7 @@ class Attached:
         self.pending: dict[str, typing.Any] = _NONE
         self.held: typing.Optional[torch.Tensor] = None  # the library's books know a transposed weight by its upright view
         weight.owner.__dict__[MARK] = self
-        self.hooks = [weight.owner.register_forward_pre_hook(_follow), weight.owner._register_state_dict_hook(_write),
+        self.hooks = [weight.owner.register_forward_pre_hook(follow), weight.owner._register_state_dict_hook(_write),
                       weight.owner.register_load_state_dict_pre_hook(_read)]
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Attached":
@@ -74,7 +74,7 @@ def put_back() -> None:
     torch.ops.fp8.exit_autocast(torch.ops.fp8.enter_autocast(), True)
 
 
-def _follow(module: torch.nn.Module, _: typing.Any) -> None:
+def follow(module: torch.nn.Module, _: typing.Any) -> None:
     """Amaxes are recorded while the module trains."""
     attached = of(module)
     if attached is not None and not (attached.live and attached.training is module.training):
