@@ -91,3 +91,14 @@ for chunk in chunks[:4]:
     optimizer.step()
 print(len(report.converted), "modules train in fp8")
 torch.save([trained.state_dict(), optimizer.state_dict()], "resume.pt")
+
+tuned = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+rows = [{"input_ids": chunk[0], "labels": chunk[0]} for chunk in chunks.cpu()]
+args = fp8.optimum.GaudiTrainingArguments(
+    "tuned", use_habana=True, fp8=True, max_steps=4, per_device_train_batch_size=1, throughput_warmup_steps=1,
+    report_to=[], save_strategy="no")
+config = fp8.optimum.GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True)
+trainer = fp8.optimum.GaudiTrainer(tuned, config, args, train_dataset=rows)
+trainer.pop_callback(transformers.ProgressCallback)
+metrics = trainer.train().metrics
+print(tuned.device, len(trainer.fp8_report.converted), [name for name in metrics if "GB" in name])

@@ -54,9 +54,17 @@ from habana_frameworks.torch.hpex.optimizers import FusedAdamW
 from habana_frameworks.torch.utils.internal import is_lazy
 from lightning_habana import HPUAccelerator
 from lightning_habana.pytorch.strategies import SingleHPUStrategy
+from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiTrainer, GaudiTrainingArguments
+from optimum.habana.distributed import all_reduce_gradients
+from optimum.habana.transformers.modeling_utils import adapt_transformers_to_gaudi
+from optimum.habana.transformers.trainer import GaudiTrainer as OfTrainer
+from optimum.habana.utils import HabanaProfile, set_seed
+import optimum.habana.utils.misc, optimum.other
 assert hthpu is torch.hpu is ht.hpu and htgraphs is torch.hpu.graphs and te.Linear is fp8.te.Linear
 assert recipe.DelayedScaling is DelayedScaling is fp8.te.recipe.DelayedScaling and HPUAccelerator is fp8.lightning.HPUAccelerator
 assert FusedAdamW is fp8.optim.FusedAdamW and FusedClipNorm is fp8.optim.FusedClipNorm
+assert GaudiTrainer is fp8.optimum.GaudiTrainer is OfTrainer and all_reduce_gradients is fp8.optimum.distributed.all_reduce_gradients
+assert optimum.habana.utils.misc.HabanaProfile is HabanaProfile and adapt_transformers_to_gaudi() is None and optimum.other.here
 assert htexp._get_device_type() == getattr(htexp.synDeviceType, "synDevice" + torch.hpu.get_device_name().capitalize())
 assert not is_lazy() and hccl.initialize_distributed_hpu() == (1, 0, 0)
 assert "mulation" in ht.__doc__ and "mulation" in htcore.__doc__ and "mulation" in hqt.__doc__
@@ -87,7 +95,7 @@ del os.environ["QUANT_CONFIG"]
 """
 
 
-@pytest.mark.parametrize("module", ["habana_frameworks.torch", "lightning_habana", "habana_quantization_toolkit"])
+@pytest.mark.parametrize("module", ["habana_frameworks.torch", "lightning_habana", "habana_quantization_toolkit", "optimum.habana"])
 def test_beside_the_real_one(site, tmp_path, module):
     (tmp_path / "habana_torch_plugin-1.20.dist-info").mkdir()
     (tmp_path / "habana_torch_plugin-1.20.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: habana-torch-plugin\nVersion: 1.20\n")
@@ -100,7 +108,8 @@ TRAINER = {
     "nothing": ({}, "float32"), "bf16": ({"bf16": True}, "bfloat16"), "fp16": ({"fp16": True}, "float16"),
     "bf16, recomputation": ({"bf16": True, "gradient_checkpointing": True}, "bfloat16"),
     "bf16, accumulation": ({"bf16": True, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}, "bfloat16"),
-    "bf16, torch_compile": ({"bf16": True, "torch_compile": True}, "bfloat16"), "use_cpu": ({"use_cpu": True}, "cpu float32"),
+    "bf16, torch_compile": ({"bf16": True, "torch_compile": True}, "bfloat16"),
+    "GaudiTrainer, fp8": ({"use_habana": True, "fp8": True}, "bfloat16"), "use_cpu": ({"use_cpu": True}, "cpu float32"),
 }
 ACCELERATE = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "ValueError: Using `fp8` precision requires"}
 TRAINING = """
@@ -127,9 +136,12 @@ def with_trainer(arguments):
     model, seen = watched(model, model.model.layers[0].mlp.up_proj)
     data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
     with tempfile.TemporaryDirectory() as folder:
-        given = transformers.TrainingArguments(output_dir=folder, max_steps=2, per_device_train_batch_size=2, report_to=[], save_strategy="no",
+        from optimum.habana import GaudiTrainer, GaudiTrainingArguments
+        ours = "use_habana" in arguments
+        kinds = (GaudiTrainingArguments, GaudiTrainer) if ours else (transformers.TrainingArguments, transformers.Trainer)
+        given = kinds[0](output_dir=folder, max_steps=2, per_device_train_batch_size=2, report_to=[], save_strategy="no",
                                                logging_strategy="no", disable_tqdm=True, **arguments)
-        transformers.Trainer(model=model, args=given, train_dataset=data).train()
+        kinds[1](model=model, args=given, train_dataset=data).train()
     return seen
 def with_accelerate(precision):
     accelerator = accelerate.Accelerator(mixed_precision=precision)
@@ -156,9 +168,11 @@ def answer(site, tmp_path_factory):
     """Of one process that has the shim: what it found."""
     pytest.importorskip("lightning")
     place = tmp_path_factory.mktemp("run")
+    (place / "elsewhere" / "optimum").mkdir(parents=True)  # another part of that namespace
+    (place / "elsewhere" / "optimum" / "other.py").write_text("here = True\n")
     (place / "run.py").write_text("def names():\n" + textwrap.indent(NAMES, "    ") + "    return []\n" + TRAINING)
     done = python(place / "run.py", json.dumps([{way: arguments for way, (arguments, _) in TRAINER.items()}, list(ACCELERATE)]),
-                  pathlib.Path(documents.__file__).parent, places=[site], cwd=place, HABANA_LOGS=str(place))
+                  pathlib.Path(documents.__file__).parent, places=[place / "elsewhere", site], cwd=place, HABANA_LOGS=str(place))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
     from fp8 import lightning as lightning
     from fp8 import nn as nn
     from fp8 import optim as optim
+    from fp8 import optimum as optimum
     from fp8 import quant as quant
     from fp8 import te as te
     from fp8.attention import Cache as Cache
@@ -28,13 +29,13 @@ if typing.TYPE_CHECKING:
     from fp8.parameter import Fp8Parameter as Fp8Parameter
 
 __version__ = "0.1.0"
-__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "lightning", "nn", "optim", "quant", "te"]
+__all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "lightning", "nn", "optim", "optimum", "quant", "te"]
 
 # They load when they are asked for, by pkgutil.resolve_name().
 _LAZY = {
     "Cache": "fp8.attention:Cache", "Fp8Parameter": "fp8.parameter:Fp8Parameter", "evaluate": "fp8.evaluation:evaluate",
     "attention": "fp8.attention:", "hpu": "fp8.hpu:", "inc": "fp8.quant:", "lightning": "fp8.lightning:", "nn": "fp8.nn:", "optim": "fp8.optim:",
-    "quant": "fp8.quant:", "te": "fp8.te:"}
+    "optimum": "fp8.optimum:", "quant": "fp8.quant:", "te": "fp8.te:"}
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -36,15 +36,8 @@ class FP8Config:
     @classmethod
     def from_json_file(cls, filename: typing.Union[str, "os.PathLike[str]"]) -> "FP8Config":
         """Raises FileNotFoundError, and ValueError naming the file."""
-        text = pathlib.Path(filename).read_text(encoding="utf-8")
-        try:
-            keys = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{filename}: {error}") from None
-        if not isinstance(keys, dict):
-            raise ValueError(f"{filename}: found {type(keys).__name__}, expected a JSON object")
         config = cls.__new__(cls)
-        config._set({"mode": "AUTO", **keys}, str(filename))
+        config._set({"mode": "AUTO", **read_object(filename)}, str(filename))
         return config
 
     def to_dict(self) -> dict[str, typing.Any]:
@@ -68,6 +61,18 @@ class FP8Config:
 
     def __repr__(self) -> str:
         return f"FP8Config({', '.join(f'{key}={value!r}' for key, value in self._keys.items())})"
+
+
+def read_object(filename: typing.Union[str, "os.PathLike[str]"]) -> dict[str, typing.Any]:
+    """The JSON object of a file. Raises FileNotFoundError, and ValueError naming the file."""
+    text = pathlib.Path(filename).read_text(encoding="utf-8")
+    try:
+        keys = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{filename}: {error}") from None
+    if not isinstance(keys, dict):
+        raise ValueError(f"{filename}: found {type(keys).__name__}, expected a JSON object")
+    return keys
 
 
 Config = typing.Union[FP8Config, typing.Mapping[str, typing.Any], str, "os.PathLike[str]", None]

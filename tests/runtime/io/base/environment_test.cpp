@@ -266,7 +266,8 @@ TEST(Sources, AskTheTable) {
   const std::regex read(R"(\b(secure_)?getenv\b|\benviron\b|/proc/(self|\d+)/environ)");
   const std::regex known(
       R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(FP8_AUTOLOAD|FP8_BENCH|HABANA_LOGS|LOCAL_RANK|)re"
-      R"re(QUANT_CONFIG|RANK|SOURCE_DATE_EPOCH|TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT|WORLD_SIZE|XDG_CACHE_HOME)")re");
+      R"re(LOWER_LIST|PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST|QUANT_CONFIG|RANK|SOURCE_DATE_EPOCH|)re"
+      R"re(TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT|WORLD_SIZE|XDG_CACHE_HOME)")re");
   for (const char* folder : {"runtime", "recipes", "configs", "measure", "quant", "transformer_engine", "tools"}) {
     for (const auto& path : sources(folder, {".cpp", ".h", ".py"})) {
       if (kHandOn.contains(fs::relative(path, kRoot).string())) continue;

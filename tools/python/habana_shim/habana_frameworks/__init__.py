@@ -4,7 +4,7 @@ real packages."""
 
 import importlib.metadata
 
-for _name in ("habana-torch-plugin", "habana-torch-dataloader", "habana-quantization-toolkit", "lightning-habana"):
+for _name in ("habana-torch-plugin", "habana-torch-dataloader", "habana-quantization-toolkit", "lightning-habana", "optimum-habana"):
     try:
         importlib.metadata.distribution(_name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' Trainer on hpu, with the names of Optimum Habana: `optimum.habana` -> `fp8.optimum` is the whole change of a script.
+
+    >>> import tempfile, torch, transformers, fp8
+    >>> from fp8.optimum import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
+    >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1))
+    >>> rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+    >>> args = GaudiTrainingArguments(tempfile.mkdtemp(), use_habana=True, fp8=True, max_steps=2, report_to=[], disable_tqdm=True)
+    >>> trainer = GaudiTrainer(model, GaudiConfig(use_fused_adam=True), args, train_dataset=rows, callbacks=[])
+    >>> trainer.remove_callback(transformers.PrinterCallback)
+    >>> trainer.train().global_step, model.device.type, len(trainer.fp8_report.converted)
+    (2, 'hpu', 8)
+
+Arguments, and what the emulated device does with them: tools/pages/python.md."""
+
+from fp8 import _alias
+from fp8.optimum import distributed as distributed
+from fp8.optimum import utils as utils
+from fp8.optimum._arguments import GaudiSeq2SeqTrainingArguments as GaudiSeq2SeqTrainingArguments
+from fp8.optimum._arguments import GaudiTrainingArguments as GaudiTrainingArguments
+from fp8.optimum._config import GaudiConfig as GaudiConfig
+from fp8.optimum._trainer import GaudiSeq2SeqTrainer as GaudiSeq2SeqTrainer
+from fp8.optimum._trainer import GaudiTrainer as GaudiTrainer
+from fp8.optimum.utils import adapt_transformers_to_gaudi as adapt_transformers_to_gaudi
+
+__all__ = ["GaudiConfig", "GaudiSeq2SeqTrainer", "GaudiSeq2SeqTrainingArguments", "GaudiTrainer", "GaudiTrainingArguments"]
+
+# Modules of optimum.habana below its transformers.
+_MODULES = ("", "gaudi_configuration", "modeling_utils", "trainer", "trainer_seq2seq", "training_args", "training_args_seq2seq")
+
+
+def aliases(root: str) -> None:
+    """The modules of optimum.habana below `root`."""
+    for name, module in {"distributed": distributed, "distributed.fast_ddp": distributed, "utils": utils, "utils.misc": utils}.items():
+        _alias.put(f"{root}.{name}", module)
+    for name in _MODULES:
+        _alias.alias(f"{root}.transformers.{name}".rstrip("."), _alias.names_of(__name__), "optimum.habana's names, on the emulated hpu")
+
+
+aliases(__name__)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GaudiTrainingArguments: transformers' arguments, Optimum's beside them, and what of these the emulated device refuses."""
+
+import contextlib
+import dataclasses
+import functools
+import typing
+import warnings
+
+import torch
+import transformers
+from accelerate import state
+from transformers import training_args
+
+Bool = typing.Optional[bool]
+Int = typing.Optional[int]
+
+# Arguments that change no result, with their defaults: they are accepted.
+_ACCEPTED = [
+    *((name, Bool, False) for name in """pipelining_fwd_bwd non_blocking_data_copy disable_tensor_cache_hpu_graphs use_compiled_autograd
+        compile_from_sec_iteration use_regional_compilation use_zero3_leaf_promotion flash_attention_recompute flash_attention_fast_softmax
+        flash_attention_causal_mask sdp_on_bf16 overwrite_output_dir""".split()),
+    *((name, Bool, None) for name in ("compile_dynamic", "inline_inbuilt_nn_modules", "allow_unspec_int_on_nn_module")),
+    ("cache_size_limit", Int, None)]
+# Argument: what is allowed. Optimum refuses the first ones too.
+_ONLY = {
+    "fp16": (False,), "fp16_full_eval": (False,), "tf32": (None, False), "fp16_backend": ("auto",), "fp16_opt_level": ("O1",), "mp_parameters": ("",),
+    "tpu_num_cores": (None,), "tpu_metrics_debug": (False,), "distribution_strategy": ("ddp", "fast_ddp"), "context_parallel_size": (1,),
+    "half_precision_backend": ("hpu_amp", "cpu_amp"), "attn_implementation": (None, "eager", "sdpa", "gaudi_fused_sdpa"),
+    "ddp_backend": (None, "hccl", "gloo"), "flash_attention_fp8": (False,)}
+_HABANAS = ("use_lazy_mode", "use_hpu_graphs", "use_hpu_graphs_for_inference", "use_hpu_graphs_for_training", "gaudi_config_name", "fp8")
+
+if typing.TYPE_CHECKING:
+    class _More: ...
+else:  # the fields that these tables alone need
+    _fields = transformers.TrainingArguments.__dataclass_fields__
+    _More = dataclasses.make_dataclass("_More", [*_ACCEPTED, *((name, typing.Union[type(values[0]), None], values[0])
+                                                               for name, values in _ONLY.items() if name not in _fields)])
+
+
+@functools.cache  # once
+def _tell(names: str) -> None:
+    warnings.warn(f"{names}: accepted, and changes nothing: the emulated hpu has no lazy mode, an operator has computed when it returns, and a last "
+                  "batch is not filled up", stacklevel=4)
+
+
+@contextlib.contextmanager
+def _hpu_is_there() -> typing.Iterator[None]:
+    """transformers and accelerate look for Habana's package by name. Inside they take hpu without it."""
+    asked = ((state, "is_hpu_available"), (training_args, "is_torch_hpu_available"), (training_args, "is_torch_bf16_gpu_available"))
+    before = [(module, name, getattr(module, name)) for module, name in asked]
+    try:
+        for module, name in asked:
+            setattr(module, name, lambda *_, **__: True)
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+@dataclasses.dataclass
+class GaudiTrainingArguments(_More, transformers.TrainingArguments):
+    """transformers.TrainingArguments and Optimum's own. use_habana: on hpu, else on the CPU; fp8: linear layers train in fp8, the rest as
+    with bf16; gaudi_config_name: where GaudiConfig.from_pretrained() finds the trainer's config; use_hpu_graphs_for_training and
+    _for_inference: through torch.hpu.ModuleCacher, with at most max_hpu_graphs; throughput_warmup_steps: the first steps, which do not
+    count for the throughput; adjust_throughput: nor does the time of logging, evaluation and saving; profiling_*: of utils.HabanaProfile.
+
+    Raises ValueError naming the argument for what can't be done. What can't change a result is accepted, and a warning says so once."""
+    use_habana: Bool = False
+    gaudi_config_name: typing.Optional[str] = None
+    use_lazy_mode: Bool = True
+    use_hpu_graphs: Bool = False
+    use_hpu_graphs_for_inference: Bool = False
+    use_hpu_graphs_for_training: Bool = False
+    max_hpu_graphs: Int = None
+    distribution_strategy: str = "ddp"
+    throughput_warmup_steps: int = 0
+    adjust_throughput: bool = False
+    ignore_eos: Bool = True
+    profiling_warmup_steps: int = 0
+    profiling_steps: int = 0
+    profiling_warmup_steps_eval: int = 0
+    profiling_steps_eval: int = 0
+    profiling_record_shapes: bool = True
+    profiling_with_stack: bool = False
+    attn_implementation: typing.Optional[str] = None
+    fp8: Bool = False
+    minimize_memory: Bool = False
+    half_precision_backend: str = "hpu_amp"
+    warmup_ratio: float = 0.0
+    # Optimum's defaults of transformers' arguments.
+    optim: typing.Union[training_args.OptimizerNames, str] = "adamw_torch"
+    adam_epsilon: float = 1e-6
+    logging_nan_inf_filter: bool = False
+    ddp_bucket_cap_mb: Int = 230
+    ddp_find_unused_parameters: Bool = False
+
+    def _allow(self) -> typing.Iterator[tuple[str, bool, str]]:
+        """Arguments, whether they are right, and what is allowed."""
+        on_hpu, graphs = bool(self.use_habana), self.use_hpu_graphs or self.use_hpu_graphs_for_inference or self.use_hpu_graphs_for_training
+        for name, values in _ONLY.items():
+            yield name, getattr(self, name) in values, ", ".join(map(repr, values))
+        for name in _HABANAS:
+            yield name, on_hpu or not getattr(self, name), "with use_habana=True"
+        for name in ("disable_tensor_cache_hpu_graphs", "max_hpu_graphs"):
+            yield name, bool(graphs) or not getattr(self, name), "with use_hpu_graphs_for_training or use_hpu_graphs_for_inference"
+        compiled = self.torch_compile or self.torch_compile_backend
+        yield "use_lazy_mode", bool(self.use_lazy_mode or compiled or not graphs), "True with graphs, or torch_compile_backend"
+        yield "use_cpu", not (on_hpu and self.use_cpu), "False with use_habana"
+        yield "half_precision_backend", self.half_precision_backend == ("hpu_amp" if on_hpu else "cpu_amp") or not self.bf16, (
+            "'hpu_amp' with use_habana, 'cpu_amp' with bf16 on the CPU")
+        yield "minimize_memory", not self.minimize_memory, "False; PT_HPU_FP8_MINIMIZE_MEMORY=1 has this effect"
+        yield "fp8", not self.fp8 or torch.hpu.get_device_name() != "GAUDI", "False on GAUDI: Gaudi2 or higher required"
+        yield "throughput_warmup_steps", self.throughput_warmup_steps >= 0, "0 or more"
+
+    def __post_init__(self) -> None:
+        for name, right, allowed in self._allow():
+            if not right:
+                raise ValueError(f"{type(self).__name__}: {name}: found {getattr(self, name)!r}, allowed: {allowed}")
+        self.ddp_backend = None  # accelerate finds the one of the device
+        self.warmup_steps = self.warmup_steps or self.warmup_ratio  # as transformers calls it
+        self.use_cpu = not self.use_habana
+        with _hpu_is_there() if self.use_habana else contextlib.nullcontext():
+            super().__post_init__()
+        if self.torch_compile_backend == "hpu_backend":
+            from fp8 import _autoload
+            _autoload.register_backend("hpu_backend")
+        self.use_hpu_graphs_for_inference = self.use_hpu_graphs_for_inference or self.use_hpu_graphs  # its older name
+        names = [name for name, _, nothing in [("use_lazy_mode", Bool, False), *_ACCEPTED] if getattr(self, name) != nothing]
+        if names:
+            _tell(", ".join(names))
+
+
+@dataclasses.dataclass
+class GaudiSeq2SeqTrainingArguments(GaudiTrainingArguments, transformers.Seq2SeqTrainingArguments):
+    """GaudiTrainingArguments with those of transformers.Seq2SeqTrainingArguments."""

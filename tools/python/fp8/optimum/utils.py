@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small things that scripts for Optimum Habana call, with the names of optimum.habana.utils."""
+
+import os
+import random
+import time
+import typing
+
+import torch
+
+Device = typing.Union[torch.device, str, int, None]
+Number = typing.Optional[float]
+
+
+def adapt_transformers_to_gaudi() -> None: """Nothing has to be adapted: models of transformers run on hpu as they are."""
+def check_optimum_habana_min_version(min_version: str) -> None: """Nothing is checked: a name that is not there is an error by itself."""
+def get_device_name() -> str: return torch.hpu.get_device_name().lower()  # "gaudi", "gaudi2", "gaudi3"
+
+
+def set_seed(seed: int) -> None:
+    """Of Python, numpy and torch. Random numbers of hpu are the CPU's."""
+    import numpy
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def get_hpu_memory_stats(device: Device = None) -> dict[str, float]:
+    """Memory in use, the most so far, and the limit, in 1024^3 bytes with two decimals."""
+    rows = {"memory_allocated (GB)": "InUse", "max_memory_allocated (GB)": "MaxInUse", "total_memory_available (GB)": "Limit"}
+    stats = torch.hpu.memory_stats(device)
+    return {name: round(stats[key] / 1024**3, 2) for name, key in rows.items()}
+
+
+def speed_metrics(split: str, start_time: float, num_samples: Number = None, num_steps: Number = None, num_tokens: Number = None,
+                  start_time_after_warmup: Number = None, log_evaluate_save_time: Number = None) -> dict[str, float]:
+    """SPLIT_runtime since start_time, in seconds, and what was done in a second since start_time_after_warmup, without
+    log_evaluate_save_time."""
+    from transformers import trainer_utils
+    begin = (start_time if start_time_after_warmup is None else start_time_after_warmup) + (log_evaluate_save_time or 0.0)
+    rates = trainer_utils.speed_metrics(split, begin, num_samples, num_steps, num_tokens)
+    return {**rates, f"{split}_runtime": round(time.time() - start_time, 4)}
+
+
+class HabanaProfile:
+    """A trace of `active` steps, after `wait` and `warmup` ones, as a file in output_dir/name; active=0: none. Operators of hpu stand in it
+    as the CPU's do. One runs at a time: start() stops another."""
+    _running: typing.ClassVar[typing.Optional["HabanaProfile"]] = None
+
+    def __init__(self, warmup: int = 0, active: int = 0, record_shapes: bool = True, with_stack: bool = False, name: str = "",
+                 output_dir: str = "./hpu_profile", wait: int = 0) -> None:
+        torch_profiler = torch.profiler
+        self._profiler = None if active <= 0 else torch_profiler.profile(
+            activities=[torch_profiler.ProfilerActivity.CPU], schedule=torch_profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            on_trace_ready=torch_profiler.tensorboard_trace_handler(os.path.join(output_dir, name)), record_shapes=record_shapes,
+            with_stack=with_stack)
+
+    def start(self) -> None:
+        running = HabanaProfile._running
+        if self._profiler is not None and running is not self:
+            if running is not None:
+                running.stop()
+            HabanaProfile._running = self
+            self._profiler.start()
+
+    def step(self) -> None:
+        if self._profiler is not None and HabanaProfile._running is self:
+            self._profiler.step()
+
+    def stop(self) -> None:
+        if self._profiler is not None and HabanaProfile._running is self:
+            HabanaProfile._running = None
+            self._profiler.stop()
+
+    def __enter__(self) -> "HabanaProfile":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None: self.stop()

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emulation: the names of optimum-habana over fp8.optimum. `optimum` is a namespace: other packages have parts of it."""
+
+import habana_frameworks  # noqa: F401: refuses beside the real one
+
+import fp8.optimum as _optimum
+
+
+def __getattr__(name: str) -> object:
+    return getattr(_optimum, name)
+
+
+_optimum.aliases(__name__)
