@@ -22,7 +22,6 @@
 #include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/forecast.h"
@@ -150,9 +149,7 @@ Subject language_subject(const TrainOptions& o, const Context& context) {
   Subject subject;
   subject.data = std::make_shared<StageText>(
       batches_of(text, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false));
-  subject.module = std::make_shared<LanguageModelTask>(
-      start.model, o.optimizer,
-      LanguageModelTask::Files{start.config_text, start.tokenizer, runtime::ops::dtype_of(o.save_dtype)});
+  subject.module = language_model_task(start, o);
   subject.network = start.model;
   return subject;
 }
@@ -483,9 +480,7 @@ void train(const TrainOptions& asked, Context& context) {
   const bool trial = o.run.trainer.fast_dev_run.value_or(0) > 0;  // leaves nothing behind
   const bool resume = !trial && ranks.on_first([&] { return open_out(o, context, settings); });
 
-  LanguageModelTask task(start.model, o.optimizer,
-                         {start.config_text, start.tokenizer, runtime::ops::dtype_of(o.save_dtype)},
-                         precision.state_hooks());
+  const auto task = language_model_task(start, o, precision.state_hooks());
   auto options = trainer_options(o, precision, ranks);
   options.resume = resume;
   options.profiler = profiler_of(o, context);
@@ -496,13 +491,13 @@ void train(const TrainOptions& asked, Context& context) {
   std::optional<runtime::GraphCounter> counter;
   if (o.count_graphs) counter.emplace();
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
-  const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
+  const auto result = trainer.fit(*task, data, eval ? &*eval : nullptr);
   if (result.stopped && (result.unvalidated || result.steps < o.optimizer.steps) && !trial)
     end_early(o, context, result);
   ranks.on_first([&] {
     if (trial) return true;
     const KeepsWork keeps;
-    task.save_files(o.out);
+    task->save_files(o.out);
     if (o.callbacks.load_best) take_weights(best->best_model_path(), o.out);
     precision.write_measurements(o.out / "measurements");
     return true;

@@ -23,6 +23,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/optim/optimizers.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inputs/model_input.h"
@@ -200,60 +201,87 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids) {
   return at::cross_entropy_loss(predicting.to(at::kFloat), ids.narrow(1, 1, ids.size(1) - 1).reshape({-1}));
 }
 
-LanguageModelTask::LanguageModelTask(std::shared_ptr<models::CausalLM> model, OptimizerSettings settings, Files files,
-                                     StateHooks hooks)
-    : model_(std::move(model)), settings_(settings), files_(std::move(files)), hooks_(std::move(hooks)) {}
+namespace {
 
-torch::nn::Module& LanguageModelTask::network() { return *model_; }
+class LanguageModelTask : public trainer::TrainingModule {
+ public:
+  LanguageModelTask(const Start& start, const TrainOptions& options, StateHooks hooks)
+      : start_(start),
+        settings_(options.optimizer),
+        dtype_(runtime::ops::dtype_of(options.save_dtype)),
+        hooks_(std::move(hooks)) {}
 
-at::Tensor LanguageModelTask::training_step(const trainer::Batch& batch, std::int64_t) {
-  const auto& ids = batch.tensors.at(0);
-  return next_token_loss(model_->forward(ids), ids);
-}
-
-std::vector<at::Tensor> LanguageModelTask::predict_step(const trainer::Batch& batch, std::int64_t) {
-  const auto& ids = batch.tensors.at(0);
-  const auto logits = model_->forward(ids).to(at::kFloat);
-  const auto logs = at::log_softmax(logits.narrow(1, 0, logits.size(1) - 1), -1);
-  return {-logs.gather(-1, ids.narrow(1, 1, ids.size(1) - 1).unsqueeze(-1)).squeeze(-1), logits.argmax(-1)};
-}
-
-trainer::Optimizers LanguageModelTask::configure_optimizers() {
-  namespace optim = runtime::optim;
-  const bool muon = settings_.kind == OptimizerSettings::Kind::muon;
-  std::vector<at::Tensor> hidden, matrices, vectors;  // vectors: norms and biases, which do not decay
-  std::unordered_set<const void*> done;
-  for (const auto& item : model_->named_parameters()) {
-    const auto& p = item.value();
-    if (!done.insert(p.unsafeGetTensorImpl()).second) continue;
-    (muon && optim::is_hidden_weight(item.key(), p) ? hidden : p.dim() >= 2 ? matrices : vectors).push_back(p);
+  torch::nn::Module& network() override { return *start_.model; }
+  /// Mean over the B (L - 1) predicted tokens of a batch from TextBatches.
+  at::Tensor training_step(const trainer::Batch& batch, std::int64_t) override {
+    const auto& ids = batch.tensors.at(0);
+    return next_token_loss(start_.model->forward(ids), ids);
   }
-  const auto adamw = [&](double decay) {
-    return optim::FusedAdamWOptions(settings_.lr)
-        .betas({settings_.beta1, settings_.beta2})
-        .eps(settings_.eps)
-        .eps_mode(settings_.eps_mode == OptimizerSettings::EpsMode::habana ? optim::EpsMode::habana
-                                                                           : optim::EpsMode::torch)
-        .weight_decay(decay);
-  };
-  // Muon's updates as large as AdamW's: one learning rate serves both.
-  const auto orthogonal =
-      optim::MuonOptions(settings_.lr).weight_decay(settings_.weight_decay).ratio(optim::MuonRatio::match_rms_adamw);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  if (!hidden.empty()) groups.emplace_back(hidden, std::make_unique<optim::MuonOptions>(orthogonal));
-  groups.emplace_back(matrices, std::make_unique<optim::FusedAdamWOptions>(adamw(settings_.weight_decay)));
-  groups.emplace_back(vectors, std::make_unique<optim::FusedAdamWOptions>(adamw(0)));
-  trainer::Optimizers optimizers;
-  if (muon)
-    optimizers.optimizers.push_back(std::make_shared<optim::Muon>(groups, orthogonal));
-  else
-    optimizers.optimizers.push_back(std::make_shared<optim::FusedAdamW>(groups, adamw(settings_.weight_decay)));
-  optimizers.lr_factor = lr_factor(settings_);
-  return optimizers;
-}
 
-void LanguageModelTask::save_files(const std::filesystem::path& folder) {
-  models::save_model(*model_, files_.config, files_.tokenizer, folder, files_.dtype);
+  /// -log softmax(logits[b, i])[ids[b, i + 1]], f32 [B, L - 1], and the likeliest next tokens, int64 [B, L].
+  std::vector<at::Tensor> predict_step(const trainer::Batch& batch, std::int64_t) override {
+    const auto& ids = batch.tensors.at(0);
+    const auto logits = start_.model->forward(ids).to(at::kFloat);
+    const auto logs = at::log_softmax(logits.narrow(1, 0, logits.size(1) - 1), -1);
+    return {-logs.gather(-1, ids.narrow(1, 1, ids.size(1) - 1).unsqueeze(-1)).squeeze(-1), logits.argmax(-1)};
+  }
+
+  trainer::Optimizers configure_optimizers() override {
+    namespace optim = runtime::optim;
+    const bool muon = settings_.kind == OptimizerSettings::Kind::muon;
+    std::vector<at::Tensor> hidden, matrices, vectors;  // vectors: norms and biases, which do not decay
+    std::unordered_set<const void*> done;
+    for (const auto& item : start_.model->named_parameters()) {
+      const auto& p = item.value();
+      if (!done.insert(p.unsafeGetTensorImpl()).second) continue;
+      (muon && optim::is_hidden_weight(item.key(), p) ? hidden : p.dim() >= 2 ? matrices : vectors).push_back(p);
+    }
+    const auto adamw = [&](double decay) {
+      return optim::FusedAdamWOptions(settings_.lr)
+          .betas({settings_.beta1, settings_.beta2})
+          .eps(settings_.eps)
+          .eps_mode(settings_.eps_mode == OptimizerSettings::EpsMode::habana ? optim::EpsMode::habana
+                                                                             : optim::EpsMode::torch)
+          .weight_decay(decay);
+    };
+    // Muon's updates as large as AdamW's: one learning rate serves both.
+    const auto orthogonal =
+        optim::MuonOptions(settings_.lr).weight_decay(settings_.weight_decay).ratio(optim::MuonRatio::match_rms_adamw);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    if (!hidden.empty()) groups.emplace_back(hidden, std::make_unique<optim::MuonOptions>(orthogonal));
+    groups.emplace_back(matrices, std::make_unique<optim::FusedAdamWOptions>(adamw(settings_.weight_decay)));
+    groups.emplace_back(vectors, std::make_unique<optim::FusedAdamWOptions>(adamw(0)));
+    trainer::Optimizers optimizers;
+    if (muon)
+      optimizers.optimizers.push_back(std::make_shared<optim::Muon>(groups, orthogonal));
+    else
+      optimizers.optimizers.push_back(std::make_shared<optim::FusedAdamW>(groups, adamw(settings_.weight_decay)));
+    optimizers.lr_factor = lr_factor(settings_);
+    return optimizers;
+  }
+
+  /// A checkpoint that `fp8 evaluate --model` loads.
+  void save_files(const fs::path& folder) override {
+    models::save_model(*start_.model, start_.config_text, start_.tokenizer, folder, dtype_);
+  }
+
+  trainer::TrainingState extra_state() override { return hooks_.save ? hooks_.save() : trainer::TrainingState{}; }
+  void load_extra_state(const trainer::TrainingState& state) override {
+    if (hooks_.load) hooks_.load(state);
+  }
+
+ private:
+  Start start_;
+  OptimizerSettings settings_;
+  at::ScalarType dtype_;  ///< of saved weights
+  StateHooks hooks_;
+};
+
+}  // namespace
+
+std::shared_ptr<trainer::TrainingModule> language_model_task(const Start& start, const TrainOptions& options,
+                                                             StateHooks hooks) {
+  return std::make_shared<LanguageModelTask>(start, options, std::move(hooks));
 }
 
 namespace {

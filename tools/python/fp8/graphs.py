@@ -129,12 +129,9 @@ class _Graphed:
 
 def _replays_all(modules: list[torch.nn.Module]) -> bool:
     """Whether a replay does all that a call does: there are no hooks but those of training in fp8, which follow train() and eval() and are
-    called here. In autocast without gradients the tape has a weight that trains in fp8 without autocast's cast."""
+    called here."""
     te = sys.modules.get("fp8.te")
     own = (te._attached.follow, te._region.give_contexts) if te is not None else ()
-    uncast = torch.is_autocast_enabled("hpu") and not torch.is_grad_enabled()
-    if te is not None and uncast and any(te._attached.of(module) is not None for module in modules):
-        return False
     for module in modules[1:]:
         before = list(module._forward_pre_hooks.values())
         if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks or any(hook not in own for hook in before):
