@@ -103,8 +103,8 @@ std::string joined(const std::vector<std::string>& parts, std::size_t first) {
   return out;
 }
 
-/// The shortest end of a name of which is_taken() is false, as a pattern that any prefix may stand before: of all layers
-/// alike if that can be. Empty if the whole name is taken.
+/// The shortest end of a name of which is_taken() is false, as a pattern that any prefix may stand before: of all
+/// layers alike if that can be. Empty if the whole name is taken.
 std::string shortest_pattern(const std::string& name, const Quantized& quantized,
                              bool (Quantized::*is_taken)(const std::string& suffix, bool numbers_alike) const,
                              const char* end) {
