@@ -120,7 +120,7 @@ class Precision:
 def _in_fp8(module: torch.nn.Module) -> bool:
     """Whether one of its modules trains in fp8."""
     from fp8.te import _attached
-    return any(_attached.of(part) is not None for part in module.modules())
+    return bool(_attached.within(module))
 
 
 class Strategy:
@@ -152,9 +152,8 @@ class Strategy:
         """Lightning moves the model to the host: its scales wait there for the next run, and for checkpoints."""
         from fp8.te import _attached
         module = getattr(self, "lightning_module", None)
-        for part in module.modules() if module is not None else ():
-            attached = _attached.of(part)
-            if attached is not None and attached.live and attached.weight(part).owned.device.type == "hpu":
+        for part, attached in _attached.within(module) if module is not None else ():
+            if attached.live and attached.weight(part).owned.device.type == "hpu":
                 attached.pending, attached.live, attached.training = attached.state(part), False, None
         super().teardown()  # type: ignore[misc]
 

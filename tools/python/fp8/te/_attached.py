@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module that trains in fp8 carries: its mark, hooks that follow train() and eval(), and its scales in a state_dict.
 
-    NAME._extra_state    uint8: JSON, {"version": 1, "state": {"step": 300, ...}, "tensors": base64 of safetensors}, and spaces up to a
-                         multiple of 32 KiB, so that torch.distributed.checkpoint finds the size that it expects"""
+    NAME._extra_state    uint8: JSON, {"version": 1, "state": {"step": 300, ...}, "tensors": base64 of safetensors}, of a module with
+                         several weights one for each, {"fc1_weight": ..., "fc2_weight": ...}; and spaces up to a multiple of
+                         32 KiB for each, so that torch.distributed.checkpoint finds the size that it expects"""
 
 import base64
 import copy
@@ -24,7 +25,7 @@ _NONE = {"version": _VERSION, "state": None, "tensors": ""}
 
 
 class Attached:
-    """The weight of a module. live: the library knows it in this process; else it will at the first use on hpu, and begins with
+    """A weight of a module. live: the library knows it in this process; else it will at the first use on hpu, and begins with
     `pending`, the state that was loaded until then."""
 
     def __init__(self, weight: _modules.Weight, recipe: str) -> None:
@@ -33,9 +34,10 @@ class Attached:
         self.training: typing.Optional[bool] = None
         self.pending: dict[str, typing.Any] = _NONE
         self.held: typing.Optional[torch.Tensor] = None  # the library's books know a transposed weight by its upright view
-        weight.owner.__dict__[MARK] = self
-        self.hooks = [weight.owner.register_forward_pre_hook(follow), weight.owner._register_state_dict_hook(_write),
-                      weight.owner.register_load_state_dict_pre_hook(_read)]
+        beside = of(weight.owner)
+        weight.owner.__dict__[MARK] = [*beside, self]
+        self.hooks = [] if beside else [weight.owner.register_forward_pre_hook(follow), weight.owner._register_state_dict_hook(_write),
+                                        weight.owner.register_load_state_dict_pre_hook(_read)]
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Attached":
         """The copied weight has a state of its own, which follows this one until it trains."""
@@ -61,12 +63,12 @@ class Attached:
         return _state(self.weight(owner).tensor) if self.live else self.pending
 
 
-def of(module: torch.nn.Module) -> typing.Optional[Attached]:
-    return typing.cast(typing.Optional[Attached], module.__dict__.get(MARK))
+def of(module: torch.nn.Module) -> list[Attached]:
+    return typing.cast(list[Attached], module.__dict__.get(MARK, []))
 
 
 def within(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Attached]]:
-    return [(module, attached) for module in model.modules() for attached in (of(module),) if attached is not None]
+    return [(module, attached) for module in model.modules() for attached in of(module)]
 
 
 def put_back() -> None:
@@ -76,9 +78,9 @@ def put_back() -> None:
 
 def follow(module: torch.nn.Module, _: typing.Any) -> None:
     """Amaxes are recorded while the module trains."""
-    attached = of(module)
-    if attached is not None and not (attached.live and attached.training is module.training):
-        _tell(module, attached)
+    for attached in of(module):
+        if not (attached.live and attached.training is module.training):
+            _tell(module, attached)
 
 
 @_region.unseen
@@ -127,39 +129,45 @@ def _renamed(data: bytes, new: typing.Callable[[str], str]) -> bytes:
 
 
 def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _: typing.Any) -> None:
-    attached = of(module)
-    if attached is None:
+    found: dict[str, typing.Any] = {}
+    for attached in of(module):
+        try:
+            put_back()
+            found[attached.parameter] = attached.state(module)
+        except RuntimeError as error:
+            warnings.warn(f"state_dict: {prefix + attached.parameter}: without its fp8 training state: {_library.sentence(error)}", stacklevel=2)
+            return
+    if not found:
         return
-    try:
-        put_back()
-        text = json.dumps(attached.state(module)).encode()
-    except RuntimeError as error:
-        warnings.warn(f"state_dict: {prefix + attached.parameter}: without its fp8 training state: {_library.sentence(error)}", stacklevel=2)
-        return
-    state[prefix + _KEY] = torch.frombuffer(bytearray(text.ljust(-(-len(text) // _BLOCK) * _BLOCK)), dtype=torch.uint8)
+    text = json.dumps(found if len(found) > 1 else next(iter(found.values()))).encode()
+    block = _BLOCK * len(found)
+    state[prefix + _KEY] = torch.frombuffer(bytearray(text.ljust(-(-len(text) // block) * block)), dtype=torch.uint8)
 
 
 def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, _strict: bool, missing: list[str],
           _unexpected: list[str], errors: list[str]) -> None:
-    attached = of(module)
-    if attached is None:
+    weights = of(module)
+    if not weights:
         return
-    if attached.live and metadata.get("assign_to_params_buffers") and prefix + attached.parameter in state:
-        put_back()
-        torch.ops.fp8.untag(attached.weight(module).tensor)  # another parameter takes its place, and is attached at its first use
-        attached.live = False
+    for attached in weights:
+        if attached.live and metadata.get("assign_to_params_buffers") and prefix + attached.parameter in state:
+            put_back()
+            torch.ops.fp8.untag(attached.weight(module).tensor)  # another parameter takes its place, and is attached at its first use
+            attached.live = False
     found = state.pop(prefix + _KEY, None)
     if found is None:
         missing.append(prefix + _KEY)
     elif found.numel() > 0:  # other libraries write none where they have nothing to say
         try:
             said = json.loads(bytes(found.cpu().tolist()))
-            if attached.live:
-                put_back()
-                _set_state(attached.weight(module).tensor, said)
-            else:
-                attached.pending = said
-        except (ValueError, AttributeError):
+            said = said if len(weights) > 1 else {weights[0].parameter: said}
+            for attached in weights:
+                if attached.live:
+                    put_back()
+                    _set_state(attached.weight(module).tensor, said[attached.parameter])
+                else:
+                    attached.pending = said[attached.parameter]
+        except (ValueError, AttributeError, TypeError, KeyError):
             errors.append(f"{prefix + _KEY}: expected fp8's JSON, found other bytes (a pickle of another library?)")
         except RuntimeError as error:
             errors.append(f"{prefix + _KEY}: {_library.sentence(error)}")

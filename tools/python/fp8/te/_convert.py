@@ -23,13 +23,14 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     already or not on hpu, RuntimeError naming the module for what can't be done; then nothing is converted."""
     text = _recipe.for_all_modules(recipe)
     found, left = _modules.weights(model)
-    itself = [weight for weight in found if _itself(weight)]
-    found = [weight for weight in found if not _itself(weight)]
-    kept = [quant.Kept(weight.name, "a module of fp8.te runs in fp8 by itself") for weight in itself]
-    kept += [quant.Kept(matrix.name, matrix.reason) for matrix in left]
+    own = {id(attached.weight(module).owned) for module, attached in _attached.within(model) if hasattr(module, "attaches_itself")}
+    itself = [weight.name for weight in found if id(weight.owned) in own] + [matrix.name for matrix in left if id(matrix.owned) in own]
+    found = [weight for weight in found if id(weight.owned) not in own]
+    kept = [quant.Kept(name, "a module of fp8.te runs in fp8 by itself") for name in itself]
+    kept += [quant.Kept(matrix.name, matrix.reason) for matrix in left if id(matrix.owned) not in own]
     if not replace_layers:
         return quant.Report((), tuple([quant.Kept(weight.name, "replace_layers is False") for weight in found] + kept), ())
-    if already := [weight.name for weight in found if _attached.of(weight.owner) is not None]:
+    if already := [weight.name for weight in found if _attached.of(weight.owner)]:
         raise ValueError(f"convert_modules: {already[0]}: the model is converted already: restore() it first")
     quant._on_hpu(found, "convert_modules")
     for weight in found:
@@ -49,7 +50,7 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
 
 
 def restore(model: torch.nn.Module) -> torch.nn.Module:
-    """Undoes convert_modules(), and makes each te.Linear a plain one: the model trains in high precision again, and its state_dict
+    """Undoes convert_modules(), and makes each module of fp8.te a plain one: the model trains in high precision again, and its state_dict
     has no fp8 state. Returns the model."""
     found = _attached.within(model)
     if not found:
@@ -60,7 +61,7 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
     for weight in weights:
         torch.ops.fp8.untag(weight.tensor)
     for module, attached in found:
-        del module.__dict__[_attached.MARK]
+        module.__dict__.pop(_attached.MARK, None)
         for hook in attached.hooks:
             hook.remove()
     for module in model.modules():
@@ -76,8 +77,3 @@ def export_amax(model: torch.nn.Module, prefix: typing.Union[str, "os.PathLike[s
     quant._on_hpu(found, "export_amax")
     _attached.put_back()
     return list(torch.ops.fp8.export_amax(*_modules.columns(found), os.fspath(prefix)))
-
-
-def _itself(weight: _modules.Weight) -> bool:
-    """Of te.Linear."""
-    return hasattr(weight.owner, "attaches_itself") and _attached.of(weight.owner) is not None

@@ -6,9 +6,10 @@ import typing
 import torch
 
 from fp8 import _modules
-from fp8.te import _attached, _region
+from fp8.te import _arguments, _attached, _region
 
 Result = typing.Union[torch.Tensor, tuple[torch.Tensor, typing.Optional[torch.Tensor]]]
+Init = typing.Optional[typing.Callable[[torch.Tensor], typing.Any]]
 
 
 class Linear(torch.nn.Linear):
@@ -19,22 +20,18 @@ class Linear(torch.nn.Linear):
     attaches_itself = True
 
     def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: typing.Any = None, tp_size: int = 1,
-                 get_rng_state_tracker: typing.Any = None, init_method: typing.Optional[typing.Callable[[torch.Tensor], typing.Any]] = None,
-                 bias: bool = True, return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None,
+                 get_rng_state_tracker: typing.Any = None, init_method: Init = None, bias: bool = True,
+                 return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None,
                  parallel_mode: typing.Optional[str] = None, skip_weight_param_allocation: bool = False, device: typing.Any = "hpu",
-                 minimize_memory: bool = False, name: typing.Optional[str] = None) -> None:
-        for key, found, *allowed in (
-                ("sequence_parallel", sequence_parallel, False), ("tp_group", tp_group, None), ("tp_size", tp_size, 1),
-                ("get_rng_state_tracker", get_rng_state_tracker, None), ("parallel_mode", parallel_mode, None, "row", "column"),
-                ("skip_weight_param_allocation", skip_weight_param_allocation, False), ("minimize_memory", minimize_memory, False)):
-            if found not in allowed:
-                hint = "; PT_HPU_FP8_MINIMIZE_MEMORY=1 has this effect on all modules" if key == "minimize_memory" else ""
-                raise ValueError(f"te.Linear: {key}: found {found!r}, allowed: {', '.join(map(repr, allowed))}{hint}")
+                 minimize_memory: bool = False, name: typing.Optional[str] = None, **nothing: typing.Any) -> None:
+        _arguments.refuse("te.Linear", {
+            "sequence_parallel": sequence_parallel, "tp_group": tp_group, "tp_size": tp_size, "get_rng_state_tracker": get_rng_state_tracker,
+            "parallel_mode": parallel_mode, "skip_weight_param_allocation": skip_weight_param_allocation, "minimize_memory": minimize_memory,
+            **nothing})
         super().__init__(in_features, out_features, bias, device, params_dtype)
-        with torch.no_grad():
-            (init_method or _normal)(self.weight)
-            if self.bias is not None:
-                self.bias.zero_()
+        begin(self.weight, init_method)
+        if self.bias is not None:
+            begin(self.bias, torch.nn.init.zeros_)
         self.return_bias = return_bias
         weight = _modules.Weight(name or f"te.Linear({in_features}, {out_features})", "weight", "Linear", self, "weight")
         _attached.Attached(weight, "habana")  # the region says the recipe
@@ -45,16 +42,11 @@ class Linear(torch.nn.Linear):
         if weight is not None or bias is not None:
             name = "weight" if weight is not None else "bias"
             raise ValueError(f"te.Linear: {name}: found a tensor, allowed: None (its own parameter has the scales)")
-        if is_first_microbatch is not None and _region.is_fp8_enabled():
-            with _region.fp8_autocast(True, is_first_microbatch=is_first_microbatch):
-                return self._product(inp)
-        return self._product(inp)
-
-    def _product(self, inp: torch.Tensor) -> Result:
-        if self.return_bias:
-            return torch.nn.functional.linear(inp, self.weight), self.bias
-        return super().forward(inp)
+        with _region.microbatch(is_first_microbatch):
+            return (torch.nn.functional.linear(inp, self.weight), self.bias) if self.return_bias else super().forward(inp)
 
 
-def _normal(weight: torch.Tensor) -> None:
-    torch.nn.init.normal_(weight, 0.0, 0.023)
+def begin(weight: torch.Tensor, init_method: Init) -> None:
+    """The values that a weight begins with."""
+    with torch.no_grad():
+        (init_method or (lambda weight: weight.normal_(0.0, 0.023)))(weight)

@@ -79,6 +79,11 @@ def is_fp8_enabled() -> bool:
     return bool(_regions()) and _regions()[-1]
 
 
+def microbatch(first: typing.Optional[bool]) -> typing.ContextManager[typing.Any]:
+    """The region of this thread, where it is enabled, as is_first_microbatch of a module's forward changes it."""
+    return fp8_autocast(True, is_first_microbatch=first) if first is not None and is_fp8_enabled() else contextlib.nullcontext()
+
+
 class _Runs:
     """The first run of a checkpointed part, then its others: with the regions and scales of the first."""
 
