@@ -513,6 +513,14 @@ def test_converting_and_restoring():
         assert torch.equal(model[2](model[:2](x), [6, 20, 6]), high) and not torch.equal(low, high) and extra(model) == []
 
 
+def test_compiled_it_has_the_same_bits():
+    module, alone = made("mlp"), made("mlp")
+    compiled = torch.compile(module, backend="eager")
+    for step in range(3):
+        same(step_of(module, lambda _, x, __: compiled(x), step, "nvidia"), step_of(alone, call, step, "nvidia"))
+    assert states(module) == states(alone)
+
+
 def test_quantized_model_init_is_refused():
     with te.quantized_model_init(enabled=False):
         assert te.LayerNormMLP(8, 8).fc1_weight.dtype == torch.float32

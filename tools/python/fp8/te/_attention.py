@@ -20,8 +20,8 @@ Tensor = typing.Optional[torch.Tensor]
 _DOT, _MHA, _LAYER = "te.DotProductAttention", "te.MultiheadAttention", "te.TransformerLayer"
 _MASKS = ("no_mask", "causal", "causal_bottom_right", "padding", "padding_causal", "padding_causal_bottom_right", "arbitrary")
 _FORMATS = {"sbhd": ((1, 2, 0, 3), (2, 0, 1, 3)), "bshd": ((0, 2, 1, 3), (0, 2, 1, 3))}  # to [batch, heads, length, depth], and back
-_SHARED = {"kv_channels", "fuse_qkv_params", "qkv_weight_interleaved", "init_method", "output_layer_init_method", "bias", "normalization",
-           "zero_centered_gamma", "params_dtype", "device"}  # of a layer and its attention; the last seven of its MLP too
+_WEIGHTS = ("init_method", "output_layer_init_method", "bias")
+_SHARED = (*_WEIGHTS, "normalization", "zero_centered_gamma", "params_dtype", "device")  # of a layer, its attention and its MLP
 
 
 def rotary_position_embedding(dim: int, positions: int, base: float = 10000.0, device: typing.Any = "hpu") -> torch.Tensor:
@@ -128,11 +128,11 @@ class MultiheadAttention(torch.nn.Module):
         self.return_bias, self.return_layernorm_output, self._interleaved = return_bias, return_layernorm_output, qkv_weight_interleaved
         made: dict[str, typing.Any] = {"params_dtype": params_dtype, "device": device}
         norm: dict[str, typing.Any] = {"zero_centered_gamma": zero_centered_gamma, "normalization": normalization, **made}
-        if fuse_qkv_params and attention_type == "self":
-            first, heads = "qkv", {"qkv": num_attention_heads + 2 * groups}
-        else:
-            first, others = "query_layer", {"key_value": 2 * groups} if fuse_qkv_params else {"key_layer": groups, "value_layer": groups}
-            heads = {"query_layer": num_attention_heads, **others}
+        heads = {"query_layer": num_attention_heads, "key_layer": groups, "value_layer": groups}
+        if fuse_qkv_params:
+            cross = {"query_layer": num_attention_heads, "key_value": 2 * groups}
+            heads = cross if attention_type == "cross" else {"qkv": num_attention_heads + 2 * groups}
+        first = next(iter(heads))
         if input_layernorm and attention_type == "self" and first != "qkv":
             self.layernorm = _layers.norm(_MHA, hidden_size, layernorm_epsilon, **norm)
         elif input_layernorm:
@@ -193,19 +193,19 @@ class TransformerLayer(torch.nn.Module):
     """x + drop(attention(norm(x))), after a decoder's attention to encoder_output, and h + drop(mlp(norm(h))).
 
     parallel_attention_mlp: x + drop(attention(norm(x)) + mlp(norm(x))); apply_residual_connection_post_layernorm: norm(x) takes the place of x in
-    every sum; output_layernorm: norm(y), and none before the self attention. options: kv_channels, fuse_qkv_params, qkv_weight_interleaved,
-    init_method, output_layer_init_method, bias, normalization, zero_centered_gamma, params_dtype, device."""
+    every sum; output_layernorm: norm(y), and none before the self attention. options: init_method, output_layer_init_method, bias, normalization,
+    zero_centered_gamma, params_dtype, device."""
     self_attention: MultiheadAttention
     layernorm_mlp: _layers.LayerNormMLP
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int, num_gqa_groups: typing.Optional[int] = None,
-                 layernorm_epsilon: float = 1e-5, hidden_dropout: float = 0.1, attention_dropout: float = 0.1, *, self_attn_mask_type: str = "causal",
-                 enc_dec_attn_mask_type: str = "no_mask", layer_type: str = "encoder", apply_residual_connection_post_layernorm: bool = False,
-                 output_layernorm: bool = False, parallel_attention_mlp: bool = False, activation: str = "gelu", attn_input_format: str = "sbhd",
-                 checkpoint_mlp: bool = False, name: typing.Optional[str] = None, **options: typing.Any) -> None:
+                 layernorm_epsilon: float = 1e-5, hidden_dropout: float = 0.1, attention_dropout: float = 0.1, *,
+                 kv_channels: typing.Optional[int] = None, self_attn_mask_type: str = "causal", enc_dec_attn_mask_type: str = "no_mask",
+                 layer_type: str = "encoder", apply_residual_connection_post_layernorm: bool = False, output_layernorm: bool = False,
+                 parallel_attention_mlp: bool = False, fuse_qkv_params: bool = False, qkv_weight_interleaved: bool = True, activation: str = "gelu",
+                 attn_input_format: str = "sbhd", checkpoint_mlp: bool = False, name: typing.Optional[str] = None, **options: typing.Any) -> None:
         super().__init__()
         _arguments.refuse(_LAYER, {key: value for key, value in options.items() if key not in _SHARED})
-        options = {key: value for key, value in options.items() if key in _SHARED}
         _arguments.one_of(_LAYER, "layer_type", layer_type, "encoder", "decoder")
         _arguments.expect(0 <= hidden_dropout <= 1, _LAYER, "hidden_dropout", hidden_dropout, "0 to 1")
         post, decoder, name = apply_residual_connection_post_layernorm, layer_type == "decoder", name or "layer"
@@ -215,19 +215,18 @@ class TransformerLayer(torch.nn.Module):
 
         def attention(part: str, cross: bool, kind: str) -> MultiheadAttention:
             normed = cross or not output_layernorm
-            return MultiheadAttention(hidden_size, num_attention_heads, attention_dropout=attention_dropout, layernorm_epsilon=layernorm_epsilon,
-                                      attn_mask_type=kind, num_gqa_groups=num_gqa_groups, attention_type="cross" if cross else "self",
-                                      input_layernorm=normed, return_layernorm_output=normed and post, qkv_format=attn_input_format,
-                                      name=f"{name}.{part}", **options)
+            return MultiheadAttention(hidden_size, num_attention_heads, kv_channels, attention_dropout, layernorm_epsilon, attn_mask_type=kind,
+                                      num_gqa_groups=num_gqa_groups, attention_type="cross" if cross else "self", input_layernorm=normed,
+                                      return_layernorm_output=normed and post, fuse_qkv_params=fuse_qkv_params, qkv_format=attn_input_format,
+                                      qkv_weight_interleaved=qkv_weight_interleaved, name=f"{name}.{part}", **options)
 
         self.self_attention = attention("self_attention", False, self_attn_mask_type)
         if decoder:
             self.inter_attention = attention("inter_attention", True, enc_dec_attn_mask_type)
-        of_mlp = {key: value for key, value in options.items() if key not in ("kv_channels", "fuse_qkv_params", "qkv_weight_interleaved")}
         self.layernorm_mlp = _layers.LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, activation=activation, checkpoint=checkpoint_mlp,
-                                                  return_layernorm_output=post, name=f"{name}.layernorm_mlp", **of_mlp)
+                                                  return_layernorm_output=post, name=f"{name}.layernorm_mlp", **options)
         if output_layernorm:
-            norm = {key: options[key] for key in ("normalization", "zero_centered_gamma", "params_dtype", "device") if key in options}
+            norm = {key: value for key, value in options.items() if key not in _WEIGHTS}
             self.layernorm = _layers.norm(_LAYER, hidden_size, layernorm_epsilon, **norm)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Tensor = None, *, self_attn_mask_type: typing.Optional[str] = None,

@@ -36,8 +36,8 @@ class _Norm:
         if zero_centered_gamma:
             torch.nn.init.zeros_(self.weight)  # type: ignore[attr-defined]
 
-    def forward(self: typing.Any, x: torch.Tensor) -> torch.Tensor:
-        return _normalized(f"te.{type(self).__name__}", x, self.weight, getattr(self, "bias", None), self.eps, self.zero_centered_gamma)
+    def forward(self: typing.Any, input: torch.Tensor) -> torch.Tensor:
+        return _normalized(f"te.{type(self).__name__}", input, self.weight, getattr(self, "bias", None), self.eps, self.zero_centered_gamma)
 
 
 class LayerNorm(_Norm, torch.nn.LayerNorm):
@@ -170,7 +170,7 @@ class GroupedLinear(_Products):
     def forward(self, inp: torch.Tensor, m_splits: typing.Sequence[int], is_first_microbatch: typing.Optional[bool] = None) -> Results:
         """m_splits: num_gemms numbers of rows, whose sum is inp's."""
         _arguments.expect(inp.shape[-1:] == (self.in_features,), self._where, "input", f"sizes {list(inp.shape)}", f"[..., {self.in_features}]")
-        rows, splits = inp.reshape(-1, self.in_features), list(m_splits)
+        rows, splits = inp.reshape(-1, self.in_features), [int(count) for count in m_splits]
         fits = len(splits) == self.num_gemms and min(splits) >= 0 and sum(splits) == rows.size(0)
         _arguments.expect(fits, self._where, "m_splits", splits, f"{self.num_gemms} numbers >= 0 with a sum of {rows.size(0)}")
         weights, biases = ([getattr(self, f"{kind}{i}") for i in range(self.num_gemms)] for kind in ("weight", "bias"))
