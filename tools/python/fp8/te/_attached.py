@@ -25,8 +25,8 @@ _NONE = {"version": _VERSION, "state": None, "tensors": ""}
 
 
 class Attached:
-    """A weight of a module. live: the library knows it in this process; else it will at the first use on hpu, and begins with
-    `pending`, the state that was loaded until then."""
+    """A weight of a module. live: the library knows it in this process; else it will at the first use on hpu in a region, and begins
+    with `pending`, the state that was loaded until then."""
 
     def __init__(self, weight: _modules.Weight, recipe: str) -> None:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
@@ -86,7 +86,7 @@ def follow(module: torch.nn.Module, _: typing.Any) -> None:
 @_region.unseen
 def _tell(module: torch.nn.Module, attached: Attached) -> None:
     weight = attached.weight(module)
-    if weight.owned.device.type != "hpu":
+    if weight.owned.device.type != "hpu" or not (attached.live or _region.inside()):
         return
     if not attached.live:
         weight.turn()

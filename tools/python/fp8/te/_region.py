@@ -74,6 +74,11 @@ def _regions() -> list[bool]:
     return typing.cast(list[bool], _enabled.regions)
 
 
+def inside() -> bool:
+    """Whether this thread is in any region, enabled or not."""
+    return bool(_regions())
+
+
 def is_fp8_enabled() -> bool:
     """Whether the innermost fp8_autocast of this thread is enabled."""
     return bool(_regions()) and _regions()[-1]
