@@ -223,10 +223,10 @@ TEST(FusedAdamW, ParametersHeldInFp8Learn) {
 
 TEST(FusedAdamW, ModesAreReadByTheirNames) {
   test::check_names<EpsMode>();
-  EpsMode mode = EpsMode::habana;
-  from_value(to_value(EpsMode::torch), mode);
-  EXPECT_EQ(mode, EpsMode::torch);
-  EXPECT_REFUSED(from_value(c10::IValue("nvidia"), mode),
+  FusedAdamWOptions options;
+  EXPECT_TRUE(options.set("eps_mode", to_value(EpsMode::torch)));
+  EXPECT_EQ(options.eps_mode(), EpsMode::torch);
+  EXPECT_REFUSED(options.set("eps_mode", c10::IValue("nvidia")),
                  "FusedAdamW: eps_mode is \"nvidia\", allowed are habana and torch");
 }
 

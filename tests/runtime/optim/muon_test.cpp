@@ -88,10 +88,10 @@ TEST(Muon, RefusesWhatIsNoMatrixAndBadOptions) {
 
 TEST(Muon, RatiosAreReadByTheirNames) {
   test::check_names<MuonRatio>();
-  MuonRatio ratio = MuonRatio::original;
-  from_value(to_value(MuonRatio::match_rms_adamw), ratio);
-  EXPECT_EQ(ratio, MuonRatio::match_rms_adamw);
-  EXPECT_REFUSED(from_value(c10::IValue("adamw"), ratio),
+  MuonOptions options;
+  EXPECT_TRUE(options.set("ratio", to_value(MuonRatio::match_rms_adamw)));
+  EXPECT_EQ(options.ratio(), MuonRatio::match_rms_adamw);
+  EXPECT_REFUSED(options.set("ratio", c10::IValue("adamw")),
                  "Muon: ratio is \"adamw\", allowed are original and match_rms_adamw");
 }
 

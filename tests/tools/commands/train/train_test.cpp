@@ -76,6 +76,23 @@ TEST_F(Train, ATokenizerOfRanksIsTakenAndGoesAlong) {
   }
 }
 
+// 2,496 chunks: the third step of an epoch has 496 of them, and other sizes.
+TEST_F(Train, CountsGraphsAndNamesWhatMakesANewOne) {
+  const auto later = [&](const char* out, const char* more) {
+    const auto json = json_of(run_fp8(arguments(folder, out, args(more))));
+    EXPECT_EQ(json["graphs"]["steps"], 3);
+    EXPECT_EQ(json["graphs"]["host_reads"].back()["op"], "aten::_local_scalar_dense");
+    std::vector<std::string> places;
+    for (const auto& graph : json["graphs"]["after_first_step"])
+      if (graph["step"] == 3) places.push_back(graph["place"]);
+    return places;
+  };
+  EXPECT_TRUE(later("whole", "--count-graphs --drop-last --steps 3 --warmup 1 --batch 1000").empty());
+  const auto places = later("ragged", "--count-graphs --steps 3 --warmup 1 --batch 1000");
+  ASSERT_EQ(places.size(), 2U);  // the loss is read in between: of forward, and of backward
+  EXPECT_EQ(places[0], "module 'model.layers.0.input_layernorm'");
+}
+
 TEST_F(Train, GoesOnFromACheckpoint) {
   std::vector<std::string> list = args(
       "train --model $DEMO --data $CALIB --out {} --steps 2 --batch 2 --seq-len 64 --precision 32-true --lr 1e-6 "
