@@ -32,7 +32,8 @@ def refuse(where: str, found: typing.Mapping[str, typing.Any]) -> None:
 
 
 def one_of(where: str, key: str, found: typing.Any, *allowed: typing.Any) -> None:
-    expect(found in allowed, where, key, repr(found), ", ".join(map(repr, allowed)) + (f"; {_HINTS[key]}" if key in _HINTS else ""))
+    said = f"a tensor of sizes {list(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
+    expect(found in allowed, where, key, said, ", ".join(map(repr, allowed)) + (f"; {_HINTS[key]}" if key in _HINTS else ""))
 
 
 def expect(holds: bool, where: str, key: str, found: typing.Any, allowed: str) -> None:
