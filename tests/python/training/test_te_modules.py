@@ -147,7 +147,7 @@ def visible(kind, queries, keys, mask):
 
 @pytest.mark.parametrize(("kind", "queries", "keys"), [
     ("no_mask", 7, 7), ("no_mask", 5, 7), ("causal", 7, 7), ("causal", 5, 7), ("causal_bottom_right", 5, 7), ("causal_bottom_right", 7, 7),
-    ("padding", 7, 7), ("padding", 5, 7), ("padding_causal", 7, 7), ("padding_causal_bottom_right", 4, 7), ("padding_causal_bottom_right", 7, 7),
+    ("padding", 7, 7), ("padding", 5, 7), ("padding_causal", 7, 7), ("padding_causal", 5, 7), ("padding_causal_bottom_right", 4, 7), ("padding_causal_bottom_right", 7, 7),
     ("arbitrary", 7, 7)])
 def test_masks_of_attention(kind, queries, keys):
     mask = None
@@ -511,6 +511,25 @@ def test_converting_and_restoring():
     te.restore(model)
     with in_fp8():
         assert torch.equal(model[2](model[:2](x), [6, 20, 6]), high) and not torch.equal(low, high) and extra(model) == []
+
+
+@pytest.mark.parametrize("how", ["parallel_attention_mlp", "apply_residual_connection_post_layernorm", "output_layernorm"])
+def test_sums_of_a_layer(how):
+    torch.manual_seed(0)
+    layer, x = stirred(te.TransformerLayer(64, 96, 4, **LAYER, fuse_qkv_params=True, **{how: True})), randn(16, 2, 64)
+    p, post = Plain(layer), how == "apply_residual_connection_post_layernorm"
+
+    def mlp(t):
+        return of_mlp(p, t, name="layer.layernorm_mlp", key="layernorm_mlp_layer_norm_")
+    if how == "output_layernorm":
+        h = x + attended(p, "layer.self_attention", *heads_of(p.product("layer.self_attention.qkv", x), (2, 1, 1)), True)
+        expected = p.norm("layernorm_", h + mlp(h))
+    else:
+        norm = p.norm("self_attention_layernorm_qkv_layer_norm_", x)
+        y = attended(p, "layer.self_attention", *heads_of(p.product("layer.self_attention.layernorm_qkv", norm), (2, 1, 1)), True)
+        h = (norm if post else x) + y
+        expected = (p.norm("layernorm_mlp_layer_norm_", h) + mlp(h)) if post else x + (y + mlp(x))
+    assert torch.equal(layer(x), expected)
 
 
 def test_compiled_it_has_the_same_bits():
