@@ -35,7 +35,7 @@ print(fp8.quant.report(model))
 text = pathlib.Path("kjv_heldout_16k.txt").read_text()
 held_out = tokenizer(text, return_tensors="pt").input_ids[0, :4096]
 lost = fp8.evaluate(model, held_out, reference=reference, seq_len=256)
-print(f"perplexity {lost.perplexity:.3f}, KL {lost.kl:.4f}, same token {lost.top1_agreement:.3f}")
+print(f"perplexity {lost.perplexity:.3f}, KL {lost.kl:.4f}, same token {lost.top1_agreement:.2f}")
 
 fp8.quant.save(model, "demo-fp8")
 model.save_pretrained("demo-hf")
