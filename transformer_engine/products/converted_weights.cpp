@@ -27,8 +27,8 @@ using measure::WeightModule;
 
 /// The state of a weight when a region ends.
 struct Seen {
-  std::int64_t products, step, in_functions, plain, copies;  ///< TrainingHandler's, and Fp8State's
-  std::uint32_t version;                                     ///< of the parameter: in-place changes
+  std::int64_t products, with_copies, step, in_functions, plain, copies;  ///< TrainingHandler's, and Fp8State's
+  std::uint32_t version;                                                  ///< of the parameter: in-place changes
 };
 
 struct Entry {
@@ -65,8 +65,13 @@ Seen look_at(const Entry& e) {
   const TrainingHandler& h = *e.handler;
   const auto parameter = e.parameter.lock();
   const bool has_version = parameter.defined() && !parameter->is_inference();
-  return {h.products(), h.state()->step(), h.in_functions(),
-          h.plain(),    h.copies(),        has_version ? parameter->version_counter().current_version() : 0};
+  return {h.products(),
+          h.products_with_copies(),
+          h.state()->step(),
+          h.in_functions(),
+          h.plain(),
+          h.copies(),
+          has_version ? parameter->version_counter().current_version() : 0};
 }
 
 Entry entry_of(const WeightModule& m) {
@@ -104,6 +109,9 @@ void add(Conversion conversion) {
 }
 
 bool ran(const Entry& e) { return e.handler->products() != e.seen.products; }
+
+/// It, or a copy: a model may have been copied to train in its place.
+bool ran_or_its_copies(const Entry& e) { return e.handler->products_with_copies() != e.seen.with_copies; }
 
 /// True if a graph that is alive has the parameter.
 bool in_graph(const at::Tensor& parameter) {
@@ -209,7 +217,7 @@ at::Tensor TrainingHandler::linear(const runtime::LinearCall& call) {
     ++plain_;
     return call.original();
   }
-  ++products_;
+  ++products_, ++*with_copies_;
   if (in_function() && is_training()) ++in_functions_;
   const at::Tensor weight = call.view.batch == 1 ? call.weight.squeeze(0) : call.weight;  // einsum and bmm: [1, N, K]
   if (region->enabled()) {
@@ -237,7 +245,9 @@ std::shared_ptr<runtime::OpHandler> TrainingHandler::for_copy(const at::Tensor&)
   auto state = std::make_shared<Fp8State>(state_->name(), state_->forward_tensors(), state_->backward_tensors());
   state->set_recipe(state_->own_recipe());
   state->follow(state_);
-  return std::make_shared<TrainingHandler>(std::move(state), options_);
+  auto copy = std::make_shared<TrainingHandler>(std::move(state), options_);
+  copy->with_copies_ = with_copies_;
+  return copy;
 }
 
 void TrainingHandler::tell(const runtime::WeightTag& tag, const std::string& what) {
@@ -356,7 +366,8 @@ std::string check_converted(bool trained) {
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto any_ran = [](const Conversion& c) { return std::ranges::any_of(c, ran); };
-    const bool none_ran = std::ranges::none_of(all.conversions, any_ran);
+    const bool none_ran = std::ranges::none_of(
+        all.conversions, [](const Conversion& c) { return std::ranges::any_of(c, ran_or_its_copies); });
     for (Conversion& conversion : all.conversions) {
       const bool some_ran = any_ran(conversion), suspect = none_ran || some_ran;
       const bool in_use = std::ranges::any_of(conversion, [](const Entry& e) { return !e.parameter.expired(); });

@@ -68,6 +68,8 @@ class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBack
 
   /// How many products it has run in fp8 (or recorded for it) so far.
   std::int64_t products() const { return products_; }
+  /// Those and all of its copies', and theirs.
+  std::int64_t products_with_copies() const { return *with_copies_; }
   /// Those in the forward of an autograd::Function of the program's; calls outside of regions; copies made inside of
   /// them.
   std::int64_t in_functions() const { return in_functions_; }
@@ -87,6 +89,7 @@ class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBack
   std::atomic<bool> retired_{false}, told_{false};
   std::atomic<std::int64_t> products_{0}, in_functions_{0}, plain_{0};
   mutable std::atomic<std::int64_t> copies_{0};
+  std::shared_ptr<std::atomic<std::int64_t>> with_copies_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };
 
 /// The handler on a parameter; null if it has none of these.

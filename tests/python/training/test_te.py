@@ -186,6 +186,18 @@ def test_a_copy_has_its_own_state():
     assert other.load_state_dict(model.state_dict()).missing_keys == [] and state(other)["step"] == before["step"]
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_copy_trains_in_the_place_of_its_original(gone):
+    model = converted()
+    other = copy.deepcopy(model)
+    if gone:
+        del model
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(other, on(), data(3))
+    assert state(other)["step"] > 0
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_tied_weights_are_one(kept):
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to("hpu")
