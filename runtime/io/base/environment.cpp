@@ -66,6 +66,12 @@ bool counts(const Variable&, std::string_view value) {
   return all_parts(value, ",", [](std::string_view part) { return parse_integer(part, 1, INT32_MAX).has_value(); });
 }
 
+bool triggers(const Variable&, std::string_view value) {
+  return all_parts(value, ",", [](std::string_view part) {
+    return part == "process_exit" || part == "mark_step" || part == "metric_change";
+  });
+}
+
 constexpr Rule kSwitch{"boolean", one_of};
 constexpr Rule kBoolean{"boolean", one_of_in_any_case};
 constexpr Rule kChoice{"choice", one_of};
@@ -117,8 +123,12 @@ constexpr Variable kOwn[] = {
     {"PT_HPU_METRICS_FILE", "counts of graphs are written there (metric_global)", "a path", "none", "runtime/graph",
      kPath},
     {"PT_HPU_METRICS_FILE_FORMAT", "of PT_HPU_METRICS_FILE", "json, text", "json", "runtime/graph", kWord},
-    {"PT_HPU_METRICS_DUMP_TRIGGERS", "when PT_HPU_METRICS_FILE gets counts",
-     "process_exit, mark_step, metric_change, commas between", "process_exit", "runtime/graph", kText},
+    {"PT_HPU_METRICS_DUMP_TRIGGERS",
+     "when PT_HPU_METRICS_FILE gets counts",
+     "process_exit, mark_step, metric_change, commas between",
+     "process_exit",
+     "runtime/graph",
+     {"list", triggers}},
     {"FP8_EXTENSIONS",
      "libraries of operators, loaded as --load by the commands that take that; the others do not look",
      "files, colons between", "none", "runtime/custom", kPath},

@@ -76,6 +76,8 @@ const std::map<std::string, Values> kValues = {
     {"an integer from 0 on",
      {{"0", "7", "18446744073709551615", "0x1F"}, {"-1", "1.5", "0x", "18446744073709551616", "0b1", ""}}},
     {"integers from 1 on, commas between", {{"1", "4,2", "16"}, {"0", "4,", ",4", "4;2", "two", "-1"}}},
+    {"process_exit, mark_step, metric_change, commas between",
+     {{"mark_step", "process_exit,metric_change"}, {"exit", "mark_step;metric_change", "mark_step,", ""}}},
     {"an integer from 0 to 100", {{"0", "100"}, {"-1", "101", "50%"}}},
     {"an integer from 0 to 6", {{"0", "6"}, {"-1", "7", "info"}}},
     {"an integer from 0 to 65535", {{"0", "65535"}, {"-1", "65536", "x", "0x1", "1 "}}},
