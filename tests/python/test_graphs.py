@@ -6,6 +6,8 @@ import copy
 import pytest
 import torch
 
+import fp8
+
 
 def net():
     torch.manual_seed(0)
@@ -69,7 +71,6 @@ def test_hooks_are_called():
 
 
 def test_fp8_follows_the_weights():
-    import fp8
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16)).to("hpu")
     plain = copy.deepcopy(model)
     x = torch.randn(8, 32).to("hpu")
@@ -86,7 +87,6 @@ def test_fp8_follows_the_weights():
 @pytest.mark.parametrize("bf16", [False, True])
 def test_training_in_fp8(bf16):
     """With an evaluation between its steps, which records no amaxes."""
-    import fp8
 
     def run(graphed):
         torch.manual_seed(0)
