@@ -34,7 +34,6 @@ EXPECTED = (
     (r"test_no_assert\[True-", "^AssertionError$", "ours is a ValueError where INC asserts: RUNTIME_SCALE_PATCHING with PCS"),
     (r"test_no_assert\[", "^ValueError: .* without dynamic_quantization", "ours refuses the config where it is made, INC where convert() reads it"),
     ("test_default_save_load", "found a cast to torch.float32", "casts a converted weight, which is refused: dequantize() gives its values"),
-    ("test_qdq_model", "a scheme tells", "no checkpoint says use_qdq: a model of it is not saved"),
 )
 
 

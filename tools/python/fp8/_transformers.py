@@ -159,7 +159,8 @@ class OnHpu(CompressedTensorsHfQuantizer):
     def preprocess_model(self, model: torch.nn.Module, *args: typing.Any, **kwargs: typing.Any) -> None:
         """The weights are read as if their codes were values; their scales are no tensors of the model."""
         self._folder = pathlib.Path(kwargs["checkpoint_files"][0]).parent
-        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), r"(_scale(_inv)?|\.scale_(weight|input|inv))$"}
+        ours = r"(_scale(_inv)?|\.scale_(weight|input|inv)|\.(de)?quant_\w+\.(scale|scale_inv|zero_point))$"
+        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), ours}
 
     def update_weight_conversions(self, weight_conversions: list[typing.Any], model: torch.nn.Module) -> list[typing.Any]:
         return weight_conversions + _of_llama4(model)
