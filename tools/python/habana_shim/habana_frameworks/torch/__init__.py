@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emulation: `habana_frameworks.torch` and its modules. `hpu` is torch.hpu, `transformer_engine` fp8.te, fused optimizers fp8.optim.
 
-The emulated device has no lazy mode: operators compute when they are called, and what `core` has for it is accepted and changes nothing."""
+The emulated device has no lazy mode: operators compute when they are called, and what `core` has for it is accepted and changes nothing,
+but that mark_step ends a graph where they are counted (torch.hpu.metrics)."""
 
 import enum
 import os
