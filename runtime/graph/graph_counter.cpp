@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,20 +26,16 @@ Counters& counters() {
   return counters;
 }
 
-std::uint64_t combined(std::uint64_t seed, std::uint64_t value) {
-  return seed ^ (value + 0x9e3779b97f4a7c15U + (seed << 6U) + (seed >> 2U));
-}
-
 std::uint64_t operation_key(const LeafRecord& leaf) {
   std::uint64_t hash = std::hash<std::string_view>()(leaf.op);
   for (const LeafTensor& t : leaf.inputs) {
-    hash = combined(hash, static_cast<std::uint64_t>(t.type));
-    hash = combined(hash, t.sizes.size());
-    for (const auto size : t.sizes) hash = combined(hash, static_cast<std::uint64_t>(size));
+    hash = c10::hash_combine(hash, static_cast<std::uint64_t>(t.type));
+    hash = c10::hash_combine(hash, t.sizes.size());
+    for (const auto size : t.sizes) hash = c10::hash_combine(hash, static_cast<std::uint64_t>(size));
   }
   // Results follow from operands; of what has none they are what differs.
   for (const LeafTensor& t : leaf.inputs.empty() ? leaf.outputs : std::span<const LeafTensor>())
-    for (const auto size : t.sizes) hash = combined(hash, static_cast<std::uint64_t>(size));
+    for (const auto size : t.sizes) hash = c10::hash_combine(hash, static_cast<std::uint64_t>(size));
   return hash;
 }
 
@@ -130,7 +127,7 @@ void GraphCounter::leaf_ends(const LeafRecord& leaf) {
   if (!is_transfer(leaf)) {
     const std::uint64_t hash = operation_key(leaf);
     note_first(leaf, !known_.insert(hash).second);
-    graph_ = combined(graph_, hash);
+    graph_ = c10::hash_combine(graph_, hash);
     ++operations_;
   }
   if (!reads_on_host(leaf)) return;

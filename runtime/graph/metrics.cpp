@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/environment.h"
@@ -121,7 +122,7 @@ class Process {
     };
     file_.emplace(path, text);
     marks_ = has("mark_step"), changes_ = has("metric_change");
-    if (has("process_exit")) std::atexit([] { get().add_all("process_exit"); });
+    if (has("process_exit")) std::atexit([] { get().add(kMetrics, "process_exit"); });
   }
 
  private:
@@ -129,17 +130,14 @@ class Process {
 
   void graph_ended(bool is_new) {
     if (!file_.has_value()) return;
-    if (is_new && changes_) add("graph_compilation", "metric_change");
-    if (changes_) add("recipe_cache", "metric_change");
-    if (marks_) add_all("mark_step");
+    constexpr std::array kChanged = {"graph_compilation", "recipe_cache"};
+    if (changes_) add(std::span(kChanged).subspan(is_new ? 0 : 1), "metric_change");
+    if (marks_) add(kMetrics, "mark_step");
   }
-  void add(const std::string& name, const std::string& trigger) {
+  void add(std::span<const char* const> names, const std::string& trigger) {
     const auto counted = counter_->counts();
     const std::lock_guard lock(mutex_);
-    file_->add(record(name, trigger, counted));
-  }
-  void add_all(const std::string& trigger) {
-    for (const char* name : kMetrics) add(name, trigger);
+    for (const char* name : names) file_->add(record(name, trigger, counted));
   }
 
   std::mutex mutex_;
