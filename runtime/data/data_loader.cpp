@@ -88,8 +88,10 @@ constexpr double kLeastGrace = 5;  // seconds, at the end
 }
 
 DataLoaderOptions checked(DataLoaderOptions o) {
-  if (o.batch_size < 1) refuse("batch_size", std::to_string(o.batch_size), "1 or more");
-  if (o.multiple < 1) refuse("multiple", std::to_string(o.multiple), "1 or more");
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;  // a dataset is smaller
+  if (o.batch_size < 1 || o.batch_size > kMost) refuse("batch_size", std::to_string(o.batch_size), "1 to 2^40");
+  if (o.multiple != 1 && (o.multiple < 1 || o.multiple > kMost || o.multiple % o.batch_size != 0))
+    refuse("multiple", std::to_string(o.multiple), "1, or a multiple of batch_size up to 2^40");
   if (o.num_workers < 0 || o.num_workers > 1024) refuse("num_workers", std::to_string(o.num_workers), "0 to 1024");
   if (o.prefetch_factor < 1) refuse("prefetch_factor", std::to_string(o.prefetch_factor), "1 or more");
   if (!(o.timeout >= 0) || std::isinf(o.timeout))
@@ -128,7 +130,9 @@ struct Work {
   bool pin_memory;
   Collate collate;
 
-  std::int64_t index(std::int64_t i) const { return (*order)[static_cast<std::size_t>(share.first + i * share.step)]; }
+  std::int64_t index(std::int64_t i) const {
+    return (*order)[static_cast<std::size_t>(share.first + i * share.step) % order->size()];
+  }
 
   /// As many threads of LibTorch's within an operation as the training has: sums may depend on it.
   trainer::Batch make(std::atomic<std::int64_t>& at) const {
@@ -174,7 +178,7 @@ struct Work {
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
     : dataset_(std::move(dataset)),
       options_(checked(std::move(options))),
-      plan_(dataset_->size() - dataset_->size() % options_.multiple, options_.batch_size, options_.drop_last) {}
+      plan_(dataset_->size(), options_.batch_size, options_.last_batch, options_.multiple) {}
 
 DataLoader::~DataLoader() {
   try {
@@ -314,6 +318,13 @@ std::vector<std::int64_t> epoch_order(std::int64_t count, bool shuffle, std::uin
   std::mt19937_64 generator(sequence);
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_below(i, generator)]);
   return order;
+}
+
+BatchPlan::BatchPlan(std::int64_t samples, std::int64_t batch_size, LastBatch last, std::int64_t multiple)
+    : batch_size_(batch_size), samples_(samples) {
+  const std::int64_t whole = std::max(batch_size, multiple);
+  if (last != LastBatch::keep) samples_ = (samples + (last == LastBatch::fill ? whole - 1 : 0)) / whole * whole;
+  batches_ = (samples_ + batch_size - 1) / batch_size;
 }
 
 Share BatchPlan::share(std::int64_t batch, int rank, int ranks) const {

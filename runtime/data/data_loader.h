@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/trainer/registry.h"
 #include "fp8/runtime/trainer/training_module.h"
 
 namespace fp8::data {
@@ -105,8 +106,12 @@ std::vector<at::Tensor> stack_samples(const std::vector<Sample>& samples, bool p
 
 // The order of an epoch's samples, and which of them a rank has in a batch. No torch here.
 //
-//   position in the order   0 1 2 3 | 4 5 6 7 | 8 9        batches of 4: 0, 1, 2 (smaller, or left out: drop_last)
+//   position in the order   0 1 2 3 | 4 5 6 7 | 8 9        batches of 4: 0, 1, 2, the last one smaller
+//   LastBatch::drop         0 1 2 3 | 4 5 6 7
+//   LastBatch::fill         0 1 2 3 | 4 5 6 7 | 8 9 0 1    the first samples once more: all batches have one size
 //   two ranks, batch 0      0 1 0 1   0 1 0 1              the samples of as many batches as there are ranks in turn
+
+using trainer::LastBatch;
 
 /// 0 to count - 1: as they are, or a permutation that is a function of (count, seed, epoch) alone. It is the one of
 /// std::mt19937_64 from std::seed_seq{seed, seed >> 32, epoch}, the same with every standard library.
@@ -119,13 +124,12 @@ struct Share {
 
 class BatchPlan {
  public:
-  BatchPlan(std::int64_t samples, std::int64_t batch_size, bool drop_last)
-      : batch_size_(batch_size),
-        batches_((samples + (drop_last ? 0 : batch_size - 1)) / batch_size),
-        samples_(drop_last ? batches_ * batch_size : samples) {}
+  /// multiple: without `keep` an epoch has a multiple of so many samples; 1, or a multiple of batch_size.
+  BatchPlan(std::int64_t samples, std::int64_t batch_size, LastBatch last, std::int64_t multiple);
 
   std::int64_t batches() const { return batches_; }
-  /// Of the `ranks` batches from number `batch` on, what `rank` has; count 0 where nothing is left for it.
+  /// Of the `ranks` batches from number `batch` on, what `rank` has; count 0 where nothing is left for it. Positions
+  /// from the number of samples on begin anew.
   Share share(std::int64_t batch, int rank = 0, int ranks = 1) const;
 
  private:
@@ -201,10 +205,10 @@ struct DataLoaderOptions {
   bool shuffle = false;  ///< another order in each epoch, drawn from (seed, epoch)
   int num_workers = 0;   ///< 0: the call for a batch makes it
   int prefetch_factor = 2;
-  bool pin_memory = false;          ///< batches in pinned memory
-  bool non_blocking = false;        ///< of the copy to `device`
-  bool drop_last = false;           ///< the last batch of an epoch where it is smaller
-  std::int64_t multiple = 1;        ///< an epoch has a multiple of so many samples and leaves out the rest
+  bool pin_memory = false;    ///< batches in pinned memory
+  bool non_blocking = false;  ///< of the copy to `device`
+  LastBatch last_batch = LastBatch::keep;
+  std::int64_t multiple = 1;        ///< of batch_size: what an epoch is whole by, where ranks share it; 1: batch_size
   std::uint64_t seed = 0;           ///< of the order and of the samples' random numbers
   bool persistent_workers = false;  ///< false: threads end with their epoch
   /// Seconds that a batch may take; 0: any time. Also what the end of a loader waits for a thread, then at least 5.

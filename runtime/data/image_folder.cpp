@@ -340,17 +340,18 @@ std::unique_ptr<DataLoader> HPUDataModule::loader(const std::shared_ptr<const Im
                                                   bool shuffle) const {
   const auto& o = options_;
   if (dataset == nullptr) throw std::logic_error("[data] HPUDataModule: a loader before setup()");
-  return std::make_unique<DataLoader>(dataset, DataLoaderOptions{.batch_size = o.batch_size,
-                                                                 .shuffle = shuffle,
-                                                                 .num_workers = o.num_workers,
-                                                                 .prefetch_factor = o.prefetch_factor,
-                                                                 .pin_memory = o.pin_memory,
-                                                                 .non_blocking = o.non_blocking,
-                                                                 .drop_last = o.drop_last,
-                                                                 .seed = o.seed,
-                                                                 .persistent_workers = o.persistent_workers,
-                                                                 .timeout = o.timeout,
-                                                                 .device = o.device});
+  return std::make_unique<DataLoader>(dataset,
+                                      DataLoaderOptions{.batch_size = o.batch_size,
+                                                        .shuffle = shuffle,
+                                                        .num_workers = o.num_workers,
+                                                        .prefetch_factor = o.prefetch_factor,
+                                                        .pin_memory = o.pin_memory,
+                                                        .non_blocking = o.non_blocking,
+                                                        .last_batch = o.drop_last ? LastBatch::drop : LastBatch::keep,
+                                                        .seed = o.seed,
+                                                        .persistent_workers = o.persistent_workers,
+                                                        .timeout = o.timeout,
+                                                        .device = o.device});
 }
 
 std::unique_ptr<DataLoader> HPUDataModule::train_dataloader() const { return loader(dataset_train_, true); }

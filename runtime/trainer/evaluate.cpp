@@ -184,6 +184,8 @@ EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, 
   const auto deterministic = deterministic_scope(options_.deterministic);
   const Within within(*this, module, run_);
   const bool alone = run_ == nullptr;
+  GraphedSteps of_this_loop(options_.hpu_graphs);
+  GraphedSteps& graphs = alone ? of_this_loop : run_->graphs;
   QuietLoop loop({of.name, of.limit_name, of.limit, alone ? options_.throughput_warmup_steps : 0}, options_,
                  module.network(), source);
   const runtime::ProfiledStage stage(options_.profiler.get(), of.stage, loop.batches());
@@ -197,7 +199,8 @@ EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, 
     {
       const runtime::ProfiledAction action(options_.profiler.get(), of.step_name);
       metrics_.begin(Metrics::Stage::evaluation, static_cast<double>(weight_of(*batch)));
-      loss = check_loss((module.*of.step)(*batch, loop.index()), of.step_name).item<double>();
+      loss = check_loss(graphs.run(module, of.step, *batch, loop.index(), /*training=*/false, metrics_), of.step_name)
+                 .item<double>();
     }
     loop.done(loss);
     each([&](auto& callback) { (callback.*of.batch_end)(*this, *batch, loop.index(), loss); });

@@ -66,6 +66,7 @@ void Metrics::log(const std::string& name, double value, LogWhen when) {
     io::fail<std::logic_error>(
         "[trainer] log(\"{}\"): called outside of a step, allowed: in training_step, validation_step and test_step",
         name);
+  ++log_calls_;
   const bool training = stage_ == Stage::train;
   const bool on_step = when.on_step.value_or(training && !when.on_epoch.value_or(false));
   const bool on_epoch = when.on_epoch.value_or(!training && !when.on_step.value_or(false));

@@ -52,6 +52,8 @@ class Metrics {
   void log(const std::string& name, double value, LogWhen when);
   /// A number of the trainer's own, for callbacks; one of that name that the module logs goes before.
   void set(const std::string& name, double value);
+  /// How many numbers log() has been given.
+  std::int64_t logged() const { return log_calls_; }
 
   /// The numbers of the step since the last call. The step ends.
   io::Json take_step();
@@ -80,6 +82,7 @@ class Metrics {
   std::map<std::string, double> step_, known_;
   std::map<std::string, Mean> train_, evaluation_;
   std::set<std::string> logged_;  ///< names that the module has
+  std::int64_t log_calls_ = 0;
 };
 
 }  // namespace fp8::trainer

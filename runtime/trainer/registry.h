@@ -56,6 +56,11 @@ constexpr auto names_of(StrategyKind) {
 enum class NonFinite : std::uint8_t { error, skip };
 constexpr auto names_of(NonFinite) { return names_up_to<NonFinite::skip>("error", "skip"); }
 
+/// What becomes of an epoch's last samples where they are no whole batch: a smaller batch, none, or a whole one with
+/// the epoch's first samples once more, so that all batches have one size.
+enum class LastBatch : std::uint8_t { keep, drop, fill };
+constexpr auto names_of(LastBatch) { return names_up_to<LastBatch::fill>("keep", "drop", "fill"); }
+
 enum class AcceleratorKind : std::uint8_t { automatic, hpu, cpu };
 
 constexpr auto names_of(AcceleratorKind) {
@@ -143,15 +148,6 @@ inline void require_ranks(std::optional<std::int64_t> devices, std::int64_t num_
     io::fail<std::invalid_argument>("{}, allowed: what makes {} processes, for {}", asked, size, started->text());
   io::fail<std::invalid_argument>("{}, which is more than this process, and a launcher starts them: {}", asked,
                                   launch_line(devices.value_or(1), num_nodes, command));
-}
-
-/// use_hpu_graphs_for_training and its like. name: the key or option. Throws where it is on.
-inline void require_no_hpu_graphs(const std::string& name, bool value) {
-  if (value)
-    io::fail<std::invalid_argument>(
-        "{}: found true, allowed: false; HPU graphs are not there yet: each operation runs when it is called, and "
-        "nothing is recorded that a replay could save",
-        name);
 }
 
 // The learning rate of each optimizer step, as a share of the highest. No torch here.

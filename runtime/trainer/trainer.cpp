@@ -49,7 +49,9 @@ MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const For
     const auto context = options_.forward_context ? options_.forward_context(info) : nullptr;
     const runtime::PhaseScope phase("forward");
     const runtime::ProfiledAction action(options_.profiler.get(), "training_step");
-    loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
+    loss = check_loss(
+        run.graphs.run(run.module, &TrainingModule::training_step, batch, run.batch, /*training=*/true, metrics_),
+        "training_step");
   }
   if (options_.context_ended) options_.context_ended();
   const runtime::PhaseScope phase("loss");

@@ -30,6 +30,7 @@
 #include <variant>
 #include <vector>
 
+#include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/training_module.h"
@@ -94,6 +95,12 @@ struct ForwardInfo {
 
 enum class Deterministic : std::uint8_t { no, yes, warn };
 
+/// Which steps are captured and replayed on hpu, with equal bits (graphed_steps.h).
+struct GraphUse {
+  bool training = false, inference = false;  ///< training steps; those of validation and test
+  std::int64_t max_graphs = 10;              ///< kinds of steps; further ones run as they are
+};
+
 enum class GradientClip : std::uint8_t { norm, value };
 
 struct TrainerOptions {
@@ -129,6 +136,7 @@ struct TrainerOptions {
   /// LibTorch's switch while a loop runs: operations of its own that depend on the order of threads throw, or warn. The
   /// device's are in one order anyway. None: as it is.
   std::optional<Deterministic> deterministic = {};
+  GraphUse hpu_graphs = {};
   bool enable_progress_bar = false;  ///< a ProgressBar, unless one is among the callbacks
   /// For f16: the loss is scaled. A step whose gradients overflow is left out with either value of `nonfinite`, unless
   /// the scale is at its least already.
@@ -161,11 +169,13 @@ struct FitResult {
   std::int64_t samples = 0, tokens = 0, skipped_steps = 0;  ///< in all
   /// Of the last step that was not skipped; mean of the last 20 of them, or fewer; NaN if there was none.
   double last_loss = std::numeric_limits<double>::quiet_NaN(), loss_last20 = last_loss;
-  std::optional<double> val_loss = {};  ///< the newest
-  bool stopped = false;                 ///< should_stop() said so
-  bool unvalidated = false;             ///< in the validation of the last step
-  std::string stop_reason = {};         ///< of a callback (Trainer::stop) or max_time; "": none
-  io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
+  std::optional<double> val_loss = {};           ///< the newest
+  bool stopped = false;                          ///< should_stop() said so
+  bool unvalidated = false;                      ///< in the validation of the last step
+  std::string stop_reason = {};                  ///< of a callback (Trainer::stop) or max_time; "": none
+  io::Json speed = io::Json::object();           ///< speed_metrics("train", ...) of this process
+  runtime::GraphCounts graphs = {};              ///< of this process, those of validation included
+  std::vector<std::string> graph_refusals = {};  ///< why kinds of steps ran as they are
 };
 
 /// The result of validate() and test(). A loop outside of fit(), of one rank, ends early if should_stop() says so, and

@@ -69,6 +69,8 @@ FitResult Trainer::result_of(const Run& run) const {
     for (const double loss : run.recent) result.loss_last20 += loss / static_cast<double>(run.recent.size());
   }
   result.speed = speed_;
+  result.graphs = run.graphs.counts();
+  result.graph_refusals = run.graphs.refusals();
   return result;
 }
 

@@ -93,7 +93,9 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
       share(share_of(options)),
       overfits(trainer::overfits(options)),
       batch_limit(batches_of_epoch(options, share.groups(0, train_.batches()))),
-      train_batches(batch_limit) {
+      train_batches(batch_limit),
+      // A watch looks at operations, of which a replay has none.
+      graphs(options.detect_anomaly ? GraphUse{} : options.hpu_graphs) {
   if (train.batches() < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
   if (train_batches < 1)
     throw std::invalid_argument(

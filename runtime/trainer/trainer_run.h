@@ -31,6 +31,7 @@
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/graphed_steps.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace torch::nn {
@@ -190,6 +191,7 @@ struct Trainer::Run {
   io::Json callback_states = io::Json::object();  ///< of the checkpoint that was loaded
   std::map<std::string, at::Tensor> callback_tensors;
   std::unique_ptr<AnomalyWatch> anomaly;  ///< null: no checks
+  GraphedSteps graphs;
   std::optional<GradScaler> scaler;
   double gradient_factor = 1;  ///< of the step in progress
   SpeedInput speed;

@@ -54,11 +54,13 @@ TEST(DataLoader, AnyNumberOfThreadsGivesTheSame) {
 
 TEST(DataLoader, InOrderWithOrWithoutTheLast) {
   DataLoader all(std::make_shared<Numbered>(7), {.batch_size = 3}),
-      whole(std::make_shared<Numbered>(7), {.batch_size = 3, .drop_last = true});
+      whole(std::make_shared<Numbered>(7), {.batch_size = 3, .last_batch = LastBatch::drop});
   EXPECT_THAT(rest(all), ElementsAre(0, 1, 2, 3, 4, 5, 6));
   EXPECT_THAT(rest(whole), ElementsAre(0, 1, 2, 3, 4, 5));
-  DataLoader pairs(std::make_shared<Numbered>(7), {.batch_size = 4, .multiple = 2});
-  EXPECT_THAT(rest(pairs), ElementsAre(0, 1, 2, 3, 4, 5));
+  DataLoader pairs(std::make_shared<Numbered>(7), {.batch_size = 2, .last_batch = LastBatch::drop, .multiple = 4});
+  EXPECT_THAT(rest(pairs), ElementsAre(0, 1, 2, 3));
+  DataLoader filled(std::make_shared<Numbered>(7), {.batch_size = 3, .last_batch = LastBatch::fill});
+  EXPECT_THAT(rest(filled), ElementsAre(0, 1, 2, 3, 4, 5, 6, 0, 1));
   EXPECT_EQ(whole.batches(), 2);
   EXPECT_EQ(all.next(), std::nullopt);
 }
@@ -163,7 +165,7 @@ TEST(DataLoader, OptionsAreChecked) {
   const auto said = [](DataLoaderOptions options) {
     return test::error_of([&] { DataLoader(std::make_shared<Numbered>(1), std::move(options)); });
   };
-  EXPECT_EQ(said({.batch_size = 0}), "[data] batch_size: found 0, allowed: 1 or more");
+  EXPECT_EQ(said({.batch_size = 0}), "[data] batch_size: found 0, allowed: 1 to 2^40");
   EXPECT_EQ(said({.num_workers = -1}), "[data] num_workers: found -1, allowed: 0 to 1024");
   EXPECT_THAT(said({.prefetch_factor = 0}), HasSubstr("prefetch_factor: found 0"));
   EXPECT_THAT(said({.timeout = -1}), HasSubstr("timeout: found -1"));
@@ -322,7 +324,7 @@ std::vector<std::int64_t> positions(const Share& share) {
 }
 
 TEST(BatchPlan, SharesOfOneAndOfTwo) {
-  const BatchPlan all(10, 4, false), whole(10, 4, true);
+  const BatchPlan all(10, 4, LastBatch::keep, 1), whole(10, 4, LastBatch::drop, 1), filled(10, 4, LastBatch::fill, 8);
   EXPECT_EQ(all.batches(), 3);
   EXPECT_EQ(whole.batches(), 2);
   EXPECT_THAT(positions(all.share(2)), ElementsAre(8, 9));
@@ -332,8 +334,12 @@ TEST(BatchPlan, SharesOfOneAndOfTwo) {
   EXPECT_THAT(positions(all.share(0, 1, 2)), ElementsAre(1, 3, 5, 7));
   EXPECT_THAT(positions(all.share(2, 0, 3)), ElementsAre(8));
   EXPECT_THAT(positions(all.share(2, 2, 3)), ElementsAre());
-  EXPECT_EQ(BatchPlan(0, 4, false).batches(), 0);
-  EXPECT_EQ(BatchPlan(3, 4, true).batches(), 0);
+  EXPECT_THAT(positions(filled.share(2)), ElementsAre(8, 9, 10, 11));
+  EXPECT_THAT(positions(filled.share(2, 1, 2)), ElementsAre(9, 11, 13, 15));
+  EXPECT_EQ(filled.batches(), 4);
+  for (const auto last : {LastBatch::keep, LastBatch::drop, LastBatch::fill})
+    EXPECT_EQ(BatchPlan(0, 4, last, 1).batches(), 0);
+  EXPECT_EQ(BatchPlan(3, 4, LastBatch::drop, 1).batches(), 0);
 }
 
 TEST(SampleRandom, IsAFunctionOfSeedEpochAndIndex) {

@@ -56,6 +56,60 @@ TEST(Trainer, BatchOfOneSample) {
   EXPECT_EQ(Trainer({.max_steps = 3}).fit(task, train).steps, 3);
 }
 
+/// What it has, on hpu.
+class OnHpu : public BatchSource {
+ public:
+  explicit OnHpu(ToyBatches inner) : inner_(std::move(inner)) {}
+  std::int64_t batches() const override { return inner_.batches(); }
+  void seek(std::int64_t epoch, std::int64_t batch) override { inner_.seek(epoch, batch); }
+  std::optional<Batch> next() override {
+    auto batch = inner_.next();
+    for (at::Tensor& t : batch->tensors) t = t.to(test::kHpu);
+    return batch;
+  }
+
+ private:
+  ToyBatches inner_;
+};
+
+TEST(Trainer, GraphsChangeNoBit) {
+  for (const auto optimizer : {ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
+    const auto run = [&](GraphUse graphs) {
+      ToyTask task(1, test::kHpu, optimizer);
+      OnHpu train(ToyBatches(7, 2)), val(ToyBatches(3, 2));
+      Trainer trainer({.max_epochs = 3, .accumulate_grad_batches = 2, .hpu_graphs = graphs});
+      const auto result = trainer.fit(task, train, &val);
+      return std::tuple(result, torch::nn::utils::parameters_to_vector(task.net->parameters()).cpu(),
+                        task.net->calls.item<int>(), random_state());
+    };
+    const auto [eager, values, calls, random] = run({});
+    const auto [graphed, same_values, same_calls, same_random] = run({.training = true, .inference = true});
+    EXPECT_TRUE(values.equal(same_values));
+    EXPECT_EQ(calls, same_calls);  // a buffer that steps count in
+    EXPECT_TRUE(random.equal(same_random));
+    EXPECT_EQ(eager.last_loss, graphed.last_loss);
+    EXPECT_EQ(eager.val_loss, graphed.val_loss);
+    EXPECT_EQ(eager.graphs.captured + eager.graphs.replayed, 0);
+    EXPECT_EQ(graphed.graphs.captured, 4);  // batches of two and of one, in training and in validation
+    EXPECT_EQ(graphed.graphs.replayed, 3 * (4 + 2) - 4);
+    EXPECT_THAT(graphed.graph_refusals, IsEmpty());
+  }
+}
+
+TEST(Trainer, StepsThatLogAreNotReplayed) {
+  struct Logs : ToyTask {
+    using ToyTask::ToyTask;
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      log("constant", 1.0);
+      return ToyTask::training_step(batch, index);
+    }
+  } task(1, test::kHpu);
+  OnHpu train(ToyBatches(6, 2));
+  const auto result = Trainer({.max_epochs = 2, .hpu_graphs = {.training = true}}).fit(task, train);
+  EXPECT_EQ(result.graphs.replayed, 0);
+  EXPECT_THAT(result.graph_refusals, ElementsAre(HasSubstr("logs a number")));
+}
+
 TEST(Trainer, StepLrPerEpochAndPerStep) {
   const auto rates = [](ScheduleInterval interval) {
     ToyTask task;

@@ -184,7 +184,7 @@ struct Class {
   const char *option = nullptr, *value = nullptr;  ///< that the class itself is
 };
 constexpr Class kModel = {"", "model", "init model tokenizer save_dtype activation_checkpointing"};
-constexpr Class kData = {"", "data", "train val batch_size seq_len val_batch_size drop_last test predict"};
+constexpr Class kData = {"", "data", "train val batch_size seq_len val_batch_size drop_last last_batch test predict"};
 constexpr Class kOptimizers[] = {
     {"AdamW", "optimizer", "lr=0.001 weight_decay=0.01 eps=1e-08 betas=0.9,0.999", "--optimizer", "adamw"},
     {"FusedAdamW", "optimizer", "lr=0.001 weight_decay=0 eps=1e-06 betas=0.9,0.999", "--optimizer", "adamw"},

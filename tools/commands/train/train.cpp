@@ -147,8 +147,7 @@ Subject language_subject(const TrainOptions& o, const Context& context) {
                      : o.run.stage == Stage::test   ? "data.init_args.test is required"
                                                     : "data.init_args.predict is required");
   Subject subject;
-  subject.data = std::make_shared<StageText>(
-      batches_of(text, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false));
+  subject.data = std::make_shared<StageText>(evaluation_batches(text, o, context, start));
   subject.module = language_model_task(start, o);
   subject.network = start.model;
   return subject;
@@ -203,9 +202,9 @@ io::Json compared(io::Json tree) {
   without("trainer",
           {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler", "logger",
            "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision", "accelerator"});
-  without("fp8",
-          {"precision", "recipe", "threads", "load", "save_every", "keep_checkpoints", "stats_every", "logging_steps",
-           "throughput_warmup", "whole_time", "count_graphs", "logger", "profile", "profile_schedule", "rank_timeout"});
+  without("fp8", {"precision", "recipe", "threads", "load", "save_every", "keep_checkpoints", "stats_every",
+                  "logging_steps", "throughput_warmup", "whole_time", "count_graphs", "hpu_graphs",
+                  "hpu_graphs_inference", "max_hpu_graphs", "logger", "profile", "profile_schedule", "rank_timeout"});
   return tree;
 }
 
@@ -262,9 +261,20 @@ void add_graphs(const std::optional<runtime::GraphCounter>& counter, io::Json& j
                     {"host_reads", std::move(reads)}};
 }
 
+/// What --hpu-graphs did, without it nothing.
+void add_replays(const trainer::FitResult& result, const TrainOptions& o, const Context& context, io::Json& json,
+                 Table& table) {
+  if (!o.hpu_graphs && !o.hpu_graphs_inference) return;
+  for (const auto& reason : result.graph_refusals) context.warn("--hpu-graphs: steps run as they are: " + reason);
+  const auto& [captured, replayed, eager] = result.graphs;
+  table.row({"steps replayed", fmt::format("{}, of {} kinds", grouped(replayed), grouped(captured))});
+  json["hpu_graphs"] = {
+      {"captured", captured}, {"replayed", replayed}, {"as_they_are", eager}, {"reasons", result.graph_refusals}};
+}
+
 void print_metrics(const Context& context, const TrainOptions& o, const char* stage,
                    const std::map<std::string, double>& metrics, const io::Json& speed, io::Json json,
-                   const std::optional<runtime::GraphCounter>& counter = {}) {
+                   const std::function<void(io::Json&, Table&)>& more = {}) {
   Table table({stage, ">value"});
   json["metrics"] = io::Json::object();
   for (const auto& [name, value] : metrics) {
@@ -273,7 +283,7 @@ void print_metrics(const Context& context, const TrainOptions& o, const char* st
   }
   json["precision"] = o.precision;
   json.update(speed);
-  add_graphs(counter, json, table);
+  if (more) more(json, table);
   context.result(json, table.text());
 }
 
@@ -328,7 +338,10 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
                    {"ranks_said_by", ranks.size() > 1 ? io::Json(ranks.said_by()) : io::Json()},
                    {"out", o.out.string()}};
   json.update(precision.summary());
-  print_metrics(context, o, "fit", metrics, result.speed, std::move(json), counter);
+  print_metrics(context, o, "fit", metrics, result.speed, std::move(json), [&](io::Json& to, Table& table) {
+    add_replays(result, o, context, to, table);
+    add_graphs(counter, to, table);
+  });
 }
 
 void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
@@ -445,6 +458,7 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
   table.row({"tokens per second", grouped(std::llround(speed))});
   const auto measured = json.find("measurements");
   if (measured != json.end() && measured->is_string()) table.row({"measurements", measured->get<std::string>()});
+  add_replays(result, o, context, json, table);
   add_graphs(counter, json, table);
   context.result(json, table.text());
 }
@@ -460,12 +474,10 @@ void train(const TrainOptions& asked, Context& context) {
     if (ranks.first()) context.result(plan.json, plan.text);
     return;
   }
-  auto data =
-      batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true, o.drop_last ? o.batch * ranks.size() : 1);
+  auto data = training_batches(o, context, start, ranks.size());
   count_steps(o, [&](double epochs) { return steps_of_epochs(o, data.batches(), ranks.size(), epochs); });
   std::optional<TextBatches> eval;
-  if (!o.eval.empty())
-    eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
+  if (!o.eval.empty()) eval = evaluation_batches(o.eval, o, context, start);
   TrainPrecision precision(o, context, start.model, ranks.amax_group());
   if (o.activation_checkpointing) checkpoint_layers(*start.model);
   const auto config = io::parse_python_json(start.config_text, io::kConfigFile).dump();  // spaces decide nothing

@@ -124,6 +124,7 @@ struct TrainOptions {
   std::string measurements;                      ///< warm start; empty: none
   kernels::FloatType save_dtype = kernels::FloatType::BF16;
   trainer::NonFinite nonfinite = trainer::NonFinite::error;
+  trainer::LastBatch last_batch = trainer::LastBatch::keep;
   ProfileOptions profile;
   StrategySettings ranks;
   CallbackSettings callbacks;
@@ -131,6 +132,8 @@ struct TrainOptions {
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false, count_graphs = false;
   bool cpu_amp = false;  ///< bf16-mixed is autocast on the CPU
   bool eval_each_epoch = false, save_each_epoch = false, drop_last = false, whole_time = false, minimize_memory = false;
+  bool hpu_graphs = false, hpu_graphs_inference = false;  ///< of training steps, of those of evaluations
+  std::int64_t max_hpu_graphs = 10;
   std::filesystem::path gaudi_config, training_args;
   std::optional<configs::AutocastOps> autocast_ops;  ///< of gaudi_config; empty: the environment's, or the default
 };

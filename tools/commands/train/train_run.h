@@ -93,10 +93,9 @@ class TrainRanks {
 /// Without threads: a batch is a copy of a few kilobytes that lie in memory already.
 class TextBatches : public trainer::BatchSource {
  public:
-  /// shuffle: false keeps the order of the text. multiple: an epoch has a multiple of so many chunks and leaves out the
-  /// rest. Its last batch has what is left over.
+  /// shuffle: false keeps the order of the text. last, multiple: as a DataLoader has them.
   TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device,
-              std::int64_t multiple = 1);
+              trainer::LastBatch last = trainer::LastBatch::keep, std::int64_t multiple = 1);
 
   std::int64_t batches() const override { return loader_->batches(); }
   void seek(std::int64_t epoch, std::int64_t batch) override { loader_->seek(epoch, batch); }
@@ -139,9 +138,11 @@ struct Start {
 /// The model before its first step, f32 on the device.
 Start start_of(const TrainOptions& options, const Context& context);
 
-/// The chunks of a text as batches. multiple: of chunks in an epoch.
-TextBatches batches_of(const text::DataFiles& files, const TrainOptions& options, const Context& context,
-                       const Start& start, std::int64_t batch, bool shuffle, std::int64_t multiple = 1);
+/// The chunks of a text as batches of an evaluation, in order.
+TextBatches evaluation_batches(const text::DataFiles& files, const TrainOptions& options, const Context& context,
+                               const Start& start);
+/// Those of the training, shuffled, for so many ranks.
+TextBatches training_batches(const TrainOptions& options, const Context& context, const Start& start, int ranks);
 
 // A language model as something to train: cross entropy of the next token in f32, AdamW with weight decay on matrices.
 

@@ -26,7 +26,7 @@ constexpr const char* kKeys =
     "clip "
     "precision recipe keep activation_checkpointing save_dtype non_finite strategy strategy/name "
     "strategy/gradient_as_bucket_view strategy/find_unused_parameters strategy/static_graph callbacks run "
-    "half_precision_backend drop_last autocast_ops device seed";
+    "half_precision_backend drop_last last_batch autocast_ops device seed";
 
 /// Keys that fingerprints and values stand for, and the one that may change.
 constexpr const char* kNotCompared[] = {"init", "data", "eval", "recipe", "steps"};

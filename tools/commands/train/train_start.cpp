@@ -54,12 +54,14 @@ class TextBatches::Dataset : public data::Dataset {
 };
 
 TextBatches::TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device,
-                         std::int64_t multiple)
+                         trainer::LastBatch last, std::int64_t multiple)
     : dataset_(std::make_shared<const Dataset>(std::move(chunks))),
-      loader_(std::make_unique<data::DataLoader>(
-          dataset_,
-          data::DataLoaderOptions{
-              .batch_size = batch, .shuffle = shuffle, .multiple = multiple, .seed = seed, .device = device})) {}
+      loader_(std::make_unique<data::DataLoader>(dataset_, data::DataLoaderOptions{.batch_size = batch,
+                                                                                   .shuffle = shuffle,
+                                                                                   .last_batch = last,
+                                                                                   .multiple = multiple,
+                                                                                   .seed = seed,
+                                                                                   .device = device})) {}
 
 const text::Chunks& TextBatches::chunks() const { return dataset_->chunks; }
 
@@ -184,16 +186,33 @@ Start start_of(const TrainOptions& o, const Context& context) {
   return start;
 }
 
-TextBatches batches_of(const text::DataFiles& files, const TrainOptions& o, const Context& context, const Start& start,
-                       std::int64_t batch, bool shuffle, std::int64_t multiple) {
+namespace {
+
+text::Chunks chunks_of(const text::DataFiles& files, const TrainOptions& o, const Start& start) {
   DataOptions data;
   data.data = files;
   data.seq_len = o.seq_len;
-  auto chunks = load_chunks_for(data, start.tokenizer, start.model->shape());
-  if (chunks.count < multiple)
-    throw io::Error(fmt::format("{}: found {} chunks of {} tokens, allowed with --drop-last: {} or more, a whole batch",
-                                text::data_name(files), chunks.count, o.seq_len, multiple));
-  return TextBatches(std::move(chunks), batch, shuffle, context.seed, resolve_device(context), multiple);
+  return load_chunks_for(data, start.tokenizer, start.model->shape());
+}
+
+}  // namespace
+
+TextBatches evaluation_batches(const text::DataFiles& files, const TrainOptions& o, const Context& context,
+                               const Start& start) {
+  return TextBatches(chunks_of(files, o, start), o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false,
+                     context.seed, resolve_device(context));
+}
+
+TextBatches training_batches(const TrainOptions& o, const Context& context, const Start& start, int ranks) {
+  auto chunks = chunks_of(o.data, o, start);
+  const auto last = o.drop_last ? trainer::LastBatch::drop : o.last_batch;
+  const std::int64_t whole = o.batch * ranks;
+  if (last == trainer::LastBatch::drop && chunks.count < whole)
+    throw io::Error(fmt::format("{}: found {} chunks of {} tokens, allowed with --{}: {} or more, a whole batch",
+                                text::data_name(o.data), chunks.count, o.seq_len,
+                                o.drop_last ? "drop-last" : "last-batch drop", whole));
+  return TextBatches(std::move(chunks), o.batch, /*shuffle=*/true, context.seed, resolve_device(context), last,
+                     last == trainer::LastBatch::keep ? 1 : whole);
 }
 
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids) {

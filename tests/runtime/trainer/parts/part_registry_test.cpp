@@ -281,11 +281,5 @@ TEST(Ranks, ALauncherStartedAsManyOrOthers) {
   }
 }
 
-TEST(HpuGraphs, AreRefusedByName) {
-  EXPECT_NO_THROW(require_no_hpu_graphs("use_hpu_graphs", false));
-  EXPECT_REFUSED(require_no_hpu_graphs("use_hpu_graphs_for_training", true),
-                 "use_hpu_graphs_for_training: found true, allowed: false; HPU graphs are not there yet");
-}
-
 }  // namespace
 }  // namespace fp8::trainer

@@ -89,8 +89,34 @@ TEST_F(Train, CountsGraphsAndNamesWhatMakesANewOne) {
   };
   EXPECT_TRUE(later("whole", "--count-graphs --drop-last --steps 3 --warmup 1 --batch 1000").empty());
   const auto places = later("ragged", "--count-graphs --steps 3 --warmup 1 --batch 1000");
+  EXPECT_TRUE(later("filled", "--count-graphs --last-batch fill --steps 3 --warmup 1 --batch 1000").empty());
   ASSERT_EQ(places.size(), 2U);  // the loss is read in between: of forward, and of backward
   EXPECT_EQ(places[0], "module 'model.layers.0.input_layernorm'");
+}
+
+TEST_F(Train, GraphsAndTheirKeysChangeNoByte) {
+  io::write_json((folder / "args.json").string(), {{"use_habana", true},
+                                                   {"use_lazy_mode", true},
+                                                   {"use_hpu_graphs_for_training", true},
+                                                   {"use_hpu_graphs_for_inference", true},
+                                                   {"max_hpu_graphs", 3}});
+  for (const std::string precision : {"32-true", "bf16-mixed", "fp8"}) {
+    const auto run = [&](const std::string& name, const std::string& more) {
+      return json_of(
+          run_fp8(args("train --model $DEMO --data $CALIB --eval $CALIB --eval-every 2 --steps 4 --batch 2 "
+                       "--seq-len 64 --warmup 1 --json --precision " +
+                           precision + " --out {} " + more,
+                       folder / (precision + name))));
+    };
+    const auto eager = run("eager", "");
+    const auto graphed = run("graphed", "--training-args " + (folder / "args.json").string());
+    EXPECT_EQ(read_file(folder / (precision + "eager/model.safetensors")),
+              read_file(folder / (precision + "graphed/model.safetensors")));
+    EXPECT_EQ(eager["eval_loss"], graphed["eval_loss"]);
+    EXPECT_FALSE(eager.contains("hpu_graphs"));
+    EXPECT_EQ(graphed["hpu_graphs"]["reasons"].size(), 0U) << graphed["hpu_graphs"].dump();
+    EXPECT_GT(graphed["hpu_graphs"]["replayed"].get<int>(), 3) << precision;
+  }
 }
 
 TEST_F(Train, GoesOnFromACheckpoint) {

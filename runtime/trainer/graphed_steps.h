@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of a module as graphs: the first step of each kind runs and is captured, later ones are replayed without the
+// module's code (graph/module_cacher.h). A kind is the sizes and dtypes of a batch's tensors, how many samples and
+// tokens it has, and all that decides how operations run. The index of a batch does not count: a step that is replayed
+// does not see it. Steps that log numbers, and those that no capture repeats, run as they are.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/graph/module_cacher.h"
+#include "fp8/runtime/trainer/trainer.h"
+
+namespace fp8::trainer {
+
+class GraphedSteps {
+ public:
+  using Step = at::Tensor (TrainingModule::*)(const Batch&, std::int64_t);
+
+  explicit GraphedSteps(const GraphUse& use) : use_(use), cache_({use.max_graphs}) {}
+
+  /// (module.*step)(batch, index): captured, replayed, or as it is. metrics: what module.log() writes to.
+  at::Tensor run(TrainingModule& module, Step step, const Batch& batch, std::int64_t index, bool training,
+                 const Metrics& metrics);
+
+  const runtime::GraphCounts& counts() const { return cache_.counts(); }
+  std::vector<std::string> refusals() const { return cache_.refusals(); }
+
+ private:
+  GraphUse use_;
+  runtime::GraphCache cache_;
+};
+
+}  // namespace fp8::trainer
