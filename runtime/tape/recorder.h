@@ -20,6 +20,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -114,6 +115,25 @@ class Recorder final : LeafListener {
   std::unordered_set<c10::TensorImpl*> outside_known_;
   std::unique_ptr<Listening> listening_;
 };
+
+/// f(inputs), a tensor: one node where this thread's work is recorded. For functions that reach kernels without the
+/// dispatcher; f runs again in each replay, so it holds what it needs by value.
+template <class F>
+at::Tensor run_node(const char* name, std::initializer_list<at::Tensor> inputs, const F& f) {
+  Recorder* recorder = Recorder::current();
+  if (recorder == nullptr) [[likely]]
+    return f(at::TensorList(inputs));
+  torch::jit::Stack stack(inputs.begin(), inputs.end());
+  recorder->call(
+      name,
+      [f](torch::jit::Stack& s) {
+        std::vector<at::Tensor> given;
+        for (const c10::IValue& value : s) given.push_back(value.toTensor());
+        s.assign(1, f(at::TensorList(given)));
+      },
+      stack);
+  return std::move(stack.front()).toTensor();
+}
 
 /// While it lives, this thread's work is not recorded.
 class NotRecorded {

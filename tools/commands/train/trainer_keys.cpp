@@ -278,14 +278,6 @@ void not_true(const Reader& r, const std::string& name) {
   if (*r.find(name) != false && *r.find(name) != 0) r.fail(name, "false: there is no such thing here");
 }
 
-void no_graphs(const Reader& r, const std::string& name) {
-  try {
-    trainer::require_no_hpu_graphs(r.place(name), r.flag(name));
-  } catch (const std::invalid_argument& error) {
-    throw io::Error(error.what());
-  }
-}
-
 constexpr Key kKeys[] = {{"accelerator", accelerator},
                          {"strategy", strategy},
                          {"devices", devices},
@@ -322,8 +314,8 @@ constexpr Key kKeys[] = {{"accelerator", accelerator},
                          {"use_distributed_sampler", boolean<&TrainerKeys::use_distributed_sampler>},
                          {"detect_anomaly", boolean<&TrainerKeys::detect_anomaly>},
                          {"barebones", not_true},
-                         {"use_hpu_graphs_for_training", no_graphs},
-                         {"use_hpu_graphs_for_inference", no_graphs},
+                         {"use_hpu_graphs_for_training", option},
+                         {"use_hpu_graphs_for_inference", option},
                          {"sync_batchnorm", not_true},
                          {"reload_dataloaders_every_n_epochs", not_true},
                          {"model_registry", nothing},

@@ -62,13 +62,13 @@ TEST(TextBatches, InOrderWithARaggedLast) {
 }
 
 TEST(TextBatches, AMultipleLeavesOutTheRest) {
-  TextBatches batches(chunks(7), 2, /*shuffle=*/false, 0, at::kCPU, /*multiple=*/4);
+  TextBatches batches(chunks(7), 2, /*shuffle=*/false, 0, at::kCPU, trainer::LastBatch::drop, /*multiple=*/4);
   EXPECT_EQ(batches.batches(), 2);
   batches.seek(0, 0);
   EXPECT_THAT(first_ids(batches), ::testing::ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(batches.deal(1, 0, 1, 2)->samples, 2);  // two ranks, one whole group
   EXPECT_EQ(batches.deal(1, 2, 0, 2)->samples, 0);
-  TextBatches drawn(chunks(7), 4, /*shuffle=*/true, 3, at::kCPU, /*multiple=*/4);
+  TextBatches drawn(chunks(7), 4, /*shuffle=*/true, 3, at::kCPU, trainer::LastBatch::drop, /*multiple=*/4);
   std::vector<bool> met(7);
   for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
     drawn.seek(epoch, 0);
