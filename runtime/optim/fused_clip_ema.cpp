@@ -11,6 +11,7 @@
 
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/optim/optim.h"
+#include "fp8/runtime/tape/recorder.h"
 
 namespace fp8::runtime::optim {
 
@@ -27,10 +28,11 @@ at::Tensor FusedClipNorm::clip_norm(const std::vector<at::Tensor>& parameters) c
   for (const at::Tensor& p : parameters) {
     if (p.grad().defined() && seen.insert(p.grad().unsafeGetTensorImpl()).second) grads.push_back(p.grad().detach());
   }
-  const double norm = ops::norm_of(ops::norms("FusedClipNorm", grads));
-  ops::scale_all("FusedClipNorm", grads, ops::clip_coefficient(norm, max_norm_));
-  return at::full(
-      {}, norm, at::TensorOptions().dtype(at::kFloat).device(grads.empty() ? at::Device(at::kCPU) : grads[0].device()));
+  return run_node("FusedClipNorm", grads, [max_norm = max_norm_](at::TensorList given) {
+    const double norm = ops::norm_of(ops::norms("FusedClipNorm", given));
+    ops::scale_all("FusedClipNorm", given, ops::clip_coefficient(norm, max_norm));
+    return at::full({}, norm, at::TensorOptions(at::kFloat).device(given.empty() ? at::kCPU : given[0].device()));
+  });
 }
 
 namespace {

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/tape/recorder.h"
 
 namespace fp8::runtime::optim {
 namespace {
@@ -139,30 +140,50 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard disabled;
-  std::vector<Participant> participants;
-  std::vector<std::pair<QuantizedParameter*, at::Tensor>> held;
+  std::vector<Chosen> chosen;
+  std::vector<at::Tensor> grads;
   std::uint64_t number = 0;
   for (std::size_t g = 0; g < param_groups_.size(); ++g) {
-    const auto& group = param_groups_[g];
-    options_of(group).check(name_);
-    for (std::size_t i = 0; i < group.params().size(); ++i, ++number) {
-      const at::Tensor &p = group.params()[i], &grad = p.grad();
-      if (!grad.defined()) continue;
-      TORCH_CHECK(grad.layout() == at::kStrided, name_, ": the gradient of parameter ", i, " of group ", g, " is ",
-                  grad.layout(), ", allowed are dense ones");
-      auto* quantized = quantized_parameter(p);
-      const at::Tensor weight = quantized != nullptr ? quantized->values() : p.detach();
-      for (const at::Tensor* t : {&weight, &grad}) {
-        const auto type = t->scalar_type();
-        TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name_, ": ",
-                    t == &grad ? "the gradient of parameter " : "parameter ", i, " of group ", g, " is ", type,
-                    ", allowed are Float, BFloat16 and Half");
-      }
-      auto& state = state_[p.unsafeGetTensorImpl()];
-      if (state == nullptr) state = std::make_unique<FusedState>();
-      if (quantized != nullptr) held.emplace_back(quantized, weight);
-      participants.push_back({weight, grad, static_cast<FusedState*>(state.get()), &options_of(group), number});
+    const auto& parameters = param_groups_[g].params();
+    for (std::size_t i = 0; i < parameters.size(); ++i, ++number) {
+      if (!parameters[i].grad().defined()) continue;
+      chosen.push_back({g, i, number});
+      grads.push_back(parameters[i].grad());
     }
+  }
+  run_node(name_, grads, [this, chosen, alive = std::weak_ptr(alive_)](at::TensorList given) {
+    TORCH_CHECK(!alive.expired(), "[graph] the optimizer whose step was captured is gone");
+    take_step(chosen, given);
+    return at::Tensor();
+  });
+  return loss;
+}
+
+void FusedOptimizer::take_step(const std::vector<Chosen>& chosen, at::TensorList grads) {
+  const at::NoGradGuard disabled;
+  std::vector<Participant> participants;
+  std::vector<std::pair<QuantizedParameter*, at::Tensor>> held;
+  for (const auto& group : param_groups_) options_of(group).check(name_);
+  for (std::size_t n = 0; n < chosen.size(); ++n) {
+    const auto& [g, i, number] = chosen[n];
+    TORCH_CHECK(g < param_groups_.size() && i < param_groups_[g].params().size(), name_, ": parameter ", i,
+                " of group ", g, " is no longer there");
+    const at::Tensor &p = param_groups_[g].params()[i], &grad = grads[n];
+    TORCH_CHECK(grad.layout() == at::kStrided, name_, ": the gradient of parameter ", i, " of group ", g, " is ",
+                grad.layout(), ", allowed are dense ones");
+    auto* quantized = quantized_parameter(p);
+    const at::Tensor weight = quantized != nullptr ? quantized->values() : p.detach();
+    for (const at::Tensor* t : {&weight, &grad}) {
+      const auto type = t->scalar_type();
+      TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name_, ": ",
+                  t == &grad ? "the gradient of parameter " : "parameter ", i, " of group ", g, " is ", type,
+                  ", allowed are Float, BFloat16 and Half");
+    }
+    auto& state = state_[p.unsafeGetTensorImpl()];
+    if (state == nullptr) state = std::make_unique<FusedState>();
+    if (quantized != nullptr) held.emplace_back(quantized, weight);
+    participants.push_back(
+        {weight, grad, static_cast<FusedState*>(state.get()), &options_of(param_groups_[g]), number});
   }
   for (const Participant& participant : participants) ++participant.state->step;
   try {
@@ -172,7 +193,6 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
     throw;
   }
   for (auto& [parameter, values] : held) parameter->assign(values);
-  return loss;
 }
 
 void FusedOptimizer::save(OutputArchive& archive) const {

@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <map>
+#include <memory>
 #include <ranges>
 #include <string>
 #include <tuple>
@@ -166,10 +167,18 @@ class FusedOptimizer : public torch::optim::Optimizer {
   virtual void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const = 0;
 
  private:
+  /// The parameters that have a gradient, [i] of group [g].
+  struct Chosen {
+    std::size_t group, index;
+    std::uint64_t number;
+  };
+  /// A step of those, with these gradients: what a graph does again, with the rates and steps of that moment.
+  void take_step(const std::vector<Chosen>& chosen, at::TensorList grads);
   void assign_state(std::unique_ptr<FusedState> state, const at::Tensor& parameter, const std::string& key,
                     ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& into) const;
 
   const char* name_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for graphs, which may outlive it
 };
 
 /// An optimizer whose groups all have `Options`, which names it (kOptimizer). Each specializes update().

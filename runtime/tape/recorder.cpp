@@ -299,6 +299,8 @@ void Recorder::call(const char* name, const std::function<void(torch::jit::Stack
     run(stack);
   }
   add_operands(node, arguments);
+  for (const auto window : node.operands)  // it may write them
+    if (window >= 0) varies_[static_cast<std::size_t>(tape_.slot_of(window))] = true;
   add_results(node, stack, /*varies=*/true);
   for (std::size_t i = 0; i < node.arguments.size(); ++i) {
     if (!node.arguments[i].isCapsule()) continue;

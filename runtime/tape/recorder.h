@@ -20,7 +20,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -116,13 +115,13 @@ class Recorder final : LeafListener {
   std::unique_ptr<Listening> listening_;
 };
 
-/// f(inputs), a tensor: one node where this thread's work is recorded. For functions that reach kernels without the
-/// dispatcher; f runs again in each replay, so it holds what it needs by value.
+/// f(inputs), a tensor or an undefined one: one node where this thread's work is recorded. For functions that reach
+/// kernels without the dispatcher; f runs again in each replay, so it holds what it needs by value.
 template <class F>
-at::Tensor run_node(const char* name, std::initializer_list<at::Tensor> inputs, const F& f) {
+at::Tensor run_node(const char* name, at::TensorList inputs, const F& f) {
   Recorder* recorder = Recorder::current();
   if (recorder == nullptr) [[likely]]
-    return f(at::TensorList(inputs));
+    return f(inputs);
   torch::jit::Stack stack(inputs.begin(), inputs.end());
   recorder->call(
       name,

@@ -2,6 +2,8 @@
 // The base class of the fused optimizers, tested with FusedAdamW.
 #include "fp8/runtime/optim/fused_optimizer.h"
 
+#include "fp8/runtime/graph/hpu_graph.h"
+#include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/optim/optimizers.h"
 #include "runtime/optim/optim_test.h"
 
@@ -29,6 +31,54 @@ std::vector<Make> all_optimizers() {
         return std::make_unique<Muon>(std::vector<at::Tensor>{p[1]}, std::vector<at::Tensor>{p[0], p[2], p[3]});
       },
   };
+}
+
+TEST(FusedOptimizer, AGraphTakesStepsWithTheRatesOfTheMoment) {
+  for (const Make& make : all_optimizers()) {
+    const auto run = [&](bool graphed) {
+      const auto p = parameters(test::kHpu);
+      const auto optimizer = make(p);
+      at::Tensor x = at::ones({}, test::kHpu), norm;
+      const auto step = [&] {
+        at::Tensor loss = at::zeros({}, test::kHpu);
+        for (const at::Tensor& each : p) each.mutable_grad().reset(), loss = loss + each.square().sum() * x;
+        loss.backward();
+        norm = FusedClipNorm(p, 0.5).clip_norm(p);
+        optimizer->step();
+      };
+      HPUGraph graph;
+      if (graphed) {
+        const GraphCapture capture(graph);
+        step();
+      } else {
+        step();
+      }
+      x.fill_(2);
+      for (const double rate : {1e-3, 5e-3, 1e-2}) {
+        for (auto& group : optimizer->param_groups()) group.options().set_lr(rate);
+        graphed ? graph.replay() : step();
+      }
+      auto state = optimizer->tensors();
+      for (std::size_t i = 0; i < p.size(); ++i) state["p" + std::to_string(i)] = p[i].detach().cpu();
+      state["norm"] = norm.cpu();
+      return state;
+    };
+    const auto eager = run(false), replayed = run(true);
+    ASSERT_EQ(eager.size(), replayed.size());
+    for (const auto& [name, tensor] : eager) EXPECT_TRUE(tensor.equal(replayed.at(name))) << name;
+  }
+}
+
+TEST(FusedOptimizer, AGraphOutlivesItByAnError) {
+  const auto p = parameters(test::kHpu);
+  HPUGraph graph;
+  {
+    FusedSGD optimizer(p, FusedSGDOptions(0.1));
+    set_grads(p, 0);
+    const GraphCapture capture(graph);
+    optimizer.step();
+  }
+  EXPECT_REFUSED(graph.replay(), "the optimizer whose step was captured is gone");
 }
 
 TEST(FusedOptimizer, AResumedRunEqualsAnUninterruptedOneToTheBit) {

@@ -15,6 +15,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <numbers>
@@ -145,7 +146,7 @@ bool fits(const at::Tensor& x, const RotaryAngles& angles) {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form, const NextCast& next) {
   if (in_one_pass({&x, &weight}) && x.dim() > 0 && weight.is_contiguous() && weight.numel() == x.size(-1))
-    return run_node("fp8::rms_norm", {x, weight},
+    return run_node("fp8::rms_norm", std::array{x, weight},
                     [=](at::TensorList t) { return rms_norm_in_one_pass(t[0], t[1], eps, form, next); });
   return rms_norm_by_operations(x, weight, eps, form);
 }
@@ -164,14 +165,14 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
     return !t.defined() || (t.dim() == 1 && t.is_contiguous() && t.numel() == x.size(-1));
   };
   if (in_one_pass({&x, &weight, &bias}) && x.dim() > 0 && fits_row(weight) && fits_row(bias))
-    return run_node("fp8::layer_norm", {x, weight, bias},
+    return run_node("fp8::layer_norm", std::array{x, weight, bias},
                     [=](at::TensorList t) { return layer_norm_in_one_pass(t[0], t[1], t[2], eps, next); });
   return at::layer_norm(x, x.sizes().slice(static_cast<std::size_t>(x.dim() - 1)), weight, bias, eps);
 }
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up, const NextCast& next) {
   if (gate.sizes() == up.sizes() && in_one_pass({&gate, &up}) && has_even_rows(gate) && has_even_rows(up))
-    return run_node("fp8::silu_mul", {gate, up},
+    return run_node("fp8::silu_mul", std::array{gate, up},
                     [=](at::TensorList t) { return silu_mul_in_one_pass(t[0], t[1], next); });
   return at::silu(gate) * up;
 }
@@ -179,7 +180,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up, const NextCast
 at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
   if (x.dim() == 4 && x.size(-1) % 2 == 0 && x.stride(-1) == 1 && in_one_pass({&x, &angles.cos, &angles.sin}) &&
       fits(x, angles))
-    return run_node("fp8::rotary", {x, angles.cos, angles.sin},
+    return run_node("fp8::rotary", std::array{x, angles.cos, angles.sin},
                     [](at::TensorList t) { return rotate_in_one_pass(t[0], {t[1], t[2]}); });
   const auto half = x.size(-1) / 2;
   const auto rotated = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
