@@ -13,6 +13,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
+
 namespace fp8::runtime {
 
 std::vector<at::Tensor> OpModule::handled(const std::vector<at::Tensor>& inputs, const OriginalOps& op) const {
@@ -21,28 +24,45 @@ std::vector<at::Tensor> OpModule::handled(const std::vector<at::Tensor>& inputs,
   });
 }
 
+bool OpModule::compute_requires_grad(at::TensorList inputs) {
+  return at::GradMode::is_enabled() &&
+         std::ranges::any_of(inputs, [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
 at::Tensor MatmulImpl::forward(const at::Tensor& a, const at::Tensor& b) {
-  return by_handler(
-      handler(), [&] { return at::matmul(a, b); },
-      [&](ModuleHandler& handler, const OriginalOp& original) { return handler.matmul({a, b, original}); });
+  return as_node("fp8::matmul", std::array{a, b}, [](ModuleHandler* by, at::TensorList t) {
+    return by_handler(
+        by, [&] { return at::matmul(t[0], t[1]); },
+        [&](ModuleHandler& handler, const OriginalOp& original) { return handler.matmul({t[0], t[1], original}); });
+  });
 }
 
 at::Tensor SoftmaxImpl::forward(const at::Tensor& x, std::int64_t dim) {
-  return by_handler(
-      handler(), [&] { return at::softmax(x, dim); },
-      [&](ModuleHandler& handler, const OriginalOp& original) { return handler.softmax({x, dim, original}); });
+  return as_node("fp8::softmax", std::array{x}, [dim](ModuleHandler* by, at::TensorList t) {
+    return by_handler(
+        by, [&] { return at::softmax(t[0], dim); },
+        [&](ModuleHandler& handler, const OriginalOp& original) { return handler.softmax({t[0], dim, original}); });
+  });
 }
 
 at::Tensor ModuleFusedSDPAImpl::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                        const AttentionOptions& o) {
-  const auto attention = [&] {
-    TORCH_CHECK(!o.valid_seq_len.has_value(),
-                "[ModuleFusedSDPA] expected a mask instead of valid_seq_len where nothing handles the module");
-    return at::scaled_dot_product_attention(q, k, v, o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa);
-  };
-  return by_handler(handler(), attention, [&](ModuleHandler& handler, const OriginalOp& original) {
-    return handler.attention({q, k, v, o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa, o.softmax_mode,
-                              o.valid_seq_len, o.seq_padding_type, original});
+                                        const AttentionOptions& options) {
+  const std::array inputs = {q, k, v, options.mask.value_or(at::Tensor()),
+                             options.valid_seq_len.value_or(at::Tensor())};
+  return as_node("fp8::attention", inputs, [options](ModuleHandler* by, at::TensorList t) {
+    AttentionOptions o = options;
+    if (o.mask.has_value()) o.mask = t[3];
+    if (o.valid_seq_len.has_value()) o.valid_seq_len = t[4];
+    const auto attention = [&] {
+      TORCH_CHECK(!o.valid_seq_len.has_value(),
+                  "[ModuleFusedSDPA] expected a mask instead of valid_seq_len where nothing handles the module");
+      return at::scaled_dot_product_attention(t[0], t[1], t[2], o.mask, o.dropout_p, o.is_causal, o.scale,
+                                              o.enable_gqa);
+    };
+    return by_handler(by, attention, [&](ModuleHandler& handler, const OriginalOp& original) {
+      return handler.attention({t[0], t[1], t[2], o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa,
+                                o.softmax_mode, o.valid_seq_len, o.seq_padding_type, original});
+    });
   });
 }
 
@@ -67,7 +87,9 @@ at::Tensor KVCacheImpl::update(const at::Tensor& current, std::int64_t dim, std:
 }
 
 at::Tensor KVCacheImpl::forward(const at::Tensor& current) {
-  return handler() != nullptr ? handler()->fetch(handler()->store(current), current.scalar_type()) : current;
+  return as_node("fp8::kv_cache", std::array{current}, [](ModuleHandler* by, at::TensorList t) {
+    return by != nullptr ? by->fetch(by->store(t[0]), t[0].scalar_type()) : t[0];
+  });
 }
 
 at::ScalarType VLLMKVCacheImpl::cache_dtype(at::ScalarType dtype) const {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fp8/runtime/intercept/module_handler.h"
+#include "fp8/runtime/tape/recorder.h"
 
 namespace fp8::runtime {
 
@@ -33,10 +34,19 @@ class OpModule : public torch::nn::Module {
   ModuleHandler* handler() const { return slot_->handler.get(); }
 
  protected:
+  /// f(handler, inputs); one node of a graph where there is a handler and no gradient is wanted, for no dispatcher calls
+  /// its kernels. f holds all else by value.
+  template <class F>
+  at::Tensor as_node(const char* name, at::TensorList inputs, const F& f) const {
+    if (slot_->handler == nullptr || compute_requires_grad(inputs)) return f(slot_->handler.get(), inputs);
+    return run_node(name, inputs, [slot = slot_, f](at::TensorList given) { return f(slot->handler.get(), given); });
+  }
   /// The result of op() of `inputs`, or the handler's.
   std::vector<at::Tensor> handled(const std::vector<at::Tensor>& inputs, const OriginalOps& op) const;
 
  private:
+  static bool compute_requires_grad(at::TensorList inputs);
+
   std::shared_ptr<ModuleSlot> slot_;
 };
 
