@@ -15,7 +15,7 @@ import torch  # noqa: E402
 from conftest import BUILD, ROOT  # noqa: E402
 from test_optimum import FUSED, arguments, llama, rows, trainer  # noqa: E402
 
-from fp8 import _autoload  # noqa: E402
+from fp8 import _trainers  # noqa: E402
 from fp8.optimum import GaudiConfig, GaudiSeq2SeqTrainingArguments, GaudiTrainer, GaudiTrainingArguments, _arguments  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("optimum")]
@@ -171,10 +171,10 @@ def test_the_cpu_beside_hpu_is_said_once(tmp_path):
             warnings.simplefilter("always")
             device = kind(str(tmp_path), **given).device.type
         return device, sum("takes the CPU, and hpu is there" in str(warning.message) for warning in found)
-    _autoload._tell_of_the_cpu.cache_clear()
+    _trainers.tell_of_the_cpu.cache_clear()
     assert said(use_cpu=True) == ("cpu", 0) and said(GaudiTrainingArguments, use_habana=True) == ("hpu", 0)
     assert said() == ("cpu", 1) and said() == ("cpu", 0)
     accelerate.state.AcceleratorState._reset_state(True)
-    _autoload._tell_of_the_cpu.cache_clear()
+    _trainers.tell_of_the_cpu.cache_clear()
     with pytest.warns(UserWarning, match="takes the CPU, and hpu is there: fp8.optimum.GaudiTrainer trains on hpu"):
         assert accelerate.Accelerator().device.type == "cpu"

@@ -4,18 +4,17 @@
 The library has to be there before the first backward, and an error here would be torch's: it is kept for
 `torch.hpu.why_unavailable()` and for the first use."""
 
-import functools
 import importlib
 import importlib.machinery
 import os
+import pkgutil
 import sys
 import typing
-import warnings
 
 import fp8
 from fp8 import _library
 
-_TRAINER = "trainer.connectors.accelerator_connector"
+_TRAINER, _CONNECTOR = "trainer.connectors.accelerator_connector", "fp8.lightning._connector"
 
 
 def autoload() -> None:
@@ -64,7 +63,7 @@ class _Finder:
 def _know(name: str, module: typing.Any) -> None:
     """Another version of the package than this one knows stays as it is."""
     try:
-        _LATER[name](module)
+        pkgutil.resolve_name(_LATER[name])(module)
     except Exception as error:  # noqa: BLE001
         print(f"fp8: warning: {name} goes without hpu: {_library.sentence(error)}", file=sys.stderr)
 
@@ -79,48 +78,17 @@ def _add_quantizer(auto: typing.Any) -> None:
         auto.AUTO_QUANTIZER_MAPPING["compressed-tensors"] = quantizer
 
 
-def _teach_trainer(connector: typing.Any) -> None: importlib.import_module("fp8.lightning._connector").teach_trainer(connector)
-def _teach_fabric(connector: typing.Any) -> None: importlib.import_module("fp8.lightning._connector").teach_fabric(connector)
-
-
-@functools.cache  # once
-def _tell_of_the_cpu() -> None:
-    warnings.warn("accelerate: takes the CPU, and hpu is there: fp8.optimum.GaudiTrainer trains on hpu, and with fp8-habana-shim (pip install "
-                  "tools/python/habana_shim) all of accelerate does. cpu=True (use_cpu=True of TrainingArguments) takes the CPU without this "
-                  "warning", stacklevel=3)
-
-
-def _watch_accelerate(state: typing.Any) -> None:
-    """accelerate, and transformers' Trainer with it, look for Habana's package by name. Where they choose the CPU beside hpu, they say so."""
-    import torch
-    chosen = state.PartialState.default_device.fget
-
-    def default_device(self: typing.Any) -> typing.Any:
-        device = chosen(self)
-        if device.type == "cpu" and torch.hpu.is_available():
-            _tell_of_the_cpu()
-        return device
-    state.PartialState.default_device = property(default_device)
-
-
-# Module: what is done when it is there.
-_LATER: dict[str, typing.Callable[[typing.Any], None]] = {
-    "transformers.quantizers.auto": _add_quantizer, "accelerate.state": _watch_accelerate,
-    f"lightning.pytorch.{_TRAINER}": _teach_trainer, f"pytorch_lightning.{_TRAINER}": _teach_trainer,
-    "lightning.fabric.connector": _teach_fabric, "lightning_fabric.connector": _teach_fabric}
+# Module: what is called with it when it is there, by pkgutil.resolve_name().
+_LATER = {
+    "transformers.quantizers.auto": "fp8._autoload:_add_quantizer", "accelerate.state": "fp8._trainers:watch_accelerate",
+    f"lightning.pytorch.{_TRAINER}": f"{_CONNECTOR}:teach_trainer", f"pytorch_lightning.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
+    "lightning.fabric.connector": f"{_CONNECTOR}:teach_fabric", "lightning_fabric.connector": f"{_CONNECTOR}:teach_fabric"}
 
 
 def backend(module: typing.Any, inputs: list[typing.Any], **kwargs: typing.Any) -> typing.Callable[..., typing.Any]:
     """What torch.compile(model, backend="fp8") calls: AOTAutograd's eager graphs, of the runtime's operators."""
     from torch._dynamo.backends.debugging import aot_eager
     return typing.cast(typing.Callable[..., typing.Any], aot_eager(module, inputs, **kwargs))
-
-
-def register_backend(name: str) -> None:
-    """That backend by another name, for torch.compile."""
-    import torch._dynamo
-    if name not in torch._dynamo.list_backends(()):
-        torch._dynamo.register_backend(backend, name)
 
 
 def refuse_inductor() -> None:

@@ -123,8 +123,8 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
         with _hpu_is_there() if self.use_habana else contextlib.nullcontext():
             super().__post_init__()
         if self.torch_compile_backend == "hpu_backend":
-            from fp8 import _autoload
-            _autoload.register_backend("hpu_backend")
+            from fp8 import _trainers
+            _trainers.register_backend("hpu_backend")
         self.use_hpu_graphs_for_inference = self.use_hpu_graphs_for_inference or self.use_hpu_graphs  # its older name
         names = [name for name, _, nothing in [("use_lazy_mode", Bool, False), *_ACCEPTED] if getattr(self, name) != nothing]
         if names:

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What accelerate and Optimum's arguments ask of the device, for who trains with them."""
+
+import functools
+import typing
+import warnings
+
+import torch
+
+from fp8 import _autoload
+
+
+@functools.cache  # once
+def tell_of_the_cpu() -> None:
+    warnings.warn("accelerate: takes the CPU, and hpu is there: fp8.optimum.GaudiTrainer trains on hpu, and with fp8-habana-shim (pip install "
+                  "tools/python/habana_shim) all of accelerate does. cpu=True (use_cpu=True of TrainingArguments) takes the CPU without this "
+                  "warning", stacklevel=3)
+
+
+def watch_accelerate(state: typing.Any) -> None:
+    """accelerate, and transformers' Trainer with it, look for Habana's package by name. Where they choose the CPU beside hpu, they say so."""
+    chosen = state.PartialState.default_device.fget
+
+    def default_device(self: typing.Any) -> typing.Any:
+        device = chosen(self)
+        if device.type == "cpu" and torch.hpu.is_available():
+            tell_of_the_cpu()
+        return device
+    state.PartialState.default_device = property(default_device)
+
+
+def register_backend(name: str) -> None:
+    """The backend "fp8" by another name, for torch.compile."""
+    import torch._dynamo
+    if name not in torch._dynamo.list_backends(()):
+        torch._dynamo.register_backend(_autoload.backend, name)
