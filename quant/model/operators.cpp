@@ -12,6 +12,7 @@
 #include "fp8/quant/model/rows.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/quant/model/stored.h"
+#include "fp8/quant/names/model_weights.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/tag_operators.h"
@@ -386,6 +387,10 @@ std::vector<std::string> type_names() {
   return names;
 }
 
+std::string weights_of_described(const std::string& modules, const std::string& allowlist) {
+  return weights_of_model(io::parse_json(modules, "modules"), io::parse_json(allowlist, "allowlist")).dump();
+}
+
 std::vector<std::string> config_problems(const std::string& config, const std::string& name) {
   return configs::quant_config_problems(io::parse_json(config, name), name, measure::parse_options());
 }
@@ -415,6 +420,7 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
             kEffect),
         &config_of_tensors);
   m.def("module_types() -> str[]", &type_names);
+  m.def("weights_of_model(str modules, str allowlist=\"null\") -> str", &weights_of_described);
   m.def("forms() -> str[]", [] { return form_names(std::not_fn(&CheckpointForm::needs_mxfp4)); });
   m.def("config_problems(str config, str name) -> str[]", &config_problems);
   m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? "

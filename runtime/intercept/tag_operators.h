@@ -62,6 +62,8 @@
 //                         str source="", Node[]? nodes=None, str[]? node_names=None) -> (str, str)
 //                                                            save()'s part of config.json, and its fp8.json
 //     module_types() -> str[]                                the classes' names that are known
+//     weights_of_model(str modules, str allowlist="null") -> str
+//                                                            those of a model that is described, and what is left
 //     forms() -> str[]                                       what save() takes
 //     config_problems(str config, str name) -> str[]         of a QUANT_CONFIG, one sentence each
 //     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None,

@@ -3,7 +3,7 @@
 
 import difflib
 import functools
-import re
+import json
 import typing
 
 import torch
@@ -15,7 +15,10 @@ _register_device()
 # Their subclasses are of the same type, unless their own name is a type (FalconLinear, LoRACompatibleLinear).
 _BASES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Embedding, torch.nn.EmbeddingBag)
 TRAINING = "_fp8_training"  # the mark on modules that fp8.te made
-_RECURRENT = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell)
+_SORTS: dict[str, tuple[type, ...]] = {
+    "recurrent": (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell),
+    "list": (torch.nn.ModuleList, torch.nn.ModuleDict), "convolution": (torch.nn.modules.conv._ConvNd,),
+    "parametrization": (torch.nn.utils.parametrize.ParametrizationList,)}
 
 
 class Registration(typing.NamedTuple):
@@ -95,135 +98,32 @@ def _registration(module: torch.nn.Module) -> typing.Optional[Registration]:
     return Registration("Linear", transposed=True) if conv1d else None
 
 
-def _own(module: torch.nn.Module, dim: int) -> list[torch.Tensor]:
-    """Its matrices: parameters without biases, scales and tokens."""
-    return [t for name, t in module.named_parameters(recurse=False)
-            if t.dim() == dim and t.is_floating_point() and "bias" not in name and min(t.shape[-2:]) > 1]
-
-
-def _experts(module: torch.nn.Module) -> tuple[set[int], set[int]]:
-    """How many experts a module may hold, and how wide their inputs may be: stacked as [experts, ., .] or [experts * ., .], or one
-    by one in a list that has a forward, or of MoeMatmul. Whether they are any, a router beside them says."""
-    if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-        kinds = {found.kind for child in module.children() for found in (_registration(child),) if found is not None}
-        if type(module).forward is not torch.nn.Module.forward or kinds == {"MoeMatmul"}:
-            return {len(module)}, {side for child in module.modules() for t in _own(child, 2) for side in t.shape}
-    if isinstance(module, torch.nn.modules.conv._ConvNd) or _registration(module) is not None:
-        return set(), set()
-    numbers = {n for n in vars(module).values() if type(n) is int and n > 1}
-    stacks, rows = _own(module, 3), _own(module, 2)
-    rows = rows if len(rows) > 1 else []
-    counts = {t.size(0) for t in stacks} | {n for t in rows for n in numbers if t.size(0) % n == 0 and t.size(0) // n in numbers}
-    return counts, {side for t in stacks + rows for side in t.shape[-2:]}
-
-
-def _routes(module: torch.nn.Module, counts: set[int], widths: set[int]) -> bool:
-    """A router reads what experts read, and has a row for each in the end; some have more, for experts that compute nothing."""
-    if type(module).forward is torch.nn.Module.forward:  # a list of layers
-        return False
-    matrices = [t for child in module.modules() for t in _own(child, 2)]
-    return bool(matrices) and matrices[0].size(1) in widths and any(1 < n <= matrices[-1].size(0) <= 2 * n for n in counts)
-
-
-def _mixtures(model: torch.nn.Module) -> tuple[set[int], set[int]]:
-    """The modules, by id, that hold stacked experts, and the routers beside them, whatever their classes are called."""
-    parents = {id(child): parent for parent in model.modules() for child in parent.children()}
-    experts, routers = {id(m): found for m in model.modules() for found in (_experts(m),) if found[0]}, set[int]()
-    known = set[int]()
-    for key, (counts, widths) in experts.items():
-        near = parents.get(key)
-        for block in (near, parents.get(id(near))):
-            beside = [c for c in block.children() if not any(id(m) in experts for m in c.modules())] if block is not None else []
-            chosen = {id(c) for c in beside if _routes(c, counts, widths)}
-            if block is not None and chosen:
-                routers |= chosen
-                known |= {id(m) for m in block.modules() if id(m) in experts}
-                break
-    return known, routers
-
-
-def _experts_transposed(module: torch.nn.Module) -> bool:
-    """Whether stacked experts are [experts, inputs, outputs]: the class says it, or gate and up beside down do."""
+def _described(name: str, module: torch.nn.Module, places: dict[int, int]) -> dict[str, typing.Any]:
+    """What the library tells weights, experts and routers by: quant/names/model_weights.h. places: of modules, by id."""
+    kind, weight, transposed = _registration(module) or Registration("", "")
+    own = "parameter" if weight in module._parameters else "tensor"
     said = getattr(module, "is_transposed", None)
-    if isinstance(said, bool):
-        return said
-    both, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
-    return both is not None and down is not None and both.dim() == down.dim() == 3 and both.size(2) == 2 * down.size(1)
+    return {
+        "name": name, "class": type(module).__name__, "children": [places[id(child)] for child in module.children()],
+        "kind": kind, "weight": weight, "transposed": transposed, "holds": own if isinstance(getattr(module, weight, None), torch.Tensor) else "",
+        "registered": any(cls in _registered for cls in type(module).__mro__), "computes": type(module).forward is not torch.nn.Module.forward,
+        "is": [sort for sort, classes in _SORTS.items() if isinstance(module, classes)], "adapter": module._modules.get("base_layer") is not None,
+        "numbers": [n for n in vars(module).values() if type(n) is int and 1 < n < 2**31], "is_transposed": said if isinstance(said, bool) else None,
+        "parameters": [[key, [] if torch.nn.parameter.is_lazy(t) else list(t.shape), t.is_floating_point(), id(t)]
+                       for key, t in module.named_parameters(recurse=False)]}
 
 
-def _others(name: str, module: torch.nn.Module, stacked: bool, found: list[Weight], left: list[Left]) -> None:
-    """Of a module that is no product by its class: its stacked experts, and matrices that nothing is known of."""
-    for parameter, tensor in module.named_parameters(recurse=False):
-        key = _key(name, parameter)
-        if "bias" in parameter or not tensor.is_floating_point():
-            continue
-        if tensor.dim() == 3 and stacked:
-            found.append(Weight(_plain(key), key, "MoeMatmul", module, parameter, _experts_transposed(module)))
-        elif tensor.dim() == 2 or (tensor.dim() == 3 and min(tensor.shape) > 1):
-            left.append(Left(_plain(key), f"class {type(module).__name__} is not known; fp8.quant.register() makes it so", tensor))
-
-
-def _key(module: str, parameter: str) -> str:
-    return f"{module}.{parameter}" if module else parameter
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")  # of torch.compile
-
-
-def _apart(name: str, module: torch.nn.Module, router: bool, places: list[tuple[str, str]]) -> str:
-    """Why all below a module stays in high precision; "": it does not. places: names of such modules, each with the only
-    child that is no such part, and the reason."""
-    for prefix, reason in reversed(places):
-        if name.startswith(prefix) and not f"{name}.".startswith(f"{prefix}base_layer."):
-            return reason
-    prefix = _key(name, "")
-    if module._modules.get("base_layer") is not None:
-        places.append((prefix, "an adapter stays in high precision"))
-    if not router or any(cls in _registered for cls in type(module).__mro__):
-        return ""
-    places.append((prefix, f"a router chooses experts in high precision; fp8.quant.register({type(module).__name__}) makes it a Linear"))
-    return places[-1][1]
-
-
-def weights(model: torch.nn.Module) -> tuple[list[Weight], list[Left]]:
+def weights(model: torch.nn.Module, allow: typing.Optional[typing.Mapping[str, typing.Any]] = None) -> tuple[list[Weight], list[Left]]:
     """The weights of products and tables, in the order of model.named_modules(); and matrices that are none. Of tied ones
-    each module stands for itself. A module with a `base_layer` (LoRA's, of peft) is that layer and its adapters."""
-    found: list[Weight] = []
-    left: list[Left] = []
-    places: list[tuple[str, str]] = []
-    experts, routers = _mixtures(model)
-    for name, module in model.named_modules():
-        if reason := _apart(name, module, id(module) in routers, places):
-            left += [Left(_plain(name), reason, t) for _, t in module.named_parameters(recurse=False) if t.dim() == 2]
-            continue
-        if module._modules.get("base_layer") is not None or isinstance(module, torch.nn.utils.parametrize.ParametrizationList):
-            continue
-        if isinstance(module, _RECURRENT):
-            keys = {p: _key(name, p) for p, _ in module.named_parameters(recurse=False) if p.startswith("weight")}
-            found += [Weight(_plain(key), key, type(module).__name__, module, p) for p, key in keys.items()]
-        elif (registration := _registration(module)) is None:
-            _others(name, module, id(module) in experts, found, left)
-        elif isinstance(getattr(module, registration.weight, None), torch.Tensor):
-            kind, weight, transposed = registration
-            if kind == "Linear" or weight in module._parameters:  # such a Linear is refused by name
-                found.append(Weight(_plain(name), _key(name, weight), kind, module, weight, transposed))
-            else:
-                left.append(Left(_plain(name), "its weight is no parameter of its own: something computes it (a parametrization)"))
-    return found, left
+    each module stands for itself. A module with a `base_layer` (LoRA's, of peft) is that layer and its adapters.
 
-
-def selected(model: torch.nn.Module, allow: typing.Mapping[str, typing.Any]) -> tuple[list[Weight], list[Left]]:
-    """The weights that can be in fp8, and why other matrices can't. allow: a config's allowlist, which alone puts tables into
-    fp8."""
-    found, left = weights(model)
-    kinds, names = allow.get("types") or (), allow.get("names") or ()
-    tables = {id(w.owned): w.name for w in found if w.kind.startswith("Embedding")
-              and w.kind not in kinds and not any(re.search(name, w.name) for name in names)}
-    tables |= {id(matrix.owned): matrix.name for matrix in left if matrix.owned is not None}
-    shared = [w for w in found if tables.get(id(w.owned), w.name) != w.name and not w.kind.startswith("Embedding")]
-    left += [Left(w.name, f"it shares its weight with {tables[id(w.owned)]}, which reads values") for w in shared]
-    return [w for w in found if w not in shared], left
+    allow: a config's allowlist, which alone puts tables into fp8: without what shares its tensor with those or with matrices."""
+    modules = list(model.modules())
+    places = {id(module): place for place, module in enumerate(modules)}
+    described = [_described(name, module, places) for name, module in model.named_modules()]
+    said = json.loads(torch.ops.fp8.weights_of_model(json.dumps(described), json.dumps(allow)))
+    left = [Left(m["name"], m["reason"], modules[m["module"]]._parameters.get(m["parameter"])) for m in said["left"]]
+    return [Weight(owner=modules[found.pop("module")], **found) for found in said["weights"]], left
 
 
 def columns(found: typing.Sequence[Weight]) -> tuple[list[torch.Tensor], list[str], list[str]]:

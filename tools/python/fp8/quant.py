@@ -134,7 +134,7 @@ def _on_hpu(found: typing.Sequence[_modules.Weight], function: str) -> None:
 
 def _selected(model: torch.nn.Module, config: FP8Config, function: str) -> tuple[list[_modules.Weight], list[_modules.Left], _Columns]:
     """The weights that can be in fp8, whose memory has rows of outputs from now on, the matrices that can't, and what operators take."""
-    found, left = _modules.selected(model, config.to_dict().get("allowlist") or {})
+    found, left = _modules.weights(model, config.to_dict().get("allowlist") or {})
     _on_hpu(found, function)
     for weight in found:
         if _modules.TRAINING in weight.owner.__dict__:
