@@ -13,6 +13,7 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -188,7 +189,7 @@ void name_memory(const at::Tensor& tensor, std::string_view module, std::string_
   found->second.op = all.name(what);
 }
 
-// allocator.h and memory_report.h as operators (intercept/tag_operators.h lists them).
+// device.h, allocator.h and memory_report.h as operators (intercept/tag_operators.h lists them).
 
 namespace {
 
@@ -214,6 +215,7 @@ void set_history(bool on) {
 }  // namespace
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
+  m.def("device_name() -> str", [] { return std::string(name_of(device_kind())); });
   m.def("memory_stats(int device=0) -> Dict(str, int)", &stats_of);
   m.def("memory_summary(int device=0) -> str", &summary_of);
   m.def("memory_snapshot(int device=0) -> str", &snapshot_of);

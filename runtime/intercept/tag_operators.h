@@ -9,7 +9,9 @@
 //   types, their classes' names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several
 //   fields is JSON; what is long is a file.
 //
-//   runtime/device/memory_report.cpp     allocator.h and memory_report.h; torch.accelerator's functions read the same
+//   runtime/device/memory_report.cpp     device.h, allocator.h and memory_report.h; torch.accelerator's functions read
+//                                        the same
+//     device_name() -> str                                   "GAUDI", "GAUDI2" or "GAUDI3"
 //     memory_stats(int device=0) -> Dict(str, int)           the ten statistics
 //     memory_summary(int device=0) -> str
 //     memory_snapshot(int device=0) -> str                   live blocks and who made them, JSON

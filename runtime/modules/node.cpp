@@ -42,10 +42,33 @@ std::shared_ptr<OpModule> module_of(const std::string& type) {
            [](const c10::intrusive_ptr<Node>& self, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal, std::optional<double> scale,
               bool enable_gqa) { return self->attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa); })
+      .def("attend",
+           [](const c10::intrusive_ptr<Node>& self, const c10::intrusive_ptr<Node>& softmax,
+              const c10::intrusive_ptr<Node>& matmul_av, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+              const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal, std::optional<double> scale) {
+             return attend(self->as<MatmulImpl>("attend"), softmax->as<SoftmaxImpl>("attend"),
+                           matmul_av->as<MatmulImpl>("attend"), q, k, v, {mask, dropout_p, is_causal, scale});
+           })
       .def("store",
            [](const c10::intrusive_ptr<Node>& self, const at::Tensor& current) { return self->store(current); })
       .def("fetch", [](const c10::intrusive_ptr<Node>& self, const at::Tensor& stored,
                        const at::Tensor& like) { return self->fetch(stored, like); })
+      .def("room", [](const c10::intrusive_ptr<Node>& self, const std::vector<std::int64_t>& shape,
+                      const at::Tensor& like) { return self->as<KVCacheImpl>("room").room(shape, like); })
+      .def("update",
+           [](const c10::intrusive_ptr<Node>& self, const std::optional<at::Tensor>& cache, const at::Tensor& current,
+              std::int64_t dim, std::int64_t position) {
+             return self->as<KVCacheImpl>("update").update(cache.value_or(at::Tensor()), current, dim, position,
+                                                           current.scalar_type());
+           })
+      .def("write",
+           [](const c10::intrusive_ptr<Node>& self, const at::Tensor& input, const at::Tensor& cache,
+              const at::Tensor& slots) { return self->as<VLLMKVCacheImpl>("write").forward(input, cache, slots); })
+      .def("read",
+           [](const c10::intrusive_ptr<Node>& self, const at::Tensor& cache, const at::Tensor& blocks,
+              const at::ScalarType dtype) {
+             return self->as<VLLMKVCacheImpl>("read").fetch_from_cache(cache, blocks, dtype);
+           })
       .def(
           "mix",
           [](const c10::intrusive_ptr<Node>& self, const at::Tensor& hidden, const at::Tensor& table,

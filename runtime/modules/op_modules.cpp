@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/modules/op_modules.h"
 
+#include <ATen/Dispatch.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
@@ -15,6 +18,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 namespace fp8::runtime {
 
@@ -66,24 +71,64 @@ at::Tensor ModuleFusedSDPAImpl::forward(const at::Tensor& q, const at::Tensor& k
   });
 }
 
+namespace {
+
+at::Scalar lowest(at::ScalarType dtype) {
+  return AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "attend", [] {
+    return at::Scalar(static_cast<double>(std::numeric_limits<scalar_t>::lowest()));
+  });
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> attend(MatmulImpl& matmul_qk, SoftmaxImpl& softmax, MatmulImpl& matmul_av,
+                                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                          const AttentionOptions& o) {
+  const std::int64_t groups = q.size(1) / k.size(1);
+  const auto of_all_heads = [&](const at::Tensor& t) { return groups > 1 ? t.repeat_interleave(groups, 1) : t; };
+  const double scale = o.scale.value_or(std::pow(static_cast<double>(q.size(-1)), -0.5));
+  at::Tensor logits = matmul_qk.forward(q, of_all_heads(k).transpose(2, 3)) * scale;
+  at::Tensor unseen;
+  if (o.is_causal) {
+    const at::Tensor all = at::ones({logits.size(-2), logits.size(-1)}, logits.options().dtype(at::kBool));
+    unseen = all.tril(logits.size(-1) - logits.size(-2)).logical_not();
+  } else if (o.mask.has_value() && o.mask->scalar_type() == at::kBool) {
+    unseen = o.mask->logical_not();
+  } else if (o.mask.has_value()) {
+    logits = logits + *o.mask;
+  }
+  if (unseen.defined()) logits = logits.masked_fill(unseen, lowest(logits.scalar_type()));
+  const at::Tensor p = at::dropout(softmax.forward(logits, -1), o.dropout_p, o.dropout_p > 0);
+  return {matmul_av.forward(p, of_all_heads(v)), p};
+}
+
+at::Tensor KVCacheImpl::room(at::IntArrayRef shape, const at::Tensor& like) const {
+  const auto stored = handler() != nullptr ? handler()->cache_dtype(like.scalar_type()) : like.scalar_type();
+  return c10::isFloat8Type(stored) ? at::zeros(shape, like.options().dtype(at::kByte)).view(stored)
+                                   : at::zeros(shape, like.options().dtype(stored));
+}
+
+at::Tensor KVCacheImpl::update(const at::Tensor& cache, const at::Tensor& current, std::int64_t dim,
+                               std::int64_t position, at::ScalarType dtype) const {
+  const std::int64_t room = cache.defined() ? cache.size(dim) : 0, end = position + current.size(dim);
+  TORCH_CHECK_VALUE(cache.defined() && position >= 0 && end <= room, "[KVCache] update: found ", room,
+                    " positions, expected ", end, " for [", position, ", ", end, "): allocate()");
+  const at::Tensor stored = handler() != nullptr ? handler()->store(current) : current;
+  TORCH_CHECK_VALUE(stored.scalar_type() == cache.scalar_type(), "[KVCache] update: the cache holds ",
+                    cache.scalar_type(), ", current gives ", stored.scalar_type(),
+                    "; allocate() after the module was converted");
+  cache.narrow(dim, position, current.size(dim)).copy_(stored);
+  const at::Tensor seen = cache.narrow(dim, 0, end);
+  return handler() != nullptr ? handler()->fetch(seen, dtype) : seen;
+}
+
 void KVCacheImpl::allocate(at::IntArrayRef shape, const at::Tensor& like) {
   dtype_ = like.scalar_type();
-  const auto stored = handler() != nullptr ? handler()->cache_dtype(dtype_) : dtype_;
-  cache_ = c10::isFloat8Type(stored) ? at::zeros(shape, like.options().dtype(at::kByte)).view(stored)
-                                     : at::zeros(shape, like.options().dtype(stored));
+  cache_ = room(shape, like);
 }
 
 at::Tensor KVCacheImpl::update(const at::Tensor& current, std::int64_t dim, std::int64_t position) {
-  TORCH_CHECK(cache_.defined(), "[KVCache] update: expected allocate() before it");
-  const std::int64_t end = position + current.size(dim);
-  TORCH_CHECK(position >= 0 && end <= cache_.size(dim), "[KVCache] update: positions [", position, ", ", end,
-              ") do not fit the ", cache_.size(dim), " allocated");
-  const at::Tensor stored = handler() != nullptr ? handler()->store(current) : current;
-  TORCH_CHECK(stored.scalar_type() == cache_.scalar_type(), "[KVCache] update: the cache holds ", cache_.scalar_type(),
-              ", current gives ", stored.scalar_type(), "; allocate() after the module was converted");
-  cache_.narrow(dim, position, current.size(dim)).copy_(stored);
-  const at::Tensor seen = cache_.narrow(dim, 0, end);
-  return handler() != nullptr ? handler()->fetch(seen, dtype_) : seen;
+  return update(cache_, current, dim, position, dtype_);
 }
 
 at::Tensor KVCacheImpl::forward(const at::Tensor& current) {
@@ -99,8 +144,8 @@ at::ScalarType VLLMKVCacheImpl::cache_dtype(at::ScalarType dtype) const {
 at::Tensor VLLMKVCacheImpl::forward(const at::Tensor& input, const at::Tensor& cache, const at::Tensor& slot_mapping) {
   if (!input.defined()) return cache;
   const at::Tensor stored = handler() != nullptr ? handler()->store(input) : input;
-  TORCH_CHECK(stored.scalar_type() == cache.scalar_type(), "[VLLMKVCache] expected a cache of ", stored.scalar_type(),
-              ", got ", cache.scalar_type());
+  TORCH_CHECK_VALUE(stored.scalar_type() == cache.scalar_type(), "[VLLMKVCache] found a cache of ", cache.scalar_type(),
+                    ", expected ", stored.scalar_type());
   const at::Tensor slots = cache.dim() == stored.dim() + 1 ? cache.flatten(0, 1) : cache;
   if (c10::isFloat8Type(cache.scalar_type())) {
     slots.view(at::kByte).index_copy_(0, slot_mapping.flatten(), stored.view(at::kByte));

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fp8/runtime/intercept/module_handler.h"
@@ -99,6 +100,12 @@ class ModuleFusedSDPAImpl : public OpModule {
 };
 TORCH_MODULE(ModuleFusedSDPA);
 
+/// Attention of three modules that are not fused: the result and the probabilities. q: [B, H, L, E], k and v: [B, Hkv,
+/// S, E], Hkv a divisor of H. Of the options the first four.
+std::tuple<at::Tensor, at::Tensor> attend(MatmulImpl& matmul_qk, SoftmaxImpl& softmax, MatmulImpl& matmul_av,
+                                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                          const AttentionOptions& options);
+
 /// Keys or values of one layer, [B, H, S, E], kept by the module. In fp8 when its handler says so.
 class KVCacheImpl : public OpModule {
  public:
@@ -116,6 +123,12 @@ class KVCacheImpl : public OpModule {
 
   /// Without a cache: what a reader would see of `current` had it been stored.
   at::Tensor forward(const at::Tensor& current);
+
+  // The same with a cache that is the caller's; dtype: of the values that come back. Throws c10::ValueError where there
+  // is less room.
+  at::Tensor room(at::IntArrayRef shape, const at::Tensor& like) const;
+  at::Tensor update(const at::Tensor& cache, const at::Tensor& current, std::int64_t dim, std::int64_t position,
+                    at::ScalarType dtype) const;
 
  private:
   at::Tensor cache_;

@@ -8,6 +8,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "support/enum_names.h"
 #include "support/hpu_test.h"
+#include "support/operator_call.h"
 
 namespace fp8::test {
 namespace {
@@ -36,6 +37,7 @@ TEST(DeviceKind, DefaultIsGaudi3AndScopesNest) {
   EXPECT_EQ(runtime::device_dialect("op"), kernels::Dialect::gaudi3);
   {
     const DeviceKindScope two(DeviceKind::gaudi2);
+    EXPECT_EQ(call_fp8("device_name", {}).toStringRef(), "GAUDI2");
     EXPECT_EQ(runtime::device_dialect("op"), kernels::Dialect::gaudi2);
     {
       const DeviceKindScope one(DeviceKind::gaudi);

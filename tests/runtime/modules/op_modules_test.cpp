@@ -102,6 +102,31 @@ TEST(AttentionModules, FusedAttentionPassesItsOptionsOn) {
   EXPECT_EQ(handler->mode, "fast");
 }
 
+TEST(AttentionModules, AttentionOfThreeModules) {
+  const at::Tensor q = hpu(torch::randn({1, 4, 5, 8})), k = hpu(torch::randn({1, 2, 6, 8})),
+                   v = hpu(torch::randn({1, 2, 6, 8}));
+  const at::Tensor seen = hpu(torch::rand({5, 6}).gt(0.3).logical_or(torch::arange(6).eq(0)));
+  const at::Tensor bias = hpu(torch::zeros({5, 6})).masked_fill(seen.logical_not(), -1e30);
+  Matmul qk, av;
+  Softmax p;
+  const auto by_parts = [&](const AttentionOptions& o) { return std::get<0>(attend(*qk, *p, *av, q, k, v, o)); };
+  const auto fused = [&](const AttentionOptions& o) {
+    return at::scaled_dot_product_attention(q, k, v, o.mask, 0.0, o.is_causal, o.scale, true);
+  };
+  for (const AttentionOptions& o : {AttentionOptions{}, {.scale = 0.7}, {.mask = seen}, {.mask = bias}})
+    EXPECT_TRUE(at::allclose(by_parts(o), fused(o), 1e-5, 1e-6));
+  const at::Tensor last_rows = hpu(torch::ones({5, 6}, at::kBool).tril(1));  // the queries are the last of the keys
+  EXPECT_TRUE(same_bits(by_parts({.is_causal = true}), by_parts({.mask = last_rows})));
+  EXPECT_TRUE(at::isfinite(std::get<0>(attend(*qk, *p, *av, q.to(at::kHalf), k.to(at::kHalf), v.to(at::kHalf),
+                                              {.is_causal = true})))
+                  .all()
+                  .item<bool>());
+  const auto handler = handle(*qk);
+  p->slot()->handler = av->slot()->handler = handler;
+  by_parts({});
+  EXPECT_EQ(handler->calls, (std::vector<std::string>{"matmul", "softmax-1", "matmul"}));
+}
+
 TEST(AttentionModules, LengthsNeedAHandler) {
   const at::Tensor q = hpu(torch::randn({1, 1, 2, 4}));
   ModuleFusedSDPA m;
@@ -120,6 +145,10 @@ TEST(AttentionModules, CacheGrowsAlongItsDimension) {
   EXPECT_REFUSED(m->update(first, 2, 4), "[4, 7)", "6");
   EXPECT_REFUSED(m->update(first, 2, -1), "[-1, 2)");
   EXPECT_TRUE(same_bits(m->forward(first), first));
+  const at::Tensor own = m->room({1, 2, 6, 4}, first);  // the caller's
+  EXPECT_TRUE(same_bits(m->update(own, second, 2, 3, at::kDouble).narrow(2, 3, 1), second));
+  EXPECT_TRUE(same_bits(own.narrow(2, 3, 1), second));
+  EXPECT_THROW(m->update(own, first, 2, 4, at::kFloat), c10::ValueError);
   m->clear();
   EXPECT_FALSE(m->allocated());
 }

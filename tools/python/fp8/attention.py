@@ -70,18 +70,8 @@ def forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, val
         fused = typing.cast(nn.ModuleFusedSDPA, getattr(module, FUSED))
         output = fused(query, key, value, attention_mask, dropout, causal, scaling, enable_gqa=key.shape[1] != query.shape[1])
         return output.transpose(1, 2).contiguous(), None
-    groups = query.shape[1] // key.shape[1]
-    key, value = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    logits = typing.cast(nn.Matmul, module.matmul_qk)(query, key.transpose(2, 3)) * scale
-    if causal:
-        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril(logits.shape[-1] - logits.shape[-2])
-        logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
-    elif attention_mask is not None:
-        logits = logits + attention_mask if attention_mask.dtype != torch.bool else logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
-    weights = typing.cast(nn.Softmax, module.softmax)(logits, -1)
-    weights = torch.nn.functional.dropout(weights, dropout, module.training)
-    output = typing.cast(nn.Matmul, module.matmul_av)(weights, value)
+    matmul_qk, softmax, matmul_av = (typing.cast(nn.Operation, part).node for part in (module.matmul_qk, module.softmax, module.matmul_av))
+    output, weights = matmul_qk.attend(softmax, matmul_av, query, key, value, attention_mask, dropout, causal, scaling)
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -95,8 +85,8 @@ class CodesLayer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: typing.Any,
                **kwargs: typing.Any) -> tuple[torch.Tensor, torch.Tensor]:
         stored = [cache.store(states) for cache, states in ((self.of_keys, key_states), (self.of_values, value_states))]
-        kept = super().update(*(t.view(nn.memory_dtype(t)) for t in stored), *args, **kwargs)  # type: ignore[safe-super]
-        keys, values = (k.view(s.dtype) if s.dtype.itemsize == 1 else k for k, s in zip(kept, stored))
+        kept = super().update(*(t.view(torch.uint8) if t.itemsize == 1 else t for t in stored), *args, **kwargs)  # type: ignore[safe-super]
+        keys, values = (k.view(s.dtype) if s.itemsize == 1 else k for k, s in zip(kept, stored))
         return self.of_keys.fetch(keys, key_states), self.of_values.fetch(values, value_states)
 
 

@@ -106,14 +106,8 @@ class device_of(device):  # noqa: N801
 def get_device_name(device: Device = None) -> str:
     """"GAUDI", "GAUDI2" or "GAUDI3": as the runtime casts. 448 is 448 in E4M3 of the third generation, 240 in that of the
     second, and the first has no fp8. Raises RuntimeError for another value of FP8_HPU_DEVICE."""
-    number = torch.full((1,), 448.0, device=torch.device("hpu", _get_device_index(device)))
-    try:
-        largest = torch.ops.hpu.cast_to_fp8_v2(number, None, False, False, torch.float8_e4m3fn)[0]
-    except RuntimeError as error:
-        if "not supported on GAUDI," not in str(error):
-            raise
-        return "GAUDI"
-    return "GAUDI3" if largest.cpu().float().item() == 448 else "GAUDI2"
+    _get_device_index(device)
+    return str(torch.ops.fp8.device_name())
 
 
 def get_device_capability(device: Device = None) -> str: return get_device_name(device)

@@ -101,8 +101,7 @@ class KVCache(Operation):
     def allocate(self, inp_seq_len: int, dtype: torch.dtype, device: typing.Union[str, torch.device], shape: typing.Sequence[int]) -> None:
         """Room for `shape`, zeros. inp_seq_len: tokens of the prompt."""
         self.inp_seq_len = inp_seq_len
-        stored = self.store(torch.zeros(1, dtype=dtype, device=device))
-        self.cache = torch.zeros(tuple(shape), dtype=memory_dtype(stored), device=device).view(stored.dtype)
+        self.cache = self.node.room(list(shape), torch.empty(0, dtype=dtype, device=device))
 
     def get_shape(self) -> typing.Optional[torch.Size]:
         return None if self.cache is None else self.cache.shape
@@ -110,12 +109,7 @@ class KVCache(Operation):
     def update(self, current: torch.Tensor, dim: int, position: int) -> torch.Tensor:
         """Puts `current` at [position, position + n) of `dim`; returns all up to there, as values. Raises ValueError where
         allocate() has not been called, or left less room."""
-        end = position + current.size(dim)
-        if self.cache is None or end > self.cache.size(dim):
-            raise ValueError(f"KVCache.update: found {0 if self.cache is None else self.cache.size(dim)} positions, expected {end}: allocate()")
-        stored = self.store(current)
-        self.cache.narrow(dim, position, current.size(dim)).view(memory_dtype(stored)).copy_(stored.view(memory_dtype(stored)))
-        return self.fetch(self.cache.narrow(dim, 0, end), current)
+        return typing.cast(torch.Tensor, self.node.update(self.cache, current, dim, position))
 
 
 class VLLMKVCache(Operation):
@@ -124,20 +118,13 @@ class VLLMKVCache(Operation):
     KIND = "VLLMKVCache"
 
     def forward(self, input: typing.Optional[torch.Tensor], cache: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """Writes input [tokens, heads, size] to the slots; None writes nothing. Returns the cache."""
-        if input is None:
-            return cache
-        stored = typing.cast(torch.Tensor, self.node.store(input))
-        if stored.dtype != cache.dtype:
-            raise ValueError(f"VLLMKVCache: found a cache of {cache.dtype}, expected {stored.dtype}")
-        slots = cache.flatten(0, 1) if cache.dim() == stored.dim() + 1 else cache
-        slots.view(memory_dtype(stored)).index_copy_(0, slot_mapping.flatten(), stored.view(memory_dtype(stored)))
-        return cache
+        """Writes input [tokens, heads, size] to the slots; None writes nothing. Returns the cache. Raises ValueError for one of another
+        dtype."""
+        return cache if input is None else typing.cast(torch.Tensor, self.node.write(input, cache, slot_mapping))
 
     def fetch_from_cache(self, cache: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """The blocks as values of `dtype`."""
-        rows = cache.view(memory_dtype(cache)).index_select(0, blocks.flatten()).view(cache.dtype)
-        return typing.cast(torch.Tensor, self.node.fetch(rows, torch.empty(0, dtype=dtype, device=cache.device)))
+        return typing.cast(torch.Tensor, self.node.read(cache, blocks, dtype))
 
 
 class MoeMatmul(torch.nn.Module):
@@ -187,11 +174,6 @@ class FusedMoE(Operation):
         w13, w2 = ([expert.weight for expert in experts] for experts in (self.w13_list, self.w2_list))
         return typing.cast(torch.Tensor, self.node.mix(hidden_states, expert_routing_table, router_weights, w13, w2, permuted_weights,
                                                        activation, self.experts_min, self.experts_max))
-
-
-def memory_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """What codes are kept, copied and gathered as."""
-    return torch.uint8 if tensor.dtype.itemsize == 1 else tensor.dtype
 
 
 def nodes(model: torch.nn.Module) -> tuple[list[typing.Any], list[str]]:
