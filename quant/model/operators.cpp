@@ -9,6 +9,7 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/model/load.h"
+#include "fp8/quant/model/load_rows.h"
 #include "fp8/quant/model/rows.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/quant/model/stored.h"
@@ -409,7 +410,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("number_rows(Tensor[] weights) -> Tensor[]", &number_rows);
   m.def("weights_of_rows(Tensor[] weights, Tensor numbers) -> (int[], bool)", &weights_of_rows);
   m.def("gather_rows(Tensor[] weights, Tensor numbers, str name, Tensor? expected=None) -> Tensor", &gather_rows);
-  m.def("join_rows(Tensor[] pieces, Tensor[] numbers, Tensor wanted, str name) -> Tensor", &join_rows);
   m.def("packed(Tensor weight) -> Tensor", &packed);
   m.def("unpacked(Tensor bytes) -> Tensor", &unpacked);
   m.def("scales_beside(Tensor weight) -> Tensor[]", &scales_beside);
@@ -427,6 +427,15 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                       "dialect=None) -> str[]",
                       kEffect),
         &load_tensors);
+  m.def(torch::schema("load_by_rows(Tensor[] state, str[] names, str[] transposed, Tensor[] given, Tensor[] numbers, "
+                      "str[] keys, str folder) -> str[]",
+                      kEffect),
+        [](at::TensorList state, std::vector<std::string> names, std::vector<std::string> transposed,
+           at::TensorList given, at::TensorList numbers, std::vector<std::string> keys, const std::string& folder) {
+          return load_by_rows({state, std::move(names), std::move(transposed), given, numbers, std::move(keys)},
+                              folder);
+        });
+  m.def(torch::schema("load_others(Tensor[] state, str[] names, str folder, str[] done) -> ()", kEffect), &load_others);
   m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
                       "str source=\"\", bool overwrite=False" FP8_NODES ") -> ()",
                       kEffect),

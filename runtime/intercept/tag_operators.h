@@ -53,8 +53,6 @@
 //                                                            which of them, and whether rows stay rows
 //     gather_rows(Tensor[] weights, Tensor numbers, str name, Tensor? expected=None) -> Tensor
 //                                                            a weight of rows of others, with their scales
-//     join_rows(Tensor[] pieces, Tensor[] numbers, Tensor wanted, str name) -> Tensor
-//                                                            the way back
 //     packed(Tensor weight) -> Tensor                        codes, scales, scheme and name as bytes
 //     unpacked(Tensor bytes) -> Tensor                       that weight again
 //     scales_beside(Tensor weight) -> Tensor[]               of the weight, and of static activations
@@ -70,6 +68,10 @@
 //     config_problems(str config, str name) -> str[]         of a QUANT_CONFIG, one sentence each
 //     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None,
 //          str? dialect=None) -> str[]                       an fp8 checkpoint's
+//     load_by_rows(Tensor[] state, str[] names, str[] transposed, Tensor[] given, Tensor[] numbers, str[] keys,
+//                  str folder) -> str[]                      of a model that its checkpoint cuts into rows
+//     load_others(Tensor[] state, str[] names, str folder, str[] done) -> ()
+//                                                            what is not in fp8
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors",
 //          str source="", bool overwrite=False, Node[]? nodes=None, str[]? node_names=None) -> ()
 //

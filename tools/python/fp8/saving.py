@@ -73,24 +73,8 @@ def load(model_name_or_path: typing.Union[Folder, torch.nn.Module], format: str 
         return _transformers.load(folder, **kwargs)
     from fp8 import quant
     taken, state = adopt(model, folder), state_of(model)
-    missing = {id(tensor): name for name, tensor in state.items() if not torch.ops.fp8.describe(tensor)}
-    for file, reader in _files(folder):
-        for name in set(reader.keys()) - taken:
-            if name not in state:
-                raise RuntimeError(f"load: {file}: tensor '{name}': the model has none of this name")
-            state[name].detach().copy_(reader.get_tensor(name))
-            missing.pop(id(state[name]), None)
-    if missing:
-        raise RuntimeError(f"load: {folder}: has no tensor '{min(missing.values())}'")
+    torch.ops.fp8.load_others(list(state.values()), list(state), str(folder), taken)
     return quant._loaded(model)
-
-
-def _files(folder: pathlib.Path) -> typing.Iterator[tuple[pathlib.Path, typing.Any]]:
-    """Those of a checkpoint, each with its reader."""
-    from safetensors import safe_open
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as reader:
-            yield file, reader
 
 
 def state_of(model: torch.nn.Module) -> Tensors:
@@ -120,35 +104,26 @@ def once(model: torch.nn.Module, state: Tensors) -> Tensors:
     return {name: tensor for name, tensor in (ours.once(model, state) if ours else state).items() if first.setdefault(id(tensor), name) == name}
 
 
-class _Place(typing.NamedTuple):
-    """Where a tensor of a checkpoint lies in a model's state. numbers: for each of its values the number of the row; sources:
-    the names that those rows are of; whole: it is the one source as it is; straight: all values of a row are of one row."""
-    numbers: torch.Tensor
-    sources: list[str]
-    whole: bool
-    straight: bool
-
-
 class _Rows:
     """The rows of a model's state, numbered through all of it. Rows are outputs: upright has those of a weight that is [inputs,
-    outputs] as rows. places, by the names of the checkpoint, is what the reversal does with numbers in the place of values."""
+    outputs] as rows. given: of each value in the model the number of its row; numbers, by the names of the checkpoint: what the
+    reversal makes of these."""
 
     def __init__(self, model: torch.nn.Module, state: Tensors) -> None:
-        self.transposed = {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
+        self.names, self.transposed = list(state), {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
         self.upright = [self.turned(name, tensor.detach()) for name, tensor in state.items()]
-        self.numbers = Tensors(zip(state, torch.ops.fp8.number_rows(self.upright)))
-        given = {name: self.turned(name, numbers) for name, numbers in self.numbers.items()}
-        whole = {id(numbers): name for name, numbers in given.items()}
-        self.places: dict[str, _Place] = {}
-        for name, numbers in reversed_names(model, dict(given)).items():
-            if id(numbers) in whole:
-                self.places[name] = _Place(numbers, [whole[id(numbers)]], True, True)
-            else:
-                sources, straight = torch.ops.fp8.weights_of_rows(self.upright, numbers)
-                self.places[name] = _Place(numbers, [list(state)[i] for i in sources], False, straight)
+        self.given = {name: self.turned(name, numbers) for name, numbers in zip(state, torch.ops.fp8.number_rows(self.upright))}
+        self.numbers = reversed_names(model, dict(self.given))
+        self.whole = {id(numbers): name for name, numbers in self.given.items()}
 
     def turned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.transpose(-2, -1) if name in self.transposed else tensor
+
+    def sources(self, name: str) -> tuple[list[str], bool]:
+        """The names in the model that a tensor of the checkpoint is of, and whether it is the one as it is."""
+        numbers = self.numbers[name]
+        whole = self.whole.get(id(numbers))
+        return ([whole], True) if whole else ([self.names[i] for i in torch.ops.fp8.weights_of_rows(self.upright, numbers)[0]], False)
 
 
 def written(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[str]]:
@@ -158,52 +133,36 @@ def written(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list
     every, kinds = state_of(model), {weight.key: weight.kind for weight in _modules.weights(model)[0]}
     state = once(model, every)
     rows = _Rows(model, state)
+    places = {name: rows.sources(name) for name in rows.numbers}
     coded = {name for name, tensor in state.items() if isinstance(tensor, Fp8Parameter)}
-    cut = {source for place in rows.places.values() if not place.whole for source in place.sources} & coded
+    cut = {source for sources, whole in places.values() if not whole for source in sources} & coded
     values = {name: tensor.detach().cpu().view(torch.uint8) if name in cut else tensor for name, tensor in state.items()}
     found: dict[str, tuple[torch.Tensor, str]] = {}
     for name, tensor in reversed_names(model, values).items():
-        place = rows.places[name]
-        kind = next((kinds[source] for source in place.sources if source in kinds), "")
-        if place.whole:
-            tensor = state[place.sources[0]]
+        sources, whole = places[name]
+        kind = next((kinds[source] for source in sources if source in kinds), "")
+        if whole:
+            tensor = state[sources[0]]
             if isinstance(tensor, Fp8Parameter) and (tensor.transposed or kind == "MoeMatmul"):
                 what = "stacked experts are one tensor" if kind == "MoeMatmul" else "its weight is [inputs, outputs]"
-                raise RuntimeError(f"save: {place.sources[0]}: {what} in this model's checkpoints, which no reader takes in fp8: convert "
+                raise RuntimeError(f"save: {sources[0]}: {what} in this model's checkpoints, which no reader takes in fp8: convert "
                                    "without it (blocklist)")
-        elif cut.intersection(place.sources):
-            tensor = torch.ops.fp8.gather_rows(rows.upright, place.numbers, name, tensor)
+        elif cut.intersection(sources):
+            tensor = torch.ops.fp8.gather_rows(rows.upright, rows.numbers[name], name, tensor)
         found[name] = tensor, "Linear" if kind == "MoeMatmul" and tensor.dim() == 2 else kind
     stored = {id(tensor) for tensor in state.values()}
     found |= {name: (every[name], kinds.get(name, "")) for name in every if name not in state and name not in found and id(every[name]) in stored}
     return [tensor for tensor, _ in found.values()], list(found), [kind for _, kind in found.values()]
 
 
-def adopt(model: torch.nn.Module, folder: pathlib.Path) -> set[str]:
+def adopt(model: torch.nn.Module, folder: pathlib.Path) -> list[str]:
     """Puts the codes of a checkpoint in the place of the model's weights, which may hold anything. Returns the tensors
     that are done with. Raises RuntimeError naming folder and tensor."""
     state = once(model, state_of(model))
     rows = _Rows(model, state)
-    codes: Tensors = {}
-    for name in [name for _, file in _files(folder) for name in file.keys() if file.get_slice(name).get_dtype() in ("F8_E4M3", "F8_E5M2")]:
-        place = rows.places.get(name)
-        if place is None:
-            raise RuntimeError(f"load: {folder}: tensor '{name}': the model has none of this name")
-        if not place.straight:
-            raise RuntimeError(f"load: {folder}: tensor '{name}': its rows are not rows of {', '.join(place.sources)}, where scales would go")
-        source = state[place.sources[0]]
-        if source.device.type != "hpu":
-            raise ValueError(f"load: {name}: expected it on hpu, found it on {source.device}")
-        codes[name] = source if place.whole else torch.empty(place.numbers.shape, dtype=source.dtype, device="hpu")
-    modules = [name.removesuffix(".weight") for name in codes]
-    taken: set[str] = set(torch.ops.fp8.load(list(codes.values()), modules, ["Linear"] * len(codes), str(folder)) if codes else ())
-    pieces = {name: tensor for name, tensor in codes.items() if not rows.places[name].whole}
-    for name in sorted({source for piece in pieces for source in rows.places[piece].sources}):
-        its = [piece for piece in pieces if name in rows.places[piece].sources]
-        joined = torch.ops.fp8.join_rows([pieces[piece] for piece in its], [rows.places[piece].numbers for piece in its], rows.numbers[name],
-                                         name.removesuffix(".weight"))
-        typing.cast(torch.nn.Parameter, state[name]).requires_grad_(False).data = rows.turned(name, joined)
-    return taken
+    done = torch.ops.fp8.load_by_rows(list(state.values()), rows.names, list(rows.transposed), list(rows.given.values()), list(rows.numbers.values()),
+                                      list(rows.numbers), str(folder))
+    return typing.cast(list[str], done)
 
 
 def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:
