@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/library.h>
 
+#include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "fp8/configs/name_patterns.h"
@@ -18,6 +20,7 @@ namespace {
 struct Calibration {
   std::shared_ptr<CalibrationSession> session;
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> weights;
+  std::atomic<std::int64_t> samples = 0, last = 0;  ///< of measure_forward(): so far, and of the forward that runs
 };
 
 /// Not destroyed at the program's end: a session that still lives then is written by ExitDump.
@@ -110,6 +113,19 @@ void measure_samples(std::int64_t session, std::int64_t first, std::int64_t coun
   calibration->session->begin_samples(first, count);
 }
 
+void measure_forward(std::int64_t session, const std::optional<at::Tensor>& input) {
+  const auto calibration = calibrations().get("measure_forward", session);
+  const std::int64_t count = input.has_value() && input->dim() > 1 ? std::max<std::int64_t>(input->size(0), 1) : 1;
+  calibration->last = count;
+  calibration->session->begin_samples(calibration->samples.fetch_add(count), count);
+}
+
+void measure_forward_done(std::int64_t session) {
+  const auto calibration = calibrations().get("measure_forward_done", session);
+  if (const std::int64_t count = calibration->last)
+    calibration->session->begin_samples(calibration->samples - count, count);
+}
+
 std::string measure_result(std::int64_t session) {
   const auto calibration = calibrations().get("measure_result", session);
   const MeasurementFile file = calibration->session->result();
@@ -149,6 +165,8 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                       kEffect),
         &measure_begin);
   m.def(torch::schema("measure_samples(int session, int first, int count) -> ()", kEffect), &measure_samples);
+  m.def(torch::schema("measure_forward(int session, Tensor? input=None) -> ()", kEffect), &measure_forward);
+  m.def(torch::schema("measure_forward_done(int session) -> ()", kEffect), &measure_forward_done);
   m.def(torch::schema("measure_result(int session) -> str", kEffect), &measure_result);
   m.def(torch::schema("measure_end(int session, bool write=True) -> str[]", kEffect), &measure_end);
 }

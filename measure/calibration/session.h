@@ -215,6 +215,11 @@ std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string
 /// 1.
 void measure_samples(std::int64_t session, std::int64_t first, std::int64_t count);
 
+/// The next forward sees the samples that follow: rows of its first tensor, `input`; one of a vector, and of none.
+void measure_forward(std::int64_t session, const std::optional<at::Tensor>& input);
+/// It is done: files that are due (sample_interval) are written now. Throws as begin_samples() does.
+void measure_forward_done(std::int64_t session);
+
 /// JSON of all that was seen so far, amaxes as lists; non_finite: [module, tensor, sample, "nan" or "inf"].
 std::string measure_result(std::int64_t session);
 

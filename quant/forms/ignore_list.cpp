@@ -229,4 +229,19 @@ std::vector<std::string> ignore_entries(const CheckpointForm& form, const Config
   return std::move(list.entries());
 }
 
+void require_linears(const std::vector<std::string>& entries, const std::vector<std::string>& linears,
+                     const std::vector<std::string>& in_fp8, const std::vector<std::string>& stored) {
+  configs::NamePatterns ignored;
+  for (const std::string& entry : entries) ignored.add_ignored(entry, "ignore");
+  const std::set<std::string> coded(in_fp8.begin(), in_fp8.end()), in_file(stored.begin(), stored.end());
+  for (const std::string& name : linears) {
+    const bool converted = coded.contains(name);
+    if (converted == ignored.matches(name) || (converted && !in_file.contains(name + ".weight")))
+      io::fail<io::Error>(
+          "save: {}: is in {}, and transformers would take it for the other, by its name or for it shares its weight "
+          "with another module; convert without it (blocklist)",
+          name, converted ? "fp8" : "high precision");
+  }
+}
+
 }  // namespace fp8::quant

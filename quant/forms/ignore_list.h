@@ -38,6 +38,11 @@ class IgnoreList {
   std::shared_ptr<const Entries> entries_;
 };
 
+/// transformers makes a Linear with a scale of each that no entry of compressed-tensors' list leaves out: throws
+/// io::Error for one of `linears` that is not so. in_fp8: those that have codes; stored: the tensors of the file.
+void require_linears(const std::vector<std::string>& entries, const std::vector<std::string>& linears,
+                     const std::vector<std::string>& in_fp8, const std::vector<std::string>& stored);
+
 // Of what forms make their rules.
 
 /// compressed-tensors': after "re:" an entry is matched from the start of the name (re.match), open at the end.

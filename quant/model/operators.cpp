@@ -6,11 +6,13 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
+#include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/model/load.h"
-#include "fp8/quant/model/load_rows.h"
+#include "fp8/quant/model/logit_scores.h"
 #include "fp8/quant/model/rows.h"
+#include "fp8/quant/model/rows_of_model.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/quant/model/stored.h"
 #include "fp8/quant/names/model_weights.h"
@@ -396,6 +398,30 @@ std::vector<std::string> config_problems(const std::string& config, const std::s
   return configs::quant_config_problems(io::parse_json(config, name), name, measure::parse_options());
 }
 
+/// An operator of rows_of_model.h.
+template <auto function, class... More>
+auto of_rows(at::TensorList state, const std::vector<std::string>& names, const std::vector<std::string>& transposed,
+             at::TensorList given, at::TensorList numbers, const std::vector<std::string>& keys, More... more) {
+  return function({state, names, transposed, given, numbers, keys}, more...);
+}
+
+std::string report_of(at::TensorList weights, const std::vector<std::string>& modules,
+                      const std::vector<std::string>& types) {
+  ConversionReport report;
+  for (const auto& m : measure::model_of("report_of", weights, modules, types)) {
+    const Fp8Handler* handler = fp8_handler(m.weight);
+    if (handler == nullptr) {
+      report.skipped.push_back({m.name, "in high precision in the checkpoint"});
+      continue;
+    }
+    const std::int64_t count = m.weight.numel();
+    const auto bytes_before = count * static_cast<std::int64_t>(c10::elementSize(handler->original_dtype()));
+    report.converted.push_back({m.name, m.type, handler->describe(), bytes_before, count});
+  }
+  return to_json(report).dump();
+}
+
+#define FP8_ROWS "Tensor[] state, str[] names, str[] transposed, Tensor[] given, Tensor[] numbers, str[] keys"
 #define FP8_NODES ", __torch__.torch.classes.fp8.Node[]? nodes=None, str[]? node_names=None"
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made
@@ -404,13 +430,13 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\"" FP8_NODES ") -> str",
                       kEffect),
         &convert_tensors);
+  m.def("report_of(Tensor[] weights, str[] modules, str[] types) -> str", &report_of);
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
   m.def("number_rows(Tensor[] weights) -> Tensor[]", &number_rows);
-  m.def("weights_of_rows(Tensor[] weights, Tensor numbers) -> (int[], bool)", &weights_of_rows);
-  m.def("gather_rows(Tensor[] weights, Tensor numbers, str name, Tensor? expected=None) -> Tensor", &gather_rows);
-  m.def("packed(Tensor weight) -> Tensor", &packed);
+  m.def("score_logits(Tensor logits, Tensor ids, Tensor? reference=None) -> float[]", &score_logits);
+  m.def("packed(Tensor tensor) -> Tensor", &packed);
   m.def("unpacked(Tensor bytes) -> Tensor", &unpacked);
   m.def("scales_beside(Tensor weight) -> Tensor[]", &scales_beside);
   m.def("with_scales(Tensor codes, Tensor like, Tensor? scale, Tensor? input_scale) -> Tensor", &with_scales);
@@ -421,20 +447,18 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
         &config_of_tensors);
   m.def("module_types() -> str[]", &type_names);
   m.def("weights_of_model(str modules, str allowlist=\"null\") -> str", &weights_of_described);
+  m.def("require_linears(str[] entries, str[] linears, str[] in_fp8, str[] stored) -> ()", &require_linears);
   m.def("forms() -> str[]", [] { return form_names(std::not_fn(&CheckpointForm::needs_mxfp4)); });
   m.def("config_problems(str config, str name) -> str[]", &config_problems);
   m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? "
                       "dialect=None) -> str[]",
                       kEffect),
         &load_tensors);
-  m.def(torch::schema("load_by_rows(Tensor[] state, str[] names, str[] transposed, Tensor[] given, Tensor[] numbers, "
-                      "str[] keys, str folder) -> str[]",
-                      kEffect),
-        [](at::TensorList state, std::vector<std::string> names, std::vector<std::string> transposed,
-           at::TensorList given, at::TensorList numbers, std::vector<std::string> keys, const std::string& folder) {
-          return load_by_rows({state, std::move(names), std::move(transposed), given, numbers, std::move(keys)},
-                              folder);
-        });
+  m.def("cut_weights(" FP8_ROWS ") -> str[]", &of_rows<&cut_weights>);
+  m.def("written_by_rows(" FP8_ROWS ", str[] types, Tensor[] values) -> (Tensor[], str[])",
+        &of_rows<&written_by_rows, const std::vector<std::string>&, at::TensorList>);
+  m.def(torch::schema("load_by_rows(" FP8_ROWS ", str folder) -> str[]", kEffect),
+        &of_rows<&load_by_rows, const std::string&>);
   m.def(torch::schema("load_others(Tensor[] state, str[] names, str folder, str[] done) -> ()", kEffect), &load_others);
   m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
                       "str source=\"\", bool overwrite=False" FP8_NODES ") -> ()",
@@ -442,5 +466,6 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
         &save_tensors);
 }
 #undef FP8_NODES
+#undef FP8_ROWS
 
 }  // namespace fp8::quant

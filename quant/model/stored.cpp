@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -36,13 +37,14 @@ struct PackedPart {
   std::int64_t bytes = 0;
 };
 
-/// Sizes of the header, and how many bytes that many elements are.
-PackedPart packed_part(const io::Json& header, const char* key, std::int64_t itemsize) {
+/// Sizes of the header, each `least` or more, and how many bytes that many elements are.
+PackedPart packed_part(const io::Json& header, const char* key, std::int64_t itemsize, std::int64_t least = 1) {
   PackedPart part;
   std::int64_t count = 1;
   for (const auto& side : header.value(key, io::Json::array())) {
     const std::int64_t n = side.is_number_integer() ? side.get<std::int64_t>() : -1;
-    TORCH_CHECK(n >= 1 && n <= std::numeric_limits<std::int32_t>::max() && count <= (std::int64_t{1} << 40) / n,
+    const std::int64_t most = (std::int64_t{1} << 40) / std::max<std::int64_t>(n, 1);
+    TORCH_CHECK(n >= least && n <= std::numeric_limits<std::int32_t>::max() && count <= most,
                 "[fp8::unpacked] bytes: key '", key, "': found ", side.dump());
     part.sizes.push_back(n);
     count *= n;
@@ -53,32 +55,60 @@ PackedPart packed_part(const io::Json& header, const char* key, std::int64_t ite
 
 at::Tensor copy_of(const std::uint8_t* bytes, const PackedPart& part, at::ScalarType dtype) {
   const at::Tensor out = at::empty(part.sizes, dtype);
-  std::memcpy(out.mutable_data_ptr(), bytes, static_cast<std::size_t>(part.bytes));
+  if (part.bytes > 0) std::memcpy(out.mutable_data_ptr(), bytes, static_cast<std::size_t>(part.bytes));
   return out;
+}
+
+/// A line of JSON, and the bytes of tensors on the host.
+at::Tensor joined_bytes(const io::Json& header, const std::vector<at::Tensor>& parts) {
+  const std::string text = header.dump() + '\n';
+  std::size_t size = text.size();
+  for (const at::Tensor& part : parts) size += part.nbytes();
+  at::Tensor out = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
+  auto* to = std::ranges::copy(text, out.mutable_data_ptr<std::uint8_t>()).out;
+  for (const at::Tensor& part : parts)
+    to = std::copy_n(static_cast<const std::uint8_t*>(part.const_data_ptr()), part.nbytes(), to);
+  return out;
+}
+
+/// Throws where another number of bytes follows the header of what `name` is.
+void check_rest(std::int64_t found, std::int64_t expected, const std::string& name) {
+  TORCH_CHECK(found == expected, "[fp8::unpacked] bytes: ", name, ": expected ", expected,
+              " bytes after the first line, found ", found);
+}
+
+at::Tensor unpacked_values(const io::Json& header, const std::uint8_t* bytes, std::int64_t count) {
+  const io::Json& number = header["dtype"];
+  const auto last = static_cast<int>(at::ScalarType::NumOptions);
+  TORCH_CHECK(number.is_number_integer() && number >= 0 && number < last &&
+                  number != static_cast<int>(at::ScalarType::Undefined),
+              "[fp8::unpacked] bytes: key 'dtype': found ", number.dump());
+  const auto dtype = static_cast<at::ScalarType>(number.get<int>());
+  const PackedPart values = packed_part(header, "sizes", static_cast<std::int64_t>(c10::elementSize(dtype)), 0);
+  check_rest(count, values.bytes, c10::toString(dtype));
+  return copy_of(bytes, values, dtype);
 }
 
 }  // namespace
 
-at::Tensor packed(const at::Tensor& weight) {
-  const auto tag = tag_of_codes("packed", weight);
-  const bool transposed = is_transposed(*tag, weight);
-  const at::Tensor upright = turned(weight.detach(), transposed);
-  TORCH_CHECK(tag->is(upright), "[fp8::packed] ", describe_weight(weight),
+at::Tensor packed(const at::Tensor& tensor) {
+  if (describe_weight(tensor).empty()) {
+    const at::Tensor host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
+    return joined_bytes({{"dtype", static_cast<int>(host.scalar_type())}, {"sizes", host.sizes().vec()}}, {host});
+  }
+  const auto tag = tag_of_codes("packed", tensor);
+  const bool transposed = is_transposed(*tag, tensor);
+  const at::Tensor upright = turned(tensor.detach(), transposed);
+  TORCH_CHECK(tag->is(upright), "[fp8::packed] ", describe_weight(tensor),
               ": a part of it can't be pickled; dequantize() gives its values");
-  const at::Tensor codes = upright.cpu(), scale = scale_inv_of(weight).cpu().contiguous();
+  const at::Tensor codes = upright.cpu(), scale = scale_inv_of(tensor).cpu().contiguous();
   const io::Json header = {{"module", tag->module_names()},
-                           {"scheme", scheme_of(weight)},
+                           {"scheme", scheme_of(tensor)},
                            {"e5m2", codes.scalar_type() == at::kFloat8_e5m2},
                            {"sizes", codes.sizes().vec()},
                            {"scale_sizes", scale.sizes().vec()},
                            {"transposed", transposed}};
-  const std::string text = header.dump() + '\n';
-  at::Tensor out = at::empty({static_cast<std::int64_t>(text.size() + scale.nbytes() + codes.nbytes())}, at::kByte);
-  auto* to = out.mutable_data_ptr<std::uint8_t>();
-  std::memcpy(to, text.data(), text.size());
-  std::memcpy(to + text.size(), scale.const_data_ptr(), scale.nbytes());
-  std::memcpy(to + text.size() + scale.nbytes(), codes.const_data_ptr(), codes.nbytes());
-  return out;
+  return joined_bytes(header, {scale, codes});
 }
 
 at::Tensor unpacked(const at::Tensor& bytes) {
@@ -89,18 +119,18 @@ at::Tensor unpacked(const at::Tensor& bytes) {
   const auto end = text.find('\n');
   TORCH_CHECK(end != std::string_view::npos, "[fp8::unpacked] bytes: expected what fp8::packed gives");
   const io::Json header = io::parse_json(text.substr(0, end), "[fp8::unpacked] bytes");
+  const auto* first = data + end + 1;
+  const std::int64_t rest = bytes.numel() - static_cast<std::int64_t>(end) - 1;
+  if (header.is_object() && header.contains("dtype")) return unpacked_values(header, first, rest);
   const bool known = header.is_object() && header.value("module", io::Json()).is_string() &&
                      header.value("scheme", io::Json()).is_string();
   TORCH_CHECK(known, "[fp8::unpacked] bytes: expected what fp8::packed gives");
+  const auto name = header["module"].get<std::string>();
   const PackedPart scale = packed_part(header, "scale_sizes", 4), codes = packed_part(header, "sizes", 1);
-  TORCH_CHECK(static_cast<std::int64_t>(end) + 1 + scale.bytes + codes.bytes == bytes.numel(),
-              "[fp8::unpacked] bytes: ", header["module"].get<std::string>(), ": expected ", scale.bytes + codes.bytes,
-              " bytes after the first line, found ", bytes.numel() - static_cast<std::int64_t>(end) - 1);
+  check_rest(rest, scale.bytes + codes.bytes, name);
   const auto dtype = header.value("e5m2", io::Json()) == true ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
-  const auto* first = data + end + 1;
   const at::Tensor weight = copy_of(first + scale.bytes, codes, dtype).to(at::kHPU);
-  tag_codes(weight, header["module"].get<std::string>(), copy_of(first, scale, at::kFloat),
-            header["scheme"].get<std::string>());
+  tag_codes(weight, name, copy_of(first, scale, at::kFloat), header["scheme"].get<std::string>());
   return turned(weight, header.value("transposed", io::Json()) == true);
 }
 

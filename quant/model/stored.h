@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A converted weight outside of its model: as bytes for processes and files, and as codes with scales beside them,
-// which a state dict has.
+// A converted weight outside of its model: as bytes for processes and files, as values are too, and as codes with
+// scales beside them, which a state dict has.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,10 +10,10 @@
 namespace fp8::quant {
 
 /// A converted weight (or a copy of one on the host, or its transpose) as bytes on the host: codes, scales, scheme and
-/// name. Throws c10::Error naming the module for a part of it.
-at::Tensor packed(const at::Tensor& weight);
+/// name. Throws c10::Error naming the module for a part of it. Any other tensor: its values, dtype and sizes.
+at::Tensor packed(const at::Tensor& tensor);
 
-/// That weight on hpu. Throws c10::Error or io::Error for other bytes.
+/// That weight on hpu; values on the host. Throws c10::Error or io::Error for other bytes.
 at::Tensor unpacked(const at::Tensor& bytes);
 
 /// What lies beside the codes, f32 on the weight's device: its scales, one value, [.., outputs, 1] or, of a transposed

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,11 +21,15 @@ using Place = std::size_t;
 using Sizes = std::vector<std::int64_t>;
 using Numbers = std::set<std::int64_t>;
 
+constexpr std::string_view kBias = "bias";
+
 struct Parameter {
   std::string name;
   Sizes sizes;
   bool floats = false;
   std::uint64_t tensor = 0;
+
+  bool is_bias() const { return name.find(kBias) != std::string::npos; }  // of any spelling: gate_up_proj_bias
 };
 
 struct Module {
@@ -59,7 +64,7 @@ struct Module {
     std::vector<Sizes> found;
     for (const Parameter& p : parameters) {
       const bool matrix = p.sizes.size() == dim && std::min(p.sizes[dim - 1], p.sizes[dim - 2]) > 1;
-      if (matrix && p.floats && p.name.find("bias") == std::string::npos) found.push_back(p.sizes);
+      if (matrix && p.floats && !p.is_bias()) found.push_back(p.sizes);
     }
     return found;
   }
@@ -271,7 +276,7 @@ class Finder {
   void look_at_unknown(Place place) {
     const Module& m = modules_[place];
     for (const Parameter& p : m.parameters) {
-      if (!p.floats || p.name.find("bias") != std::string::npos) continue;
+      if (!p.floats || p.is_bias()) continue;
       const std::string name = plain(key_of(m, p.name));
       if (p.sizes.size() == 3 && mixtures_.holds_experts(place))
         add(place, name, "MoeMatmul", p.name, m.has_transposed_experts());

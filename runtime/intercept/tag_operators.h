@@ -35,6 +35,8 @@
 //     measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
 //                   str config="", Node[]? nodes=None, str[]? node_names=None) -> int session
 //     measure_samples(int session, int first, int count) -> ()        which samples the next forward sees
+//     measure_forward(int session, Tensor? input=None) -> ()          it sees the rows of this tensor
+//     measure_forward_done(int session) -> ()                         files that are due are written
 //     measure_result(int session) -> str                     {"samples",
 //                                                             "modules": {name: {"inputs", "outputs", "weight"}},
 //                                                             "non_finite"}
@@ -44,17 +46,16 @@
 //     convert(Tensor[] weights, str[] modules, str[] types, str options="{}", Node[]? nodes=None,
 //             str[]? node_names=None) -> str
 //                                                            codes in the weights' place, and the report
+//     report_of(Tensor[] weights, str[] modules, str[] types) -> str   convert()'s, of a model that was loaded
 //     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()
 //                                                            codes that come from elsewhere
 //     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
 //     scheme_of(Tensor weight) -> str                        what tag() takes
 //     number_rows(Tensor[] weights) -> Tensor[]              of each value its row's number, among all rows
-//     weights_of_rows(Tensor[] weights, Tensor numbers) -> (int[], bool)
-//                                                            which of them, and whether rows stay rows
-//     gather_rows(Tensor[] weights, Tensor numbers, str name, Tensor? expected=None) -> Tensor
-//                                                            a weight of rows of others, with their scales
-//     packed(Tensor weight) -> Tensor                        codes, scales, scheme and name as bytes
-//     unpacked(Tensor bytes) -> Tensor                       that weight again
+//     score_logits(Tensor logits, Tensor ids, Tensor? reference=None) -> float[]
+//                                                            nll, the reference's, kl, agreement: sums of positions
+//     packed(Tensor tensor) -> Tensor                        codes, scales, scheme and name as bytes; or values
+//     unpacked(Tensor bytes) -> Tensor                       that weight again, or the values on the host
 //     scales_beside(Tensor weight) -> Tensor[]               of the weight, and of static activations
 //     with_scales(Tensor codes, Tensor like, Tensor? scale, Tensor? input_scale) -> Tensor
 //                                                            codes with those, in the place of a weight
@@ -64,12 +65,18 @@
 //     module_types() -> str[]                                the classes' names that are known
 //     weights_of_model(str modules, str allowlist="null") -> str
 //                                                            those of a model that is described, and what is left
+//     require_linears(str[] entries, str[] linears, str[] in_fp8, str[] stored) -> ()
+//                                                            an ignore list is what transformers takes it for
 //     forms() -> str[]                                       what save() takes
 //     config_problems(str config, str name) -> str[]         of a QUANT_CONFIG, one sentence each
 //     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None,
 //          str? dialect=None) -> str[]                       an fp8 checkpoint's
-//     load_by_rows(Tensor[] state, str[] names, str[] transposed, Tensor[] given, Tensor[] numbers, str[] keys,
-//                  str folder) -> str[]                      of a model that its checkpoint cuts into rows
+//     cut_weights(ROWS) -> str[]                             of a model that its checkpoint cuts into rows: ROWS are
+//                                                            Tensor[] state, str[] names, str[] transposed,
+//                                                            Tensor[] given, Tensor[] numbers, str[] keys
+//     written_by_rows(ROWS, str[] types, Tensor[] values) -> (Tensor[], str[])
+//                                                            what save() takes
+//     load_by_rows(ROWS, str folder) -> str[]                the way back
 //     load_others(Tensor[] state, str[] names, str folder, str[] done) -> ()
 //                                                            what is not in fp8
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors",

@@ -96,6 +96,25 @@ TEST_F(MeasureOperators, NameTheSampleOfANaN) {
   call_fp8("measure_end", {s, false});
 }
 
+TEST_F(MeasureOperators, CountTheSamplesOfForwards) {
+  const Model m;
+  const auto s = m.begin();
+  call_fp8("measure_forward_done", {s});  // of a forward that began before
+  for (const at::Tensor& x : {at::ones({4, 8}), at::ones({8}), at::ones({2, 8})}) {
+    call_fp8("measure_forward", {s, x});
+    at::Tensor bad = x.clone();
+    if (x.size(0) == 2) bad[1][0] = std::numeric_limits<float>::quiet_NaN();
+    m.forward(bad.to(kHpu));
+    call_fp8("measure_forward_done", {s});
+  }
+  call_fp8("measure_forward", {s});
+  const io::Json result = json_of(call_fp8("measure_result", {s}));
+  EXPECT_EQ(result["samples"], 4 + 1 + 2 + 1);
+  EXPECT_EQ(result["non_finite"].at(0), io::Json({"fc1", "input", 6, "nan"}));
+  call_fp8("measure_end", {s, false});
+  EXPECT_REFUSED(call_fp8("measure_forward", {s}), "fp8::measure_forward", "session");
+}
+
 TEST_F(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
   const Model m;
   const std::string config =

@@ -179,6 +179,60 @@ TEST(Tag, NamesWhatIsWrong) {
   EXPECT_REFUSED(call_fp8("scheme_of", {codes}), "fp8::scheme_of", "untagged");
 }
 
+TEST(Packed, WeightsAndValues) {
+  const auto carried = [](const at::Tensor& t) { return call_fp8("unpacked", {call_fp8("packed", {t})}).toTensor(); };
+  const Model m;
+  m.convert(R"({"weights": "channel", "dialect": "ocp"})");
+  EXPECT_EQ(call_fp8("describe", {carried(m.a)}).toStringRef(), call_fp8("describe", {m.a}).toStringRef());
+  EXPECT_TRUE(same_bits(carried(m.a), m.a));
+  for (const at::Tensor& t :
+       {at::randn({3, 4}, on_hpu()).t(), at::arange(5), at::ones({}, at::kBool), at::empty({0, 2}),
+        at::ones({2}, at::kComplexFloat).conj(), at::ones({2}, at::kFloat8_e5m2)}) {
+    const at::Tensor found = carried(t);
+    EXPECT_TRUE(found.is_cpu() && found.scalar_type() == t.scalar_type() && same_bits(found, t.cpu().resolve_conj()));
+  }
+  EXPECT_REFUSED(call_fp8("packed", {m.a.narrow(0, 0, 4)}), "layers.0.fc1", "a part of it");
+  const auto unpack = [](std::string text) {
+    return call_fp8("unpacked", {at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::kByte)});
+  };
+  EXPECT_REFUSED(unpack("{}"), "expected what fp8::packed gives");
+  EXPECT_REFUSED(unpack("{}\n"), "expected what fp8::packed gives");
+  for (const char* dtype : {"-1", "1000", "\"float\"", "null"})
+    EXPECT_REFUSED(unpack("{\"dtype\": " + std::string(dtype) + ", \"sizes\": []}\n"), "key 'dtype': found", dtype);
+  EXPECT_REFUSED(unpack("{\"dtype\": 6, \"sizes\": [2]}\n1234567"), "Float: expected 8 bytes", "found 7");
+  EXPECT_REFUSED(unpack("{\"dtype\": 6, \"sizes\": [-2]}\n"), "key 'sizes': found -2");
+}
+
+TEST(ScoreLogits, SumsOfAllChunks) {
+  const at::Tensor logits = at::randn({2, 5, 7}), other = at::randn({2, 5, 7}),
+                   ids = at::randint(0, 7, {2, 5}, at::kLong);
+  const auto sums = call_fp8("score_logits", {logits, ids, other}).toDoubleVector();
+  const at::Tensor log_q = at::log_softmax(logits.to(at::kDouble), -1),
+                   log_p = at::log_softmax(other.to(at::kDouble), -1);
+  const auto nll = [&](const at::Tensor& log) {
+    return -log.narrow(1, 0, 4).gather(2, ids.narrow(1, 1, 4).unsqueeze(2)).sum().item<double>();
+  };
+  EXPECT_NEAR(sums[0], nll(log_q), 1e-5);
+  EXPECT_NEAR(sums[1], nll(log_p), 1e-5);
+  EXPECT_NEAR(sums[2], (log_p.exp() * (log_p - log_q)).sum().item<double>(), 1e-10);
+  EXPECT_EQ(sums[3], logits.argmax(-1).eq(other.argmax(-1)).sum().item<double>());
+  EXPECT_EQ(call_fp8("score_logits", {logits, ids}).toDoubleVector(), (std::vector<double>{sums[0], 0, 0, 0}));
+  EXPECT_REFUSED(call_fp8("score_logits", {logits[0], ids}), "score_logits", "logits", "[5, 7]");
+  EXPECT_REFUSED(call_fp8("score_logits", {logits, ids[0]}), "score_logits", "ids", "Long [2, 5]");
+  EXPECT_REFUSED(call_fp8("score_logits", {logits, ids, other[0]}), "score_logits", "reference");
+}
+
+TEST(RequireLinears, AreWhatTheListOfWhatStaysSays) {
+  const auto require = [](const Words& entries, const Words& in_fp8, const Words& stored) {
+    call_fp8("require_linears", {entries, Words{"up", "m.head", "head"}, in_fp8, stored});
+  };
+  const Words in_file = {"up.weight", "head.weight"};
+  EXPECT_NO_THROW(require({"m.head", "re:hea"}, {"up"}, in_file));
+  EXPECT_REFUSED(require({"m.head"}, {"up"}, in_file), "save: head: is in high precision", "blocklist");
+  EXPECT_REFUSED(require({"re:.*head"}, {"up", "head"}, in_file), "save: head: is in fp8");
+  EXPECT_REFUSED(require({"re:.*head"}, {"up"}, {}), "save: up: is in fp8", "shares its weight");
+}
+
 using SaveAndLoad = InFolder;
 
 TEST_F(SaveAndLoad, CarryAModelOver) {

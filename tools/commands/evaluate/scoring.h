@@ -13,28 +13,15 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/model/logit_scores.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 
-// How well logits predict a text and how far they are from other logits, per chunk so that sums do not depend on the
-// batch.
-//
-//   nll   = sum over positions 1..L-1 of -log softmax(logits[position - 1])[ids[position]]     f32 log-softmax, f64 sum
-//   kl    = sum over all L positions of KL(softmax(reference) || softmax(logits))              f64, nats
-//   agree = positions where both have the same largest logit
-
-struct ChunkScore {
-  double nll = 0, kl = 0;
-  std::int64_t agree = 0;
-};
-
-/// logits [B, L, V] of any float dtype, ids [B, L] (or L + 1: the last row predicts one too) int64 in [0, V) or
-/// undefined (then nll is 0), reference [B, L, V] or undefined (then kl and agree are 0); all on the CPU. Returns B
-/// scores; NaN or infinite logits give a NaN or infinite nll.
-std::vector<ChunkScore> score_chunks(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& reference);
+using quant::ChunkScore;
+using quant::score_chunks;
 
 /// Of each text, the cosine between the means of its hidden states in the two, [B, L, H]: f64. 1 where both are 0.
 std::vector<double> cosines(const at::Tensor& hidden, const at::Tensor& reference);

@@ -32,22 +32,16 @@ __version__ = "0.1.0"
 __all__ = ["Cache", "Fp8Parameter", "__version__", "attention", "evaluate", "hpu", "inc", "lightning", "nn", "optim", "optimum", "quant", "te"]
 
 # They load when they are asked for, by pkgutil.resolve_name().
-_LAZY = {
-    "Cache": "fp8.attention:Cache", "Fp8Parameter": "fp8.parameter:Fp8Parameter", "evaluate": "fp8.evaluation:evaluate",
-    "attention": "fp8.attention:", "hpu": "fp8.hpu:", "inc": "fp8.quant:", "lightning": "fp8.lightning:", "nn": "fp8.nn:", "optim": "fp8.optim:",
-    "optimum": "fp8.optimum:", "quant": "fp8.quant:", "te": "fp8.te:"}
+_LAZY = {name: f"fp8.{name}:" for name in __all__} | {
+    "Cache": "fp8.attention:Cache", "Fp8Parameter": "fp8.parameter:Fp8Parameter", "evaluate": "fp8.evaluation:evaluate", "inc": "fp8.quant:"}
 
 
 def __getattr__(name: str) -> typing.Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fp8' has no attribute '{name}', allowed: {', '.join(__all__)}")
-    _register()
+    importlib.import_module("fp8._autoload").register()
     globals()[name] = value = pkgutil.resolve_name(_LAZY[name])
     return value
-
-
-def _register() -> None:
-    importlib.import_module("fp8._autoload").register()
 
 
 def __dir__() -> list[str]:
@@ -57,4 +51,4 @@ def __dir__() -> list[str]:
 # A finished torch that did not load this package (FP8_AUTOLOAD=0) knows the device from here on. The command `fp8` has none.
 _before_torch = "torch" not in sys.modules
 if not _before_torch and not getattr(sys.modules["torch"].__spec__, "_initializing", False):
-    _register()
+    importlib.import_module("fp8._autoload").register()

@@ -71,11 +71,8 @@ def _know(name: str, module: typing.Any) -> None:
 def _add_quantizer(auto: typing.Any) -> None:
     """For compressed-tensors, which passes what is not for hpu on to transformers' own. Imported when it is called: parts of
     transformers are not there yet."""
-    def quantizer(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        from fp8 import _transformers
-        return _transformers.OnHpu(*args, **kwargs)
     if hasattr(auto, "AUTO_QUANTIZER_MAPPING"):
-        auto.AUTO_QUANTIZER_MAPPING["compressed-tensors"] = quantizer
+        auto.AUTO_QUANTIZER_MAPPING["compressed-tensors"] = lambda *args, **kwargs: pkgutil.resolve_name("fp8._transformers:OnHpu")(*args, **kwargs)
 
 
 # Module: what is called with it when it is there, by pkgutil.resolve_name().

@@ -85,14 +85,12 @@ def register(cls: type, kind: str = "Linear", weight: str = "weight", transposed
 
 def _registration(module: torch.nn.Module) -> typing.Optional[Registration]:
     classes = type(module).__mro__
-    for cls in classes:
-        if cls in _registered:
-            return _registered[cls]
+    if own := next((cls for cls in classes if cls in _registered), None):
+        return _registered[own]
     if classes[0].__name__ in types() and isinstance(getattr(module, "weight", None), torch.Tensor):
         return Registration(classes[0].__name__)
-    for base in _BASES:
-        if isinstance(module, base):
-            return Registration(base.__name__)
+    if base := next((base for base in _BASES if isinstance(module, base)), None):
+        return Registration(base.__name__)
     # transformers' multiplies by addmm. No import: who has such a module has transformers.
     conv1d = any(cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in classes)
     return Registration("Linear", transposed=True) if conv1d else None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerate and Optimum's arguments ask of the device, for who trains with them."""
+"""What accelerate and Optimum's arguments ask of the device, for who trains with them; and parameters that learn in fp8 in pickles."""
 
 import functools
+import json
 import typing
 import warnings
 
@@ -34,3 +35,18 @@ def register_backend(name: str) -> None:
     import torch._dynamo
     if name not in torch._dynamo.list_backends(()):
         torch._dynamo.register_backend(_autoload.backend, name)
+
+
+def check_pickled(tensor: torch.Tensor) -> None:
+    """Raises RuntimeError for a parameter that learns in fp8."""
+    is_one = isinstance(tensor, torch.nn.Parameter) and tensor.device.type == "hpu" and tensor.is_floating_point()
+    tag = json.loads(torch.ops.fp8.tag_of(tensor)) if is_one else None
+    if tag is not None and not tag["holds_codes"] and tag["handler"].startswith("fp8 training"):
+        raise RuntimeError(f"weight of {', '.join(map(repr, tag['modules']))}: learns in fp8, and a pickled parameter would go on in high "
+                           "precision: save or send the model's state_dict(), and torch.ops.fp8.save_training_state()")
+
+
+def pickle_parameter(parameter: torch.nn.Parameter) -> typing.Any:
+    """For torch.save and pickle."""
+    check_pickled(parameter)
+    return parameter.__reduce_ex__(2)

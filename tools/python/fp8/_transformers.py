@@ -5,7 +5,6 @@ from_pretrained() of such a folder onto hpu gives the converted model again."""
 import copy
 import json
 import pathlib
-import re
 import typing
 import warnings
 
@@ -36,15 +35,9 @@ def _check_reader(model: torch.nn.Module, config: CompressedTensorsConfig) -> No
 
 def check_linears(model: torch.nn.Module, ignored: typing.Sequence[str]) -> None:
     """The reader makes a Linear with a scale of each that the config does not leave out: they are those with codes."""
-    written = saving.once(model, saving.state_of(model))
-    for name, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, torch.nn.Linear):
-            continue
-        left_out = any(re.match(text[3:], name) if text.startswith("re:") else text == name for text in ignored)
-        converted = isinstance(module._parameters.get("weight"), Fp8Parameter)
-        if converted == left_out or converted and f"{name}.weight" not in written:
-            raise RuntimeError(f"save: {name}: is in {'fp8' if converted else 'high precision'}, and transformers would take it for the other, by "
-                               "its name or for it shares its weight with another module; convert without it (blocklist)")
+    linears = {name: module for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, torch.nn.Linear)}
+    in_fp8 = [name for name, module in linears.items() if isinstance(module._parameters.get("weight"), Fp8Parameter)]
+    torch.ops.fp8.require_linears(ignored, list(linears), in_fp8, list(saving.once(model, saving.state_of(model))))
 
 
 def write_config(model: torch.nn.Module, folder: pathlib.Path) -> None:

@@ -24,11 +24,10 @@ class Evaluation:
         return math.exp(self.loss)
 
 
-def _log_probabilities(model: torch.nn.Module, chunk: torch.Tensor) -> torch.Tensor:
-    """[L, vocabulary], f32, on the host."""
+def _logits(model: torch.nn.Module, chunk: torch.Tensor) -> torch.Tensor:
+    """[1, L, vocabulary], on the host."""
     answer = model(chunk.unsqueeze(0).to(next(model.parameters()).device))
-    logits = answer if isinstance(answer, torch.Tensor) else answer.logits
-    return typing.cast(torch.Tensor, logits[0].float().cpu().log_softmax(-1))
+    return typing.cast(torch.Tensor, answer if isinstance(answer, torch.Tensor) else answer.logits).cpu()
 
 
 def evaluate(model: torch.nn.Module, tokens: torch.Tensor, reference: typing.Optional[torch.nn.Module] = None, seq_len: int = 2048) -> Evaluation:
@@ -40,15 +39,11 @@ def evaluate(model: torch.nn.Module, tokens: torch.Tensor, reference: typing.Opt
         raise ValueError(f"evaluate: found {tokens.numel()} tokens in chunks of {seq_len}, expected two or more")
     chunks = [chunk for chunk in tokens.split(seq_len) if chunk.numel() > 1]
     count, positions = sum(chunk.numel() - 1 for chunk in chunks), sum(chunk.numel() for chunk in chunks)
-    loss, reference_loss, kl, agreed = 0.0, 0.0, 0.0, 0
+    sums = torch.zeros(4, dtype=torch.float64)
     with torch.inference_mode():
         for chunk in chunks:
-            targets, q = chunk[1:, None].cpu(), _log_probabilities(model, chunk)
-            loss -= float(q[:-1].gather(1, targets).double().sum())
-            if reference is not None:
-                p = _log_probabilities(reference, chunk)
-                reference_loss -= float(p[:-1].gather(1, targets).double().sum())
-                kl += float((p.exp() * (p - q)).sum(-1).double().sum())
-                agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
+            logits, *others = (_logits(judged, chunk) for judged in (model, reference) if judged is not None)
+            sums += torch.tensor(torch.ops.fp8.score_logits(logits, chunk.unsqueeze(0).cpu(), *others), dtype=torch.float64)
+    loss, reference_loss, kl, agreed = sums.tolist()
     against = (reference_loss / count, kl / positions, agreed / positions) if reference is not None else ()
     return Evaluation(loss / count, count, len(chunks), *against)

@@ -104,8 +104,8 @@ class device_of(device):  # noqa: N801
 
 
 def get_device_name(device: Device = None) -> str:
-    """"GAUDI", "GAUDI2" or "GAUDI3": as the runtime casts. 448 is 448 in E4M3 of the third generation, 240 in that of the
-    second, and the first has no fp8. Raises RuntimeError for another value of FP8_HPU_DEVICE."""
+    """"GAUDI", "GAUDI2" or "GAUDI3": 448 is 448 in E4M3 of the third generation, 240 in that of the second, and the first has no
+    fp8. Raises RuntimeError for another value of FP8_HPU_DEVICE."""
     _get_device_index(device)
     return str(torch.ops.fp8.device_name())
 

@@ -118,8 +118,7 @@ class VLLMKVCache(Operation):
     KIND = "VLLMKVCache"
 
     def forward(self, input: typing.Optional[torch.Tensor], cache: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """Writes input [tokens, heads, size] to the slots; None writes nothing. Returns the cache. Raises ValueError for one of another
-        dtype."""
+        """Writes input [tokens, heads, size] to the slots; None writes nothing. Returns the cache. Raises ValueError for another dtype."""
         return cache if input is None else typing.cast(torch.Tensor, self.node.write(input, cache, slot_mapping))
 
     def fetch_from_cache(self, cache: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -13,7 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from fp8 import _library, _modules
+from fp8 import _library, _modules, _trainers
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}  # operators return ScalarType's number
@@ -143,50 +143,23 @@ for _name, _dtype in (("float", torch.float32), ("double", torch.float64), ("hal
     setattr(Fp8Parameter, _name, lambda self, dtype=_dtype: self.to(dtype))
 
 
-def parts(weight: torch.Tensor) -> tuple[bytes, str, bool, bool]:
-    """All that makes a converted weight, or the codes of one, in another process. No tensors: old archives fill those in
-    later. Raises RuntimeError naming the module for a part of a weight."""
-    return bytes_of(torch.ops.fp8.packed(weight))[0], str(weight.device), isinstance(weight, Fp8Parameter), weight.requires_grad
+def parts(tensor: torch.Tensor) -> tuple[bytes, str, bool, bool]:
+    """All that makes a tensor in another process, of a converted weight with its scales. No tensors: old archives fill those in
+    later, and memory of the sender's may be gone. Raises RuntimeError naming the module for a part of a weight."""
+    return torch.ops.fp8.packed(tensor).numpy().tobytes(), str(tensor.device), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
 
 
 def _rebuild(data: bytes, device: str, parameter: bool, requires_grad: bool) -> torch.Tensor:
-    """The weight of parts(). Raises RuntimeError for other bytes, and where the hpu device is not available."""
+    """The tensor of parts(). Raises RuntimeError for other bytes, and where the hpu device is not available."""
     _library.require()
-    tensor = torch.ops.fp8.unpacked(of_bytes(data, torch.uint8, (len(data),))).to(device)
-    return Fp8Parameter.of_codes(tensor, requires_grad) if parameter else tensor
-
-
-def bytes_of(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
-    """Memory that the sender may free at once, unlike torch's shared memory."""
-    host = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return host.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), host.dtype, tuple(host.shape)
-
-
-def of_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
-
-
-def _to_hpu(memory: tuple[bytes, torch.dtype, tuple[int, ...]], device: str, parameter: bool, requires_grad: bool) -> torch.Tensor:
-    tensor = of_bytes(*memory).to(device)
-    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+    tensor = torch.ops.fp8.unpacked(torch.frombuffer(bytearray(data), dtype=torch.uint8)).to(device)
+    if not parameter:
+        return typing.cast(torch.Tensor, tensor.requires_grad_(requires_grad))
+    return Fp8Parameter.of_codes(tensor, requires_grad) if torch.ops.fp8.describe(tensor) else torch.nn.Parameter(tensor, requires_grad)
 
 
 def _raise(message: str) -> typing.NoReturn:
     raise RuntimeError(message)
-
-
-def _check_pickled(tensor: torch.Tensor) -> None:
-    """Raises RuntimeError for a parameter that learns in fp8."""
-    tag = json.loads(torch.ops.fp8.tag_of(tensor)) if tensor.device.type == "hpu" and tensor.is_floating_point() else None
-    if tag is not None and not tag["holds_codes"] and tag["handler"].startswith("fp8 training"):
-        raise RuntimeError(f"weight of {', '.join(map(repr, tag['modules']))}: learns in fp8, and a pickled parameter would go on in high "
-                           "precision: save or send the model's state_dict(), and torch.ops.fp8.save_training_state()")
-
-
-def _pickle_parameter(parameter: torch.nn.Parameter) -> typing.Any:
-    """For torch.save and pickle."""
-    _check_pickled(parameter)
-    return parameter.__reduce_ex__(2)
 
 
 def send(tensor: torch.Tensor) -> typing.Any:
@@ -210,9 +183,8 @@ def _sent(tensor: torch.Tensor) -> typing.Any:
         raise RuntimeError("found a tensor of a graph, and autograd ends at the process: send tensor.detach()")
     if tensor.layout is not torch.strided:
         raise RuntimeError(f"found a tensor of layout {tensor.layout}, allowed: torch.strided: send tensor.cpu()")
-    if parameter := isinstance(tensor, torch.nn.Parameter):
-        _check_pickled(tensor)
-    return _to_hpu, (bytes_of(tensor), str(tensor.device), parameter, tensor.requires_grad)
+    _trainers.check_pickled(tensor)
+    return _rebuild, parts(tensor)
 
 
 def _go_on_after_fork() -> None:
@@ -225,7 +197,7 @@ def register() -> None:
     os.register_at_fork(after_in_child=_go_on_after_fork)
     for cls in (torch.Tensor, torch.nn.Parameter, Fp8Parameter, Fp8View):
         ForkingPickler.register(cls, send)
-    copyreg.pickle(torch.nn.Parameter, _pickle_parameter)  # type: ignore[arg-type]
+    copyreg.pickle(torch.nn.Parameter, _trainers.pickle_parameter)  # type: ignore[arg-type]
 
 
 torch.serialization.add_safe_globals([_rebuild])

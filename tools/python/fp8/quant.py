@@ -74,7 +74,7 @@ class _Calibration:
     """A calibration that is going on. Copies and pickles of the model have none."""
 
     def __init__(self, session: int, config: FP8Config, model: torch.nn.Module) -> None:
-        self.session, self.config, self.samples, self.last, self.process = session, config, 0, 0, os.getpid()
+        self.session, self.config, self.process = session, config, os.getpid()
         self.hooks = [model.register_forward_pre_hook(_count_samples, with_kwargs=True), model.register_forward_hook(_samples_done)]
         _open.add(self)
 
@@ -91,22 +91,15 @@ class _Calibration:
 
 
 def _count_samples(model: torch.nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-    """A forward's samples are the rows of its first tensor, of a vector one: what the files call NumSamples."""
-    calibration = model.__dict__.get(_CALIBRATION)
-    if calibration is None:
-        return
-    first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
-    count = first.shape[0] if first is not None and first.dim() > 1 and first.shape[0] > 0 else 1
-    torch.ops.fp8.measure_samples(calibration.session, calibration.samples, count)
-    calibration.samples, calibration.last = calibration.samples + count, count
+    """A forward's samples are the rows of its first tensor: what the files call NumSamples."""
+    if calibration := model.__dict__.get(_CALIBRATION):
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        torch.ops.fp8.measure_forward(calibration.session, *tensors[:1])
 
 
 def _samples_done(model: torch.nn.Module, args: typing.Any, output: typing.Any) -> None:
-    """Files that are due (calibration_sample_interval) are written when the samples are named again."""
-    del args, output
-    calibration = model.__dict__.get(_CALIBRATION)
-    if calibration is not None and calibration.last:
-        torch.ops.fp8.measure_samples(calibration.session, calibration.samples - calibration.last, calibration.last)
+    if calibration := model.__dict__.get(_CALIBRATION):
+        torch.ops.fp8.measure_forward_done(calibration.session)
 
 
 _open: "weakref.WeakSet[_Calibration]" = weakref.WeakSet()
@@ -234,12 +227,7 @@ def _finish(model: torch.nn.Module, found: typing.Sequence[_modules.Weight], lef
 def _loaded(model: torch.nn.Module) -> torch.nn.Module:
     """A model whose codes came from a checkpoint: with the report of one that was converted here."""
     found, left = _modules.weights(model)
-    coded = [(weight, Fp8Parameter.of(weight)) for weight in found if torch.ops.fp8.describe(weight.tensor)]
-    _finish(model, found, left, {
-        "converted": [{"name": w.name, "type": w.kind, "scheme": json.loads(torch.ops.fp8.tag_of(w.tensor))["handler"],
-                       "bytes_before": p.numel() * p.dtype.itemsize, "bytes_after": p.numel()} for w, p in coded],
-        "skipped": [{"name": w.name, "reason": "in high precision in the checkpoint"} for w in found if not isinstance(w.owned, Fp8Parameter)],
-        "warnings": []})
+    _finish(model, found, left, json.loads(torch.ops.fp8.report_of(*_modules.columns(found))))
     return model
 
 

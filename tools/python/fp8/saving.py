@@ -104,26 +104,17 @@ def once(model: torch.nn.Module, state: Tensors) -> Tensors:
     return {name: tensor for name, tensor in (ours.once(model, state) if ours else state).items() if first.setdefault(id(tensor), name) == name}
 
 
-class _Rows:
-    """The rows of a model's state, numbered through all of it. Rows are outputs: upright has those of a weight that is [inputs,
-    outputs] as rows. given: of each value in the model the number of its row; numbers, by the names of the checkpoint: what the
-    reversal makes of these."""
+def _rows(model: torch.nn.Module, state: Tensors) -> tuple[typing.Any, ...]:
+    """The rows of a model's state, numbered through all of it, as operators take them (quant/model/rows_of_model.h): in the model,
+    and by the names of the checkpoint, where the reversal takes numbers in the place of values."""
+    transposed = {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
 
-    def __init__(self, model: torch.nn.Module, state: Tensors) -> None:
-        self.names, self.transposed = list(state), {weight.key for weight in _modules.weights(model)[0] if weight.transposed}
-        self.upright = [self.turned(name, tensor.detach()) for name, tensor in state.items()]
-        self.given = {name: self.turned(name, numbers) for name, numbers in zip(state, torch.ops.fp8.number_rows(self.upright))}
-        self.numbers = reversed_names(model, dict(self.given))
-        self.whole = {id(numbers): name for name, numbers in self.given.items()}
-
-    def turned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.transpose(-2, -1) if name in self.transposed else tensor
-
-    def sources(self, name: str) -> tuple[list[str], bool]:
-        """The names in the model that a tensor of the checkpoint is of, and whether it is the one as it is."""
-        numbers = self.numbers[name]
-        whole = self.whole.get(id(numbers))
-        return ([whole], True) if whole else ([self.names[i] for i in torch.ops.fp8.weights_of_rows(self.upright, numbers)[0]], False)
+    def turned(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(-2, -1) if name in transposed else tensor
+    numbers = torch.ops.fp8.number_rows([turned(name, tensor.detach()) for name, tensor in state.items()])
+    given = {name: turned(name, rows) for name, rows in zip(state, numbers)}
+    cut = reversed_names(model, dict(given))
+    return list(state.values()), list(state), list(transposed), list(given.values()), list(cut.values()), list(cut)
 
 
 def written(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list[str]]:
@@ -132,37 +123,19 @@ def written(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[str], list
     codes go."""
     every, kinds = state_of(model), {weight.key: weight.kind for weight in _modules.weights(model)[0]}
     state = once(model, every)
-    rows = _Rows(model, state)
-    places = {name: rows.sources(name) for name in rows.numbers}
-    coded = {name for name, tensor in state.items() if isinstance(tensor, Fp8Parameter)}
-    cut = {source for sources, whole in places.values() if not whole for source in sources} & coded
-    values = {name: tensor.detach().cpu().view(torch.uint8) if name in cut else tensor for name, tensor in state.items()}
-    found: dict[str, tuple[torch.Tensor, str]] = {}
-    for name, tensor in reversed_names(model, values).items():
-        sources, whole = places[name]
-        kind = next((kinds[source] for source in sources if source in kinds), "")
-        if whole:
-            tensor = state[sources[0]]
-            if isinstance(tensor, Fp8Parameter) and (tensor.transposed or kind == "MoeMatmul"):
-                what = "stacked experts are one tensor" if kind == "MoeMatmul" else "its weight is [inputs, outputs]"
-                raise RuntimeError(f"save: {sources[0]}: {what} in this model's checkpoints, which no reader takes in fp8: convert "
-                                   "without it (blocklist)")
-        elif cut.intersection(sources):
-            tensor = torch.ops.fp8.gather_rows(rows.upright, rows.numbers[name], name, tensor)
-        found[name] = tensor, "Linear" if kind == "MoeMatmul" and tensor.dim() == 2 else kind
+    rows = _rows(model, state)
+    cut, names = set(torch.ops.fp8.cut_weights(*rows)), rows[-1]
+    values = reversed_names(model, {name: t.detach().cpu().view(torch.uint8) if name in cut else t for name, t in state.items()})
+    tensors, types = torch.ops.fp8.written_by_rows(*rows, [kinds.get(name, "") for name in state], [values[name] for name in names])
     stored = {id(tensor) for tensor in state.values()}
-    found |= {name: (every[name], kinds.get(name, "")) for name in every if name not in state and name not in found and id(every[name]) in stored}
-    return [tensor for tensor, _ in found.values()], list(found), [kind for _, kind in found.values()]
+    tied = [name for name in every if name not in state and name not in values and id(every[name]) in stored]
+    return [*tensors, *(every[name] for name in tied)], names + tied, [*types, *(kinds.get(name, "") for name in tied)]
 
 
 def adopt(model: torch.nn.Module, folder: pathlib.Path) -> list[str]:
     """Puts the codes of a checkpoint in the place of the model's weights, which may hold anything. Returns the tensors
     that are done with. Raises RuntimeError naming folder and tensor."""
-    state = once(model, state_of(model))
-    rows = _Rows(model, state)
-    done = torch.ops.fp8.load_by_rows(list(state.values()), rows.names, list(rows.transposed), list(rows.given.values()), list(rows.numbers.values()),
-                                      list(rows.numbers), str(folder))
-    return typing.cast(list[str], done)
+    return typing.cast(list[str], torch.ops.fp8.load_by_rows(*_rows(model, once(model, state_of(model))), str(folder)))
 
 
 def install(model: torch.nn.Module, converted: typing.Sequence[_modules.Weight]) -> None:

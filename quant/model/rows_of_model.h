@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint's tensors into a model whose weights are cut and joined otherwise than there (rows.h).
+// A model whose weights are cut and joined otherwise in its checkpoint (rows.h), written and loaded.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace fp8::quant {
@@ -17,6 +18,16 @@ struct RowsOfModel {
   at::TensorList numbers;         ///< these by the names of the checkpoint; those that nothing cut are the ones given
   std::vector<std::string> keys;  ///< their names there
 };
+
+/// Those of `names` whose codes the checkpoint cuts or joins.
+std::vector<std::string> cut_weights(const RowsOfModel& model);
+
+/// The tensors of the checkpoint by `keys`, and their modules' types; codes with their scales. types: of the state;
+/// values: what the checkpoint has by each key, of cut weights their codes as bytes. Throws c10::Error naming the
+/// module for codes that no reader takes so, and as gather_rows() does.
+std::tuple<std::vector<at::Tensor>, std::vector<std::string>> written_by_rows(const RowsOfModel& model,
+                                                                              const std::vector<std::string>& types,
+                                                                              at::TensorList values);
 
 /// Puts all codes of the checkpoint, with their scales, in the place of the model's weights, which may hold anything.
 /// Returns the tensors that are done with. Throws c10::Error naming folder and tensor: the model has no such tensor, or
