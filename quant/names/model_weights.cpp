@@ -17,7 +17,7 @@ namespace fp8::quant {
 namespace {
 
 using io::Json;
-using Place = std::size_t;
+using ModuleIndex = std::size_t;
 using Sizes = std::vector<std::int64_t>;
 using Numbers = std::set<std::int64_t>;
 
@@ -37,7 +37,7 @@ struct Module {
   std::set<std::string> is;
   bool transposed = false, registered = false, computes = false, adapter = false;
   std::optional<bool> is_transposed;
-  std::vector<Place> children;
+  std::vector<ModuleIndex> children;
   Numbers numbers;
   std::vector<Parameter> parameters;
 
@@ -52,7 +52,7 @@ struct Module {
         registered(json.value("registered", false)),
         computes(json.value("computes", false)),
         adapter(json.value("adapter", false)),
-        children(json.value("children", std::vector<Place>())),
+        children(json.value("children", std::vector<ModuleIndex>())),
         numbers(json.value("numbers", Numbers())) {
     if (const auto said = json.value("is_transposed", Json()); said.is_boolean()) is_transposed = said.get<bool>();
     for (const Json& p : json.value("parameters", Json::array()))
@@ -84,17 +84,17 @@ struct Module {
 
 using Modules = std::vector<Module>;
 
-void add_below(const Modules& modules, Place place, std::vector<bool>& seen, std::vector<Place>& found) {
+void add_below(const Modules& modules, ModuleIndex place, std::vector<bool>& seen, std::vector<ModuleIndex>& found) {
   if (seen[place]) return;
   seen[place] = true;
   found.push_back(place);
-  for (const Place child : modules[place].children) add_below(modules, child, seen, found);
+  for (const ModuleIndex child : modules[place].children) add_below(modules, child, seen, found);
 }
 
 /// A module and all below it, in the order of PyTorch's modules().
-std::vector<Place> below(const Modules& modules, Place place) {
+std::vector<ModuleIndex> below(const Modules& modules, ModuleIndex place) {
   std::vector<bool> seen(modules.size());
-  std::vector<Place> found;
+  std::vector<ModuleIndex> found;
   add_below(modules, place, seen, found);
   return found;
 }
@@ -103,9 +103,9 @@ std::vector<Place> below(const Modules& modules, Place place) {
 class Mixtures {
  public:
   explicit Mixtures(const Modules& modules) : modules_(modules) {
-    std::map<Place, Place> parents;
-    for (Place i = 0; i < modules.size(); ++i) {
-      for (const Place child : modules[i].children) parents[child] = i;
+    std::map<ModuleIndex, ModuleIndex> parents;
+    for (ModuleIndex i = 0; i < modules.size(); ++i) {
+      for (const ModuleIndex child : modules[i].children) parents[child] = i;
       if (auto found = experts_of(i); !found.counts.empty()) candidates_.emplace(i, std::move(found));
     }
     for (const auto& [place, found] : candidates_) {
@@ -115,8 +115,8 @@ class Mixtures {
     }
   }
 
-  bool holds_experts(Place place) const { return experts_.contains(place); }
-  bool is_router(Place place) const { return routers_.contains(place); }
+  bool holds_experts(ModuleIndex place) const { return experts_.contains(place); }
+  bool is_router(ModuleIndex place) const { return routers_.contains(place); }
 
  private:
   /// How many experts a module may hold, and how wide their inputs may be.
@@ -126,13 +126,13 @@ class Mixtures {
 
   /// Stacked as [experts, ., .] or [experts * ., .], or one by one in a list that has a forward, or of MoeMatmul.
   /// Whether they are any, a router beside them says.
-  Experts experts_of(Place place) const {
+  Experts experts_of(ModuleIndex place) const {
     const Module& m = modules_[place];
     Experts found;
     const auto add_widths = [&](const Sizes& sizes) { found.widths.insert(sizes.end() - 2, sizes.end()); };
     if (m.is.contains("list") && (m.computes || kinds_of_children(m) == std::set<std::string>{"MoeMatmul"})) {
       found.counts = {static_cast<std::int64_t>(m.children.size())};
-      for (const Place i : below(modules_, place)) std::ranges::for_each(modules_[i].own(2), add_widths);
+      for (const ModuleIndex i : below(modules_, place)) std::ranges::for_each(modules_[i].own(2), add_widths);
       return found;
     }
     if (m.is.contains("convolution") || !m.kind.empty()) return found;
@@ -150,17 +150,18 @@ class Mixtures {
 
   std::set<std::string> kinds_of_children(const Module& m) const {
     std::set<std::string> kinds;
-    for (const Place child : m.children)
+    for (const ModuleIndex child : m.children)
       if (!modules_[child].kind.empty()) kinds.insert(modules_[child].kind);
     return kinds;
   }
 
   /// A router reads what experts read, and has a row for each in the end; some have more, for experts that compute
   /// nothing. A list of layers is none.
-  bool routes(Place place, const Experts& experts) const {
+  bool routes(ModuleIndex place, const Experts& experts) const {
     std::vector<Sizes> matrices;
     if (!modules_[place].computes) return false;
-    for (const Place i : below(modules_, place)) std::ranges::copy(modules_[i].own(2), std::back_inserter(matrices));
+    for (const ModuleIndex i : below(modules_, place))
+      std::ranges::copy(modules_[i].own(2), std::back_inserter(matrices));
     return !matrices.empty() && experts.widths.contains(matrices.front()[1]) &&
            std::ranges::any_of(experts.counts, [rows = matrices.back()[0]](std::int64_t n) {
              return 1 < n && n <= rows && rows <= 2 * n;
@@ -168,10 +169,10 @@ class Mixtures {
   }
 
   /// False: the block has no router of these experts.
-  bool find_in(Place block, const Experts& experts) {
+  bool find_in(ModuleIndex block, const Experts& experts) {
     bool found = false;
-    const auto may_hold = [&](Place i) { return candidates_.contains(i); };
-    for (const Place child : modules_[block].children) {
+    const auto may_hold = [&](ModuleIndex i) { return candidates_.contains(i); };
+    for (const ModuleIndex child : modules_[block].children) {
       if (std::ranges::any_of(below(modules_, child), may_hold) || !routes(child, experts)) continue;
       routers_.insert(child);
       found = true;
@@ -181,8 +182,8 @@ class Mixtures {
   }
 
   const Modules& modules_;
-  std::map<Place, Experts> candidates_;
-  std::set<Place> experts_, routers_;
+  std::map<ModuleIndex, Experts> candidates_;
+  std::set<ModuleIndex> experts_, routers_;
 };
 
 /// Without what torch.compile puts into names.
@@ -200,7 +201,7 @@ std::string key_of(const Module& m, const std::string& parameter) {
 class Finder {
  public:
   explicit Finder(const Modules& modules) : modules_(modules), mixtures_(modules) {
-    for (Place i = 0; i < modules.size(); ++i) look_at(i);
+    for (ModuleIndex i = 0; i < modules.size(); ++i) look_at(i);
   }
 
   /// Leaves what shares its tensor with a table that no list names, or with a matrix that is left.
@@ -241,7 +242,7 @@ class Finder {
   };
 
   /// Why a module and all below it stays in high precision; empty: it does not.
-  std::string apart(Place place) {
+  std::string apart(ModuleIndex place) {
     const Module& m = modules_[place];
     for (auto it = apart_.rbegin(); it != apart_.rend(); ++it)
       if (m.name.starts_with(it->prefix) && !(m.name + ".").starts_with(it->prefix + "base_layer.")) return it->reason;
@@ -253,7 +254,7 @@ class Finder {
     return apart_.back().reason;
   }
 
-  void look_at(Place place) {
+  void look_at(ModuleIndex place) {
     const Module& m = modules_[place];
     if (const std::string reason = apart(place); !reason.empty()) {
       for (const Parameter& p : m.parameters)
@@ -273,7 +274,7 @@ class Finder {
   }
 
   /// Of a module that is no product by its class: its stacked experts, and matrices that nothing is known of.
-  void look_at_unknown(Place place) {
+  void look_at_unknown(ModuleIndex place) {
     const Module& m = modules_[place];
     for (const Parameter& p : m.parameters) {
       if (!p.floats || p.is_bias()) continue;
@@ -285,7 +286,7 @@ class Finder {
     }
   }
 
-  void add(Place place, const std::string& name, const std::string& kind, const std::string& parameter,
+  void add(ModuleIndex place, const std::string& name, const std::string& kind, const std::string& parameter,
            bool transposed) {
     weights_.push_back({{"name", name},
                         {"key", key_of(modules_[place], parameter)},
@@ -295,12 +296,12 @@ class Finder {
                         {"module", place}});
   }
 
-  void leave(Place place, const std::string& name, const std::string& reason, const std::string& parameter = "") {
+  void leave(ModuleIndex place, const std::string& name, const std::string& reason, const std::string& parameter = "") {
     left_.push_back({{"name", name}, {"reason", reason}, {"parameter", parameter}, {"module", place}});
   }
 
   std::optional<std::uint64_t> tensor_of(const Json& found) const {
-    const auto& own = modules_[found["module"].get<Place>()].parameters;
+    const auto& own = modules_[found["module"].get<ModuleIndex>()].parameters;
     const auto it = std::ranges::find(own, found["parameter"].get<std::string>(), &Parameter::name);
     return it != own.end() ? std::optional(it->tensor) : std::nullopt;
   }
@@ -316,7 +317,7 @@ class Finder {
 Json weights_of_model(const Json& modules, const Json& allowlist) {
   const Modules read(modules.begin(), modules.end());
   for (const Module& m : read) {
-    for (const Place child : m.children)
+    for (const ModuleIndex child : m.children)
       if (child >= read.size())
         io::fail<io::Error>("modules: {}: found child {} of {} modules", m.name, child, read.size());
   }

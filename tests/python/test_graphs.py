@@ -84,6 +84,21 @@ def test_fp8_follows_the_weights():
     assert counts(model) == (2, 2, 0)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_in_fp8(fused, tmp_path):
+    model = fp8.attention.use(llama().bfloat16(), fused=fused)
+    ids = torch.randint(64, (2, 8), device="hpu")
+    with torch.no_grad():
+        fp8.quant.prepare(model, {"dump_stats_path": str(tmp_path / "inc")})
+        model(ids, use_cache=False)
+        fp8.quant.convert(model)
+        expected = [model(ids + i, use_cache=False).logits for i in range(3)]
+        torch.hpu.wrap_in_hpu_graph(model)
+        found = [model(ids + i, use_cache=False).logits for i in range(3)]
+    assert all(map(torch.equal, expected, found)) and not model.forward.cache.refusals()
+    assert counts(model) == (1, 2, 0)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_training_in_fp8(bf16):
     """With an evaluation between its steps, which records no amaxes."""
