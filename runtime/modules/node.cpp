@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/modules/node.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <utility>
 
 #include "fp8/runtime/device/registration.h"
@@ -112,12 +114,16 @@ at::Tensor Node::attention(const at::Tensor& q, const at::Tensor& k, const at::T
 
 at::Tensor Node::store(const at::Tensor& current) const {
   auto* handler = cache_handler("store");
-  return handler != nullptr ? handler->store(current) : current;
+  if (handler == nullptr) return current;
+  if (at::GradMode::is_enabled() && current.requires_grad()) return handler->store(current);
+  return run_node("fp8::store", current, [slot = slot()](at::TensorList t) { return slot->handler->store(t[0]); });
 }
 
 at::Tensor Node::fetch(const at::Tensor& stored, const at::Tensor& like) const {
-  auto* handler = cache_handler("fetch");
-  return handler != nullptr ? handler->fetch(stored, like.scalar_type()) : stored;
+  if (cache_handler("fetch") == nullptr) return stored;
+  return run_node("fp8::fetch", stored, [slot = slot(), dtype = like.scalar_type()](at::TensorList t) {
+    return slot->handler->fetch(t[0], dtype);
+  });
 }
 
 std::string Node::describe() const { return module_->handler() != nullptr ? module_->handler()->describe() : ""; }

@@ -2,6 +2,7 @@
 #include "fp8/runtime/modules/op_modules.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>

@@ -35,8 +35,8 @@ class OpModule : public torch::nn::Module {
   ModuleHandler* handler() const { return slot_->handler.get(); }
 
  protected:
-  /// f(handler, inputs); one node of a graph where there is a handler and no gradient is wanted, for no dispatcher calls
-  /// its kernels. f holds all else by value.
+  /// f(handler, inputs); one node of a graph where there is a handler, whose kernels no dispatcher calls, and no
+  /// gradient is wanted. f holds all else by value.
   template <class F>
   at::Tensor as_node(const char* name, at::TensorList inputs, const F& f) const {
     if (slot_->handler == nullptr || compute_requires_grad(inputs)) return f(slot_->handler.get(), inputs);
