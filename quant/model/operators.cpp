@@ -400,13 +400,13 @@ std::vector<std::string> config_problems(const std::string& config, const std::s
 
 /// An operator of rows_of_model.h.
 template <auto function, class... More>
-auto of_rows(at::TensorList state, const std::vector<std::string>& names, const std::vector<std::string>& transposed,
-             at::TensorList given, at::TensorList numbers, const std::vector<std::string>& keys, More... more) {
+auto with_rows(at::TensorList state, const std::vector<std::string>& names, const std::vector<std::string>& transposed,
+               at::TensorList given, at::TensorList numbers, const std::vector<std::string>& keys, More... more) {
   return function({state, names, transposed, given, numbers, keys}, more...);
 }
 
-std::string report_of(at::TensorList weights, const std::vector<std::string>& modules,
-                      const std::vector<std::string>& types) {
+std::string report_of_loaded(at::TensorList weights, const std::vector<std::string>& modules,
+                             const std::vector<std::string>& types) {
   ConversionReport report;
   for (const auto& m : measure::model_of("report_of", weights, modules, types)) {
     const Fp8Handler* handler = fp8_handler(m.weight);
@@ -430,7 +430,7 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\"" FP8_NODES ") -> str",
                       kEffect),
         &convert_tensors);
-  m.def("report_of(Tensor[] weights, str[] modules, str[] types) -> str", &report_of);
+  m.def("report_of(Tensor[] weights, str[] modules, str[] types) -> str", &report_of_loaded);
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
@@ -454,11 +454,11 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                       "dialect=None) -> str[]",
                       kEffect),
         &load_tensors);
-  m.def("cut_weights(" FP8_ROWS ") -> str[]", &of_rows<&cut_weights>);
+  m.def("cut_weights(" FP8_ROWS ") -> str[]", &with_rows<&cut_weights>);
   m.def("written_by_rows(" FP8_ROWS ", str[] types, Tensor[] values) -> (Tensor[], str[])",
-        &of_rows<&written_by_rows, const std::vector<std::string>&, at::TensorList>);
+        &with_rows<&written_by_rows, const std::vector<std::string>&, at::TensorList>);
   m.def(torch::schema("load_by_rows(" FP8_ROWS ", str folder) -> str[]", kEffect),
-        &of_rows<&load_by_rows, const std::string&>);
+        &with_rows<&load_by_rows, const std::string&>);
   m.def(torch::schema("load_others(Tensor[] state, str[] names, str folder, str[] done) -> ()", kEffect), &load_others);
   m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
                       "str source=\"\", bool overwrite=False" FP8_NODES ") -> ()",

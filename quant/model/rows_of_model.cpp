@@ -19,23 +19,23 @@
 namespace fp8::quant {
 namespace {
 
-constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kDotWeight = ".weight";
 
-std::string module_of(const std::string& weight) {
-  return weight.ends_with(kWeight) ? weight.substr(0, weight.size() - kWeight.size()) : weight;
+std::string module_of_key(const std::string& weight) {
+  return weight.ends_with(kDotWeight) ? weight.substr(0, weight.size() - kDotWeight.size()) : weight;
 }
 
 /// Where a tensor of the checkpoint lies in the model's state.
-struct Place {
+struct RowPlace {
   std::vector<std::int64_t> sources;  ///< what its rows are of
   bool whole = false;                 ///< the one source as it is
   bool straight = true;               ///< rows are rows
 };
 
-class Rows {
+class StateRows {
  public:
   /// op: stands in messages.
-  Rows(const char* op, const RowsOfModel& model)
+  StateRows(const char* op, const RowsOfModel& model)
       : model_(model), transposed_(model.transposed.begin(), model.transposed.end()) {
     runtime::check_one_for_each(op, "names", model.names.size(), "state", model.state.size());
     runtime::check_one_for_each(op, "given", model.given.size(), "state", model.state.size());
@@ -60,9 +60,9 @@ class Rows {
     return is_transposed(i) ? tensor.transpose(-2, -1) : tensor;
   }
 
-  Place place_of(std::size_t key) const {
+  RowPlace place_of(std::size_t key) const {
     const at::Tensor& numbers = model_.numbers[key];
-    Place place;
+    RowPlace place;
     const auto same = whole_.find(numbers.unsafeGetTensorImpl());
     if (same == whole_.end())
       std::tie(place.sources, place.straight) = weights_of_rows(upright_, numbers);
@@ -71,7 +71,7 @@ class Rows {
     return place;
   }
 
-  std::string names_of(const Place& place) const {
+  std::string names_of(const RowPlace& place) const {
     std::vector<std::string> names;
     for (const std::int64_t i : place.sources) names.push_back(model_.names[i]);
     return io::joined(names);
@@ -86,16 +86,17 @@ class Rows {
 };
 
 /// Codes of the checkpoint: a weight of the model, or rows of some.
-struct Piece {
-  Place place;
+struct PieceOfModel {
+  RowPlace place;
   at::Tensor codes, numbers;
 };
 
-Piece piece_of(const RowsOfModel& model, const Rows& rows, const std::string& folder, const std::string& name) {
+PieceOfModel piece_of_model(const RowsOfModel& model, const StateRows& rows, const std::string& folder,
+                            const std::string& name) {
   const std::string where = "load: " + folder + ": tensor '" + name + "': ";
   const auto key = rows.key_of(name);
   TORCH_CHECK(key.has_value(), where, "the model has none of this name");
-  Piece piece{rows.place_of(*key), {}, model.numbers[*key]};
+  PieceOfModel piece{rows.place_of(*key), {}, model.numbers[*key]};
   TORCH_CHECK(piece.place.straight && !piece.place.sources.empty(), where, "its rows are not rows of ",
               rows.names_of(piece.place), ", where scales would go");
   const at::Tensor& source = model.state[piece.place.sources[0]];
@@ -105,26 +106,26 @@ Piece piece_of(const RowsOfModel& model, const Rows& rows, const std::string& fo
 }
 
 /// The model's weights of their pieces.
-void join(const RowsOfModel& model, const Rows& rows, const std::vector<Piece>& pieces) {
-  std::map<std::int64_t, std::vector<const Piece*>> pieces_of;
-  for (const Piece& piece : pieces) {
+void join_pieces(const RowsOfModel& model, const StateRows& rows, const std::vector<PieceOfModel>& pieces) {
+  std::map<std::int64_t, std::vector<const PieceOfModel*>> pieces_of;
+  for (const PieceOfModel& piece : pieces) {
     for (const std::int64_t i : piece.place.sources)
       if (!piece.place.whole) pieces_of[i].push_back(&piece);
   }
   const auto numbers_of_all = number_rows(rows.upright());
   for (const auto& [i, its] : pieces_of) {
     std::vector<at::Tensor> codes, numbers;
-    for (const Piece* piece : its) {
+    for (const PieceOfModel* piece : its) {
       codes.push_back(piece->codes);
       numbers.push_back(piece->numbers);
     }
     const at::Tensor& weight = model.state[i];
     weight.set_requires_grad(false);
-    weight.set_data(rows.turned(i, join_rows(codes, numbers, numbers_of_all[i], module_of(model.names[i]))));
+    weight.set_data(rows.turned(i, join_rows(codes, numbers, numbers_of_all[i], module_of_key(model.names[i]))));
   }
 }
 
-at::Tensor read(const io::Checkpoint& checkpoint, const std::string& name) {
+at::Tensor values_in_file(const io::Checkpoint& checkpoint, const std::string& name) {
   const io::TensorInfo& info = checkpoint.info(name);
   const auto dtype = runtime::ops::tensor_dtype(info.dtype);
   TORCH_CHECK(dtype.has_value(), "load: ", checkpoint.folder().string(), ": tensor '", name, "': found dtype ",
@@ -137,10 +138,10 @@ at::Tensor read(const io::Checkpoint& checkpoint, const std::string& name) {
 }  // namespace
 
 std::vector<std::string> cut_weights(const RowsOfModel& model) {
-  const Rows rows("cut_weights", model);
+  const StateRows rows("cut_weights", model);
   std::set<std::string> cut;
   for (std::size_t key = 0; key < model.keys.size(); ++key) {
-    const Place place = rows.place_of(key);
+    const RowPlace place = rows.place_of(key);
     for (const std::int64_t i : place.sources)
       if (!place.whole && rows.is_coded(i)) cut.insert(model.names[i]);
   }
@@ -152,10 +153,10 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> written_by_rows(co
                                                                               at::TensorList values) {
   runtime::check_one_for_each("written_by_rows", "types", types.size(), "state", model.state.size());
   runtime::check_one_for_each("written_by_rows", "values", values.size(), "keys", model.keys.size());
-  const Rows rows("written_by_rows", model);
+  const StateRows rows("written_by_rows", model);
   std::tuple<std::vector<at::Tensor>, std::vector<std::string>> found;
   for (std::size_t key = 0; key < model.keys.size(); ++key) {
-    const Place place = rows.place_of(key);
+    const RowPlace place = rows.place_of(key);
     const auto typed = std::ranges::find_if(place.sources, [&](std::int64_t i) { return !types[i].empty(); });
     std::string type = typed == place.sources.end() ? "" : types[*typed];
     at::Tensor tensor = values[key];
@@ -177,21 +178,21 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> written_by_rows(co
 
 std::vector<std::string> load_by_rows(const RowsOfModel& model, const std::string& folder) {
   const io::Checkpoint checkpoint(folder);
-  const Rows rows("load_by_rows", model);
-  std::vector<Piece> pieces;
+  const StateRows rows("load_by_rows", model);
+  std::vector<PieceOfModel> pieces;
   std::vector<at::Tensor> codes;
   std::vector<std::string> modules;
   for (const std::string& name : checkpoint.names()) {
     const io::DType dtype = checkpoint.info(name).dtype;
     if (dtype != io::DType::F8_E4M3 && dtype != io::DType::F8_E5M2) continue;
-    pieces.push_back(piece_of(model, rows, folder, name));
+    pieces.push_back(piece_of_model(model, rows, folder, name));
     codes.push_back(pieces.back().codes);
-    modules.push_back(module_of(name));
+    modules.push_back(module_of_key(name));
   }
   if (codes.empty()) return {};
   const std::vector<std::string> types(codes.size(), "Linear");
   auto done = load_tensors(codes, modules, types, folder, std::nullopt, std::nullopt);
-  join(model, rows, pieces);
+  join_pieces(model, rows, pieces);
   return done;
 }
 
@@ -210,7 +211,7 @@ void load_others(at::TensorList state, const std::vector<std::string>& names, co
     if (taken.contains(name)) continue;
     const auto it = by_name.find(name);
     TORCH_CHECK(it != by_name.end(), "load: ", folder, ": tensor '", name, "': the model has none of this name");
-    const at::Tensor values = read(checkpoint, name);
+    const at::Tensor values = values_in_file(checkpoint, name);
     TORCH_CHECK(values.sizes() == it->second.sizes(), "load: ", folder, ": tensor '", name, "': found sizes ",
                 values.sizes(), ", the model's are ", it->second.sizes());
     it->second.detach().copy_(values);

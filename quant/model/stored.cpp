@@ -72,7 +72,7 @@ at::Tensor joined_bytes(const io::Json& header, const std::vector<at::Tensor>& p
 }
 
 /// Throws where another number of bytes follows the header of what `name` is.
-void check_rest(std::int64_t found, std::int64_t expected, const std::string& name) {
+void check_rest_of_bytes(std::int64_t found, std::int64_t expected, const std::string& name) {
   TORCH_CHECK(found == expected, "[fp8::unpacked] bytes: ", name, ": expected ", expected,
               " bytes after the first line, found ", found);
 }
@@ -85,7 +85,7 @@ at::Tensor unpacked_values(const io::Json& header, const std::uint8_t* bytes, st
               "[fp8::unpacked] bytes: key 'dtype': found ", number.dump());
   const auto dtype = static_cast<at::ScalarType>(number.get<int>());
   const PackedPart values = packed_part(header, "sizes", static_cast<std::int64_t>(c10::elementSize(dtype)), 0);
-  check_rest(count, values.bytes, c10::toString(dtype));
+  check_rest_of_bytes(count, values.bytes, c10::toString(dtype));
   return copy_of(bytes, values, dtype);
 }
 
@@ -127,7 +127,7 @@ at::Tensor unpacked(const at::Tensor& bytes) {
   TORCH_CHECK(known, "[fp8::unpacked] bytes: expected what fp8::packed gives");
   const auto name = header["module"].get<std::string>();
   const PackedPart scale = packed_part(header, "scale_sizes", 4), codes = packed_part(header, "sizes", 1);
-  check_rest(rest, scale.bytes + codes.bytes, name);
+  check_rest_of_bytes(rest, scale.bytes + codes.bytes, name);
   const auto dtype = header.value("e5m2", io::Json()) == true ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
   const at::Tensor weight = copy_of(first + scale.bytes, codes, dtype).to(at::kHPU);
   tag_codes(weight, name, copy_of(first, scale, at::kFloat), header["scheme"].get<std::string>());
