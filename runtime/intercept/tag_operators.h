@@ -97,6 +97,8 @@
 //                                                            training's amaxes as a measurement: the files
 //     save_training_state(Tensor[] weights, str folder) -> ()
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
+//     training_state_bytes(Tensor weight) -> Tensor          of one weight, whatever its name
+//     set_training_state_bytes(Tensor weight, Tensor bytes) -> ()
 //
 //   transformer_engine/modules/fp8_module.h              activation checkpointing by others
 //     checkpoint_begin() -> int run                          the first run begins

@@ -140,4 +140,9 @@ std::vector<std::string> export_amax_of(at::TensorList weights, const std::vecto
 void save_training_state(at::TensorList weights, const std::string& folder);
 std::string load_training_state(at::TensorList weights, const std::string& folder);
 
+/// One weight's state as bytes (state_text() of extra_state.h), whatever its name. Throw c10::Error for a weight that is
+/// not converted, and what set_state_text() throws; nothing has changed then.
+at::Tensor training_state_bytes(const at::Tensor& weight);
+void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes);
+
 }  // namespace fp8::te

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <cstring>
 #include <set>
 #include <thread>
 
@@ -148,6 +150,23 @@ std::string load_training_state(at::TensorList weights, const std::string& folde
   return io::Json{{"missing", report.missing}, {"unexpected", report.unexpected}}.dump();
 }
 
+at::Tensor training_state_bytes(const at::Tensor& weight) {
+  const std::string text = state_text(*handler_of("training_state_bytes", weight).state());
+  at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes) {
+  TrainingHandler& handler = handler_of("set_training_state_bytes", weight);
+  TORCH_CHECK(bytes.scalar_type() == at::kByte && bytes.dim() == 1 && bytes.layout() == at::kStrided,
+              "[fp8::set_training_state_bytes] bytes: expected Byte of one dimension, found ", bytes.scalar_type(),
+              " of sizes ", bytes.sizes());
+  const at::Tensor here = bytes.cpu().contiguous();
+  set_state_text(*handler.state(),
+                 {static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel())});
+}
+
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
   m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
@@ -164,6 +183,9 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect),
         &export_amax_of);
   m.def(torch::schema("save_training_state(Tensor[] weights, str folder) -> ()", kEffect), &save_training_state);
+  m.def(torch::schema("training_state_bytes(Tensor weight) -> Tensor", kEffect), &training_state_bytes);
+  m.def(torch::schema("set_training_state_bytes(Tensor weight, Tensor bytes) -> ()", kEffect),
+        &set_training_state_bytes);
   m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
 }
 

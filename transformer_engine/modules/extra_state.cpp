@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 
+#include "fp8/runtime/io/base/base64.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
@@ -21,6 +22,7 @@ constexpr std::int64_t kMaxStep = std::int64_t{1} << 53;
 constexpr const char* kJsonFile = "fp8_state.json";
 constexpr const char* kTensorFile = "fp8_state.safetensors";
 constexpr const char* kMaster = ".master";
+constexpr const char* kText = "fp8 training state";          ///< of one weight, in messages
 constexpr std::string_view kForeignSuffix = "_extra_state";  ///< as other libraries name theirs in a state dict
 
 at::Tensor tensor_of(const float* data, at::IntArrayRef sizes) {
@@ -89,21 +91,14 @@ T value_of(const std::string& name, const io::Json& json, const char* key) {
   }
 }
 
-void write_files(const ExtraState& extra, const std::filesystem::path& folder) {
-  std::error_code made;  // what went wrong shows in the first write
-  std::filesystem::create_directories(folder, made);
-  std::vector<io::SafetensorsWriter::Entry> specs;
-  for (const auto& [name, tensor] : extra.tensors) specs.push_back({name, io::DType::F32, tensor.sizes().vec()});
-  io::SafetensorsWriter writer(folder / kTensorFile, specs);
-  for (const auto& [name, tensor] : extra.tensors) writer.write(name, tensor.const_data_ptr());
-  writer.commit();
-  io::write_json(folder / kJsonFile, extra.json);
+std::vector<io::SafetensorsWriter::Entry> entries_of(const std::map<std::string, at::Tensor>& tensors) {
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  for (const auto& [name, tensor] : tensors) entries.push_back({name, io::DType::F32, tensor.sizes().vec()});
+  return entries;
 }
 
-ExtraState read_files(const std::filesystem::path& folder) {
-  ExtraState extra;
-  extra.json = io::read_json(folder / kJsonFile);
-  const io::SafetensorsFile file(folder / kTensorFile);
+std::map<std::string, at::Tensor> tensors_of(const io::SafetensorsFile& file) {
+  std::map<std::string, at::Tensor> tensors;
   for (const auto& info : file.tensors()) {
     if (info.dtype == io::DType::U8 && info.name.ends_with(kForeignSuffix))
       refuse_pickle(info.name, at::empty(info.shape, at::device(at::kMeta).dtype(at::kByte)));
@@ -112,8 +107,24 @@ ExtraState read_files(const std::filesystem::path& folder) {
                           io::name_of(info.dtype));
     at::Tensor t = at::empty(info.shape, at::kFloat);
     file.read(info, t.mutable_data_ptr());
-    extra.tensors[info.name] = t;
+    tensors[info.name] = t;
   }
+  return tensors;
+}
+
+void write_files(const ExtraState& extra, const std::filesystem::path& folder) {
+  std::error_code made;  // what went wrong shows in the first write
+  std::filesystem::create_directories(folder, made);
+  io::SafetensorsWriter writer(folder / kTensorFile, entries_of(extra.tensors));
+  for (const auto& [name, tensor] : extra.tensors) writer.write(name, tensor.const_data_ptr());
+  writer.commit();
+  io::write_json(folder / kJsonFile, extra.json);
+}
+
+ExtraState read_files(const std::filesystem::path& folder) {
+  ExtraState extra;
+  extra.json = io::read_json(folder / kJsonFile);
+  extra.tensors = tensors_of(io::SafetensorsFile(folder / kTensorFile));
   return extra;
 }
 
@@ -282,6 +293,32 @@ ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::fil
 }
 ExtraStateReport load_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder) {
   return set_extra_state(states, read_files(folder));
+}
+
+std::string state_text(const Fp8State& state) {
+  const Fp8StateValues values = state.values();
+  const auto tensors = state_tensors(values);
+  const io::SafetensorsLayout layout(entries_of(tensors), kText);
+  std::string bytes = layout.head;
+  bytes.resize(layout.file_bytes);
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.numel() > 0)
+      std::memcpy(bytes.data() + layout.slots.at(name).begin, tensor.const_data_ptr(), tensor.nbytes());
+  }
+  return io::Json{{"version", kVersion}, {"state", state_json(values)}, {"tensors", io::to_base64(bytes)}}.dump();
+}
+
+void set_state_text(Fp8State& state, std::string_view text) {
+  const io::Json json = io::parse_json(text, kText);
+  const bool known = json.is_object() && json.size() == 3 && json.contains("state") && json.contains("tensors") &&
+                     json["tensors"].is_string() && json.value("version", io::Json()) == kVersion;
+  TORCH_CHECK(known, kText, " of '", state.name(), "': version: found ",
+              io::printable((json.is_object() ? json.value("version", io::Json()) : json).dump(), 100),
+              ", allowed: ", kVersion, ", with state and tensors");
+  if (json["state"].is_null()) return;
+  auto bytes = io::from_base64(json["tensors"].get_ref<const std::string&>());
+  TORCH_CHECK(bytes.has_value(), kText, " of '", state.name(), "': key 'tensors': expected base64");
+  state.set_values(state_from(state.name(), json["state"], tensors_of(io::SafetensorsFile(kText, *std::move(bytes)))));
 }
 
 io::Json weight_json(const Fp8Weight& weight) {

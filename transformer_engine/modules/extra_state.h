@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
@@ -73,6 +74,12 @@ io::Json state_json(const Fp8StateValues& values);
 std::map<std::string, at::Tensor> state_tensors(const Fp8StateValues& values);
 Fp8StateValues state_from(const std::string& name, const io::Json& json,
                           const std::map<std::string, at::Tensor>& tensors);
+
+/// One state as a text, whatever its name: {"version": 1, "state": state_json(), "tensors": base64 of safetensors}.
+/// And back; spaces at its end, and "state": null (then nothing is taken over), are fine. Throws c10::Error or
+/// io::Error for any other text, and what set_extra_state() throws; the state is then what it was.
+std::string state_text(const Fp8State& state);
+void set_state_text(Fp8State& state, std::string_view text);
 
 /// The state that a weight's codes need, as JSON, and back.
 io::Json weight_json(const Fp8Weight& weight);

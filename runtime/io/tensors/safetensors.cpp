@@ -3,6 +3,7 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 #include <array>
+#include <cstring>
 #include <limits>
 
 #include "fp8/runtime/io/json/json.h"
@@ -85,9 +86,18 @@ void check_cover(const std::filesystem::path& path, const std::vector<TensorInfo
 SafetensorsFile::SafetensorsFile(std::filesystem::path path) : TensorFile(std::move(path)) {
   std::uint64_t file_size = 0;
   file_ = open_regular(path_, &file_size);
+  read_all(file_size);
+}
+
+SafetensorsFile::SafetensorsFile(std::filesystem::path name, std::string bytes)
+    : TensorFile(std::move(name)), bytes_(std::move(bytes)) {
+  read_all(bytes_->size());
+}
+
+void SafetensorsFile::read_all(std::uint64_t file_size) {
   if (file_size < 8) fail(path_, "{} bytes, too short for a safetensors file", file_size);
   std::array<std::uint8_t, 8> prefix;
-  read_at(file_.get(), path_, 0, prefix.data(), prefix.size());
+  read_raw(0, prefix.data(), prefix.size());
   std::uint64_t header_size = 0;
   for (int i = 7; i >= 0; --i) header_size = header_size << 8 | prefix[i];
   if (header_size > kMaxHeaderBytes)
@@ -95,7 +105,7 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path path) : TensorFile(std::m
   if (header_size > file_size - 8)
     fail(path_, "header of {} bytes in a file of {} (cut short?)", header_size, file_size);
   std::string text(header_size, '\0');
-  read_at(file_.get(), path_, 8, text.data(), text.size());
+  read_raw(8, text.data(), text.size());
   data_start_ = 8 + header_size;
   read_header(text);
   check_cover(path_, tensors_, file_size - data_start_);
@@ -132,12 +142,19 @@ void SafetensorsFile::read_header(const std::string& text) {
 }
 
 std::optional<Place> SafetensorsFile::place(const TensorInfo& tensor) const {
+  if (bytes_.has_value()) return std::nullopt;
   return Place{file_.get(), data_start_ + tensor.begin};
 }
 
 void SafetensorsFile::read_bytes(const TensorInfo& tensor, void* destination, std::uint64_t offset,
                                  std::uint64_t size) const {
-  read_at(file_.get(), path_, data_start_ + tensor.begin + offset, destination, size);
+  read_raw(data_start_ + tensor.begin + offset, destination, size);
+}
+
+// Within the file, as read_all() and TensorFile::read() have checked.
+void SafetensorsFile::read_raw(std::uint64_t offset, void* destination, std::uint64_t size) const {
+  if (!bytes_.has_value()) return read_at(file_.get(), path_, offset, destination, size);
+  if (size > 0) std::memcpy(destination, bytes_->data() + offset, size);
 }
 
 namespace {

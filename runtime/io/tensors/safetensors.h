@@ -28,15 +28,20 @@ namespace fp8::io {
 class SafetensorsFile : public TensorFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
+  /// Of a file's bytes that lie in memory; `name` stands in messages.
+  SafetensorsFile(std::filesystem::path name, std::string bytes);
 
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   std::optional<Place> place(const TensorInfo& tensor) const override;
 
  private:
+  void read_all(std::uint64_t size);
   void read_header(const std::string& text);
+  void read_raw(std::uint64_t offset, void* destination, std::uint64_t size) const;
   void read_bytes(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const override;
 
   Descriptor file_;
+  std::optional<std::string> bytes_;  ///< in the file's place
   std::uint64_t data_start_ = 0;
   std::map<std::string, std::string> metadata_;
 };

@@ -2,7 +2,9 @@
 // Training by operators, as Python and TorchScript call them: the same bits as the C++ regions give, states through
 // files, and regions that are ended in the wrong order, on the wrong thread, or by an exception.
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/runtime/io/base/base64.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
+#include "runtime/io/tensors/safetensors_bytes.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"
 #include "support/temp_dir.h"
@@ -419,6 +421,77 @@ TEST(TrainingOperators, StatesGoThroughFiles) {
                  "untagged");
   EXPECT_REFUSED(call_fp8("load_training_state", {m.weights(), (dir / "none").string()}), "fp8_state.json");
   EXPECT_REFUSED(call_fp8("training_state", {x}), "fp8::training_state", "untagged");
+}
+
+at::Tensor bytes_of(const std::string& text) {
+  return at::tensor(at::ArrayRef(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()), at::kByte);
+}
+
+TEST(TrainingOperators, AStateIsBytesWhateverItsName) {
+  for (const char* recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"}) {
+    const Model m, other;
+    m.attach(recipe), other.attach(recipe);
+    const auto step = [&](const at::Tensor& w, const at::Tensor& x) {
+      const auto region = enter(recipe);
+      const at::Tensor loss = at::linear(x, w).pow(2).mean();
+      leave(region);
+      loss.backward();
+      return loss.detach();
+    };
+    const at::Tensor x = at::randn({4, 16}, on_hpu());
+    for (int i = 0; i < 3; ++i) step(m.a, x * (i + 1));
+    const at::Tensor bytes = call_fp8("training_state_bytes", {m.a}).toTensor();
+    const std::string text(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel()));
+    call_fp8("set_training_state_bytes", {other.a, bytes_of(text + "  \n")});
+    EXPECT_EQ(state(other.a), state(m.a)) << recipe;
+    call_fp8("set_training_state_bytes", {other.a, bytes_of(R"({"version": 1, "state": null, "tensors": ""})")});
+    EXPECT_EQ(state(other.a), state(m.a));
+    EXPECT_TRUE(same_bits(step(other.a, x), step(m.a, x))) << recipe;
+    call_fp8("set_training_state_bytes", {other.b, bytes});  // of another name and other sizes: its scales begin so
+    EXPECT_EQ(state(other.b)["name"], "down");
+    EXPECT_EQ(state(other.b)["step"], 3);
+  }
+}
+
+TEST(TrainingOperators, BytesThatAreNoStateAreRefused) {
+  const Model m;
+  m.attach("habana-hybrid");
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  const auto region = enter("habana-hybrid");
+  m.forward(x);
+  leave(region);
+  const at::Tensor bytes = call_fp8("training_state_bytes", {m.a}).toTensor();
+  const std::string text(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel()));
+  const io::Json before = state(m.a);
+  const auto set = [&](const std::string& other) { call_fp8("set_training_state_bytes", {m.a, bytes_of(other)}); };
+  const auto with = [&](const char* key, const io::Json& value) {
+    io::Json json = io::parse_json(text, "state");
+    json[key] = value;
+    return json.dump();
+  };
+  for (std::size_t size = 0; size < text.size(); ++size) EXPECT_ANY_THROW(set(text.substr(0, size))) << size;
+  for (std::size_t i = 0; i < text.size(); ++i) {  // one that is still a state is taken over
+    std::string other = text;
+    other[i] = static_cast<char>(other[i] ^ (1 << (i % 8)));
+    try {
+      set(other);
+    } catch (const std::exception&) {
+    }
+  }
+  set(text);
+  EXPECT_REFUSED(set(with("version", 2)), "fp8 training state", "version: found 2, allowed: 1");
+  EXPECT_REFUSED(set(with("more", 1)), "fp8 training state", "with state and tensors");
+  EXPECT_REFUSED(set("[]"), "fp8 training state", "found []");
+  EXPECT_REFUSED(set(with("tensors", "AAA")), "key 'tensors': expected base64");
+  EXPECT_REFUSED(set(with("tensors", io::to_base64(std::string(8, '\xff')))), "fp8 training state", "header of");
+  const std::string header =
+      R"({"amax_seen":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}})";
+  EXPECT_REFUSED(set(with("tensors", io::to_base64(io::safetensors_bytes(header)))), "amax_seen", "cut short?");
+  EXPECT_REFUSED(set(std::string(100'000, '[')), "fp8 training state");
+  EXPECT_REFUSED(call_fp8("set_training_state_bytes", {m.a, x}), "fp8::set_training_state_bytes", "Byte");
+  EXPECT_REFUSED(call_fp8("set_training_state_bytes", {x, bytes}), "fp8::set_training_state_bytes", "untagged");
+  EXPECT_REFUSED(call_fp8("training_state_bytes", {x}), "fp8::training_state_bytes", "untagged");
+  EXPECT_EQ(state(m.a), before);
 }
 
 TEST(TrainingOperators, AmaxesBecomeAMeasurementThatConvertAndTrainingRead) {

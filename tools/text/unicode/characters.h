@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "fp8/runtime/io/base/base64.h"
+
 namespace fp8::text {
 
 /// ASCII's punctuation and symbols (! to / and so on), and Unicode's category P.
@@ -81,10 +83,8 @@ inline std::size_t find_text(std::string_view text, std::string_view what, std::
   return found ? static_cast<std::size_t>(static_cast<const char*>(found) - text.data()) : std::string_view::npos;
 }
 
-// Base64 (RFC 4648, section 4), as tables of tokens and of rules are written.
-
-/// The bytes; empty where `text` is not base64 (whole groups of four, "=" at the end alone).
-std::optional<std::string> from_base64(std::string_view text);
-std::string to_base64(std::string_view bytes);
+// As tables of tokens and of rules are written.
+using io::from_base64;
+using io::to_base64;
 
 }  // namespace fp8::text

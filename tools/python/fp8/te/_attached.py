@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module that trains in fp8 carries: its mark, hooks that follow train() and eval(), and its scales in a state_dict.
 
-    NAME._extra_state    uint8: JSON, {"version": 1, "state": {"step": 300, ...}, "tensors": base64 of safetensors}, of a module with
-                         several weights one for each, {"fc1_weight": ..., "fc2_weight": ...}; and spaces up to a multiple of
-                         32 KiB for each, so that torch.distributed.checkpoint finds the size that it expects"""
+    NAME._extra_state    uint8: the JSON that fp8::training_state_bytes gives, of a module with several weights one for each,
+                         {"fc1_weight": ..., "fc2_weight": ...}; and spaces up to a multiple of 32 KiB for each, so that
+                         torch.distributed.checkpoint finds the size that it expects"""
 
-import base64
 import copy
 import json
-import pathlib
-import tempfile
 import typing
 import warnings
 
@@ -19,9 +16,8 @@ from fp8 import _library, _modules
 from fp8._modules import TRAINING as MARK
 from fp8.te import _region
 
-_KEY, _VERSION, _BLOCK = "_extra_state", 1, 1 << 15
-_FILES = ("fp8_state.json", "fp8_state.safetensors")
-_NONE = {"version": _VERSION, "state": None, "tensors": ""}
+_KEY, _BLOCK = "_extra_state", 1 << 15
+_NONE = {"version": 1, "state": None, "tensors": ""}
 
 
 class Attached:
@@ -99,33 +95,15 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
         attached.training = None
 
 
-def _state(tensor: torch.Tensor) -> dict[str, typing.Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        torch.ops.fp8.save_training_state([tensor], folder)
-        [(name, said)] = json.loads(pathlib.Path(folder, _FILES[0]).read_text(encoding="utf-8"))["states"].items()
-        tensors = _renamed(pathlib.Path(folder, _FILES[1]).read_bytes(), lambda key: key.removeprefix(name + "."))
-    return {"version": _VERSION, "state": said, "tensors": base64.b64encode(tensors).decode()}
+def _state(tensor: torch.Tensor) -> typing.Any:
+    return json.loads(bytes(torch.ops.fp8.training_state_bytes(tensor).tolist()))
 
 
-def _set_state(tensor: torch.Tensor, state: dict[str, typing.Any]) -> None:
-    if state.get("version") != _VERSION or state.keys() != _NONE.keys():
-        raise RuntimeError(f"fp8 training state: version: found {state.get('version')}, allowed: {_VERSION}, with state and tensors")
-    if state["state"] is None:
-        return
-    name = json.loads(torch.ops.fp8.training_state(tensor))["name"]
-    with tempfile.TemporaryDirectory() as folder:
-        said = {"version": 1, "states": {name: state["state"]}}
-        pathlib.Path(folder, _FILES[0]).write_text(json.dumps(said), encoding="utf-8")
-        pathlib.Path(folder, _FILES[1]).write_bytes(_renamed(base64.b64decode(state["tensors"]), lambda key: f"{name}.{key}"))
-        torch.ops.fp8.load_training_state([tensor], folder)
+def _set_state(tensor: torch.Tensor, state: typing.Any) -> None:
+    torch.ops.fp8.set_training_state_bytes(tensor, _bytes(json.dumps(state).encode()))
 
 
-def _renamed(data: bytes, new: typing.Callable[[str], str]) -> bytes:
-    """A safetensors file whose tensors have other names: the module may have another place in a model than when it was saved."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.dumps({key if key == "__metadata__" else new(key): value for key, value in json.loads(data[8:end]).items()}).encode()
-    header = header.ljust(-(-len(header) // 8) * 8)
-    return len(header).to_bytes(8, "little") + header + data[end:]
+def _bytes(text: bytes) -> torch.Tensor: return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _: typing.Any) -> None:
@@ -141,7 +119,7 @@ def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _
         return
     text = json.dumps(found if len(found) > 1 else next(iter(found.values()))).encode()
     block = _BLOCK * len(found)
-    state[prefix + _KEY] = torch.frombuffer(bytearray(text.ljust(-(-len(text) // block) * block)), dtype=torch.uint8)
+    state[prefix + _KEY] = _bytes(text.ljust(-(-len(text) // block) * block))
 
 
 def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, _strict: bool, missing: list[str],
