@@ -342,6 +342,20 @@ at::Tensor cast_result(const std::optional<CallCast>& cast, const at::Tensor& re
   return cast.has_value() ? cast_tensor(result, cast->to) : result;
 }
 
+std::vector<std::string> set_given_lists(const std::optional<std::vector<std::string>>& lower,
+                                         const std::optional<std::vector<std::string>>& fp32) {
+  AutocastLists all = lists();
+  if (lower.has_value()) all.lower = *lower, all.lower_from = "set_autocast_lists()";
+  if (fp32.has_value()) all.fp32 = *fp32, all.fp32_from = "set_autocast_lists()";
+  return set_lists(std::move(all));
+}
+
+FP8_LIBRARY_FRAGMENT(fp8, m) {
+  m.def(torch::schema("set_autocast_lists(str[]? lower=None, str[]? fp32=None) -> str[]",
+                      c10::AliasAnalysisKind::CONSERVATIVE),
+        &set_given_lists);
+}
+
 // The lists of autocast in RuntimeFlags: set_lists() overrides the variables that name their files.
 
 namespace {

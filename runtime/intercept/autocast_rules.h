@@ -29,6 +29,9 @@ namespace fp8::runtime::autocast {
 /// are ignored). At start the lists are from_environment()'s, warnings on stderr.
 std::vector<std::string> set_lists(AutocastLists lists);
 AutocastLists lists();
+/// As set_lists(), for Python: a list that is not given stays as it is.
+std::vector<std::string> set_given_lists(const std::optional<std::vector<std::string>>& lower,
+                                         const std::optional<std::vector<std::string>>& fp32);
 /// The result that set_lists would have.
 std::vector<std::string> check_lists(const AutocastLists& lists);
 

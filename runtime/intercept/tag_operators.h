@@ -31,6 +31,11 @@
 //     retag(Tensor source, Tensor(a!) to) -> ()              the mark of source, on a tensor that has the same bytes
 //     untag(Tensor(a!) weight) -> ()                         takes a mark off that no codes depend on
 //
+//   runtime/intercept/autocast_rules.h
+//     set_autocast_lists(str[]? lower=None, str[]? fp32=None) -> str[]
+//                                                            of the process, in place of the environment's; names that
+//                                                            no op has, a sentence each
+//
 //   measure/calibration/session.h
 //     measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
 //                   str config="", Node[]? nodes=None, str[]? node_names=None) -> int session
@@ -84,9 +89,11 @@
 //
 //   transformer_engine/convert/convert_training.h
 //     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana",
-//                     str warm_start="") -> str              the report
+//                     str warm_start="", bool minimize_memory=False) -> str
+//                                                            the report
 //     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False,
-//                    bool? is_first_microbatch=None, int seed=0, str group="") -> int region
+//                    bool? is_first_microbatch=None, int seed=0, str group="",
+//                    bool? force_measurement=None) -> int region
 //                                                            group: of torch.distributed, by its group_name; its ranks
 //                                                            share their amaxes
 //     exit_autocast(int region, bool failed=False) -> ()     on the thread that entered, innermost first
@@ -99,6 +106,9 @@
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
 //     training_state_bytes(Tensor weight) -> Tensor          of one weight, whatever its name
 //     set_training_state_bytes(Tensor weight, Tensor bytes) -> ()
+//     linear(Tensor x, Tensor weight, Tensor? bias, State state) -> Tensor
+//                                                            a product whose module has the fp8 state,
+//                                                            torch.classes.fp8.State(name)
 //
 //   transformer_engine/modules/fp8_module.h              activation checkpointing by others
 //     checkpoint_begin() -> int run                          the first run begins

@@ -29,6 +29,7 @@
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/transformer_engine/products/converted_weights.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace fp8::te {
@@ -104,17 +105,18 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
 // path, or JSON (configs/recipe_config.h).
 
 /// Gives linear weights their handlers; the recipe's rules for single modules count here. warm_start: a measurement
-/// whose amaxes give the first step's scales. The report as JSON (quant/model/operators.h). Throws as
-/// convert_for_training() does.
+/// whose amaxes give the first step's scales. minimize_memory: as in TrainingOptions. The report as JSON
+/// (quant/model/operators.h). Throws as convert_for_training() does.
 std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
                             const std::vector<std::string>& types, const std::string& recipe,
-                            const std::string& warm_start);
+                            const std::string& warm_start, bool minimize_memory);
 
 /// Opens a region on this thread (fp8_autocast.h). recipe: "": the outer region's, else habana. seed: of stochastic
 /// rounding, from 0. group: the group_name of one of torch.distributed's, whose ranks share their amaxes; "": the outer
 /// region's, else none.
 std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
-                            std::optional<bool> is_first_microbatch, std::int64_t seed, const std::string& group = "");
+                            std::optional<bool> is_first_microbatch, std::int64_t seed, const std::string& group = "",
+                            std::optional<bool> force_measurement = {});
 
 /// Ends it. failed: as an exception does, no scale moves. Throws c10::Error for a number of no region, on another
 /// thread than the one that entered, and while a region inside is open; what a process group throws ends the region all
@@ -140,9 +142,37 @@ std::vector<std::string> export_amax_of(at::TensorList weights, const std::vecto
 void save_training_state(at::TensorList weights, const std::string& folder);
 std::string load_training_state(at::TensorList weights, const std::string& folder);
 
-/// One weight's state as bytes (state_text() of extra_state.h), whatever its name. Throw c10::Error for a weight that is
-/// not converted, and what set_state_text() throws; nothing has changed then.
+/// One weight's state as bytes (state_text() of extra_state.h), whatever its name. Throw c10::Error for a weight that
+/// is not converted, and what set_state_text() throws; nothing has changed then.
 at::Tensor training_state_bytes(const at::Tensor& weight);
 void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes);
+
+/// The fp8 state of one product that a module owns, where its weight can't: gathered for each step, or of a class that
+/// makes weights anew. In Python torch.classes.fp8.State(name, recipe="", minimize_memory=False); recipe: its own,
+/// whatever the region's. With it
+///
+///   y = fp8::linear(x, weight, bias, state)
+///
+/// is the product that a converted weight has: in fp8 inside of an enabled region, with nodes for backward where
+/// gradients are on. Those keep fp8 codes: the weight's memory may be gone by then, but with minimize_memory.
+/// A pickle has the state.
+class State final : public torch::CustomClassHolder {
+ public:
+  State(const std::string& name, std::string recipe, bool minimize_memory);
+
+  const std::string& name() const { return handler_->state()->name(); }
+  const std::string& recipe() const { return recipe_; }
+  bool minimizes_memory() const { return minimize_memory_; }
+  std::string values() const;  ///< training_state()'s JSON
+  at::Tensor bytes() const;    ///< training_state_bytes()'s
+  void set_bytes(const at::Tensor& bytes);
+  void set_training(bool training) { handler_->set_training(training); }
+  at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
+ private:
+  std::string recipe_;
+  bool minimize_memory_;
+  std::shared_ptr<TrainingHandler> handler_;
+};
 
 }  // namespace fp8::te

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -8,6 +9,7 @@
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/operators.h"
+#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/distributed/gloo_group.h"
@@ -15,6 +17,7 @@
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
+#include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 
 namespace fp8::te {
@@ -73,27 +76,115 @@ io::Json meta_json(const recipes::TensorMeta& meta) {
           {"amax_history", history}};
 }
 
+std::string state_of(const Fp8State& state) {
+  const Fp8StateValues values = state.values();
+  io::Json json = state_json(values);
+  json["name"] = state.name();
+  json["amax_seen"] = values.amax_seen;
+  json["forward"] = meta_json(values.forward);
+  json["hybrid"] = meta_json(values.hybrid);
+  json["backward"] = meta_json(values.backward);
+  return json.dump();
+}
+
+at::Tensor bytes_of(const Fp8State& state) {
+  const std::string text = state_text(state);
+  at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+void set_bytes(const char* op, Fp8State& state, const at::Tensor& bytes) {
+  TORCH_CHECK(bytes.scalar_type() == at::kByte && bytes.dim() == 1 && bytes.layout() == at::kStrided, "[fp8::", op,
+              "] bytes: expected Byte of one dimension, found ", bytes.scalar_type(), " of sizes ", bytes.sizes());
+  const at::Tensor here = bytes.cpu().contiguous();
+  set_state_text(state, {static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel())});
+}
+
+/// The product where it is not in fp8, in the dtype of autocast, which has no part in what an operator calls.
+at::Tensor high_precision(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const at::ScalarType dtype = runtime::autocast::region_dtype().value_or(x.scalar_type());
+  return at::linear(x.to(dtype), weight.to(dtype), bias.has_value() ? std::optional(bias->to(dtype)) : std::nullopt);
+}
+
+}  // namespace
+
+State::State(const std::string& name, std::string recipe, bool minimize_memory)
+    : recipe_(std::move(recipe)), minimize_memory_(minimize_memory) {
+  const auto state = std::make_shared<Fp8State>(name, 2, 1);
+  if (!recipe_.empty()) state->set_recipe(recipe_of("State", recipe_).recipe);
+  handler_ = std::make_shared<TrainingHandler>(state, product_options(minimize_memory, std::nullopt, true));
+}
+
+std::string State::values() const { return state_of(*handler_->state()); }
+at::Tensor State::bytes() const { return bytes_of(*handler_->state()); }
+void State::set_bytes(const at::Tensor& bytes) { te::set_bytes("State", *handler_->state(), bytes); }
+
+at::Tensor State::linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  return handler_->product(x, weight, bias, [&] { return high_precision(x, weight, bias); });
+}
+
+namespace {
+
+[[maybe_unused]] const bool g_state_registered = [] {
+  if (!runtime::may_register(reinterpret_cast<const void*>(&recipe_of))) return false;
+  using Self = c10::intrusive_ptr<State>;
+  using Saved = std::tuple<std::string, std::string, bool, at::Tensor>;
+  torch::class_<State>("fp8", "State")
+      .def(torch::init<const std::string&, std::string, bool>(), "",
+           {torch::arg("name"), torch::arg("recipe") = "", torch::arg("minimize_memory") = false})
+      .def("name", [](const Self& self) { return self->name(); })
+      .def("values", [](const Self& self) { return self->values(); })
+      .def("bytes", [](const Self& self) { return self->bytes(); })
+      .def("set_bytes", [](const Self& self, const at::Tensor& bytes) { self->set_bytes(bytes); })
+      .def("set_training", [](const Self& self, bool training) { self->set_training(training); })
+      .def_pickle(
+          [](const Self& self) { return Saved(self->name(), self->recipe(), self->minimizes_memory(), self->bytes()); },
+          [](const Saved& saved) {
+            auto made = c10::make_intrusive<State>(std::get<0>(saved), std::get<1>(saved), std::get<2>(saved));
+            made->set_bytes(std::get<3>(saved));
+            return made;
+          });
+  return true;
+}();
+
+at::Tensor linear_meta(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       const c10::intrusive_ptr<State>&) {
+  return high_precision(x, weight, bias);
+}
+
+/// torch's tracing (FakeTensor) asks for sizes and for what gradients there will be.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  const c10::intrusive_ptr<State>& state) {
+  const auto traced = [](const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::Python); };
+  if (traced(x) || traced(weight)) return high_precision(x, weight, bias);
+  return state->linear(x, weight, bias);
+}
+
 }  // namespace
 
 std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
                             const std::vector<std::string>& types, const std::string& recipe,
-                            const std::string& warm_start) {
+                            const std::string& warm_start, bool minimize_memory) {
   const auto model = measure::model_of("attach_training", weights, modules, types);
   const configs::RecipeConfig config = recipe_of("attach_training", recipe);
   TrainingOptions options;
   options.recipe = config.recipe;
   options.rules = config.rules;
+  options.minimize_memory = minimize_memory;
   if (!warm_start.empty()) options.warm_start = measure::read_measurements(warm_start);
   return quant::to_json(convert_for_training(model, options)).dump();
 }
 
 std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
-                            std::optional<bool> is_first_microbatch, std::int64_t seed, const std::string& group) {
+                            std::optional<bool> is_first_microbatch, std::int64_t seed, const std::string& group,
+                            std::optional<bool> force_measurement) {
   TORCH_CHECK(seed >= 0, "[fp8::enter_autocast] seed: found ", seed, ", allowed: 0 to 2^63 - 1");
   Fp8AutocastOptions options;
   options.enabled = enabled;
   options.calibrating = calibrating;
   options.is_first_microbatch = is_first_microbatch;
+  options.force_measurement = force_measurement;
   options.seed = static_cast<std::uint64_t>(seed);
   if (!recipe.empty()) options.recipe = recipe_of("enter_autocast", recipe).recipe;
   if (!group.empty()) options.group = runtime::distributed::registered_group(group);
@@ -112,17 +203,7 @@ void exit_autocast(std::int64_t region, bool failed) {
   if (!failed && open->outer == nullptr) open->region->finish_forward();
 }
 
-std::string training_state(const at::Tensor& weight) {
-  const auto& state = handler_of("training_state", weight).state();
-  const Fp8StateValues values = state->values();
-  io::Json json = state_json(values);
-  json["name"] = state->name();
-  json["amax_seen"] = values.amax_seen;
-  json["forward"] = meta_json(values.forward);
-  json["hybrid"] = meta_json(values.hybrid);
-  json["backward"] = meta_json(values.backward);
-  return json.dump();
-}
+std::string training_state(const at::Tensor& weight) { return state_of(*handler_of("training_state", weight).state()); }
 
 void set_training(at::TensorList weights, bool training) {
   for (const at::Tensor& weight : weights) handler_of("set_training", weight);
@@ -151,30 +232,22 @@ std::string load_training_state(at::TensorList weights, const std::string& folde
 }
 
 at::Tensor training_state_bytes(const at::Tensor& weight) {
-  const std::string text = state_text(*handler_of("training_state_bytes", weight).state());
-  at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
+  return bytes_of(*handler_of("training_state_bytes", weight).state());
 }
 
 void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes) {
-  TrainingHandler& handler = handler_of("set_training_state_bytes", weight);
-  TORCH_CHECK(bytes.scalar_type() == at::kByte && bytes.dim() == 1 && bytes.layout() == at::kStrided,
-              "[fp8::set_training_state_bytes] bytes: expected Byte of one dimension, found ", bytes.scalar_type(),
-              " of sizes ", bytes.sizes());
-  const at::Tensor here = bytes.cpu().contiguous();
-  set_state_text(*handler.state(),
-                 {static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel())});
+  const char* op = "set_training_state_bytes";
+  set_bytes(op, *handler_of(op, weight).state(), bytes);
 }
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
   m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
-                      "warm_start=\"\") -> str",
+                      "warm_start=\"\", bool minimize_memory=False) -> str",
                       kEffect),
         &attach_training);
   m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? "
-                      "is_first_microbatch=None, int seed=0, str group=\"\") -> int",
+                      "is_first_microbatch=None, int seed=0, str group=\"\", bool? force_measurement=None) -> int",
                       kEffect),
         &enter_autocast);
   m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);
@@ -186,7 +259,14 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def(torch::schema("training_state_bytes(Tensor weight) -> Tensor", kEffect), &training_state_bytes);
   m.def(torch::schema("set_training_state_bytes(Tensor weight, Tensor bytes) -> ()", kEffect),
         &set_training_state_bytes);
+  m.def(torch::schema(
+      "linear(Tensor x, Tensor weight, Tensor? bias, __torch__.torch.classes.fp8.State state) -> Tensor", kEffect));
   m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
 }
+
+// It makes its own nodes for backward.
+FP8_LIBRARY_IMPL(fp8, AutogradHPU, m) { m.impl("linear", &linear); }
+FP8_LIBRARY_IMPL(fp8, HPU, m) { m.impl("linear", &linear); }
+FP8_LIBRARY_IMPL(fp8, Meta, m) { m.impl("linear", &linear_meta); }
 
 }  // namespace fp8::te

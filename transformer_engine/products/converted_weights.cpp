@@ -211,23 +211,33 @@ at::Tensor TrainingHandler::linear(const runtime::LinearCall& call) {
     tell(call.tag, "a product with a part of it (" + part_of(call.view) + ")");
     return call.original();
   }
+  if (call.view.batch == 0) return product(call.x, call.weight, call.bias, call.original);
+  bool plain = false;  // einsum and bmm: a weight of [1, N, K]
+  const at::Tensor y = product(call.x, call.weight.squeeze(0), call.bias, [&] {
+    plain = true;
+    return call.original();
+  });
+  return !plain && call.x.dim() < 3 ? y.unsqueeze(0) : y;
+}
+
+at::Tensor TrainingHandler::product(const at::Tensor& x, const at::Tensor& weight,
+                                    const std::optional<at::Tensor>& bias,
+                                    const std::function<at::Tensor()>& original) {
   const ProductRun run(*state_);
   const auto& region = current_region();
   if (region == nullptr) {
     ++plain_;
-    return call.original();
+    return original();
   }
   ++products_, ++*with_copies_;
   if (in_function() && is_training()) ++in_functions_;
-  const at::Tensor weight = call.view.batch == 1 ? call.weight.squeeze(0) : call.weight;  // einsum and bmm: [1, N, K]
   if (region->enabled()) {
     Fp8LinearOptions options = options_;
     options.training = is_training();
-    const at::Tensor y = fp8_linear(call.x, weight, call.bias, state_, options);
-    return call.view.batch == 1 && call.x.dim() < 3 ? y.unsqueeze(0) : y;
+    return fp8_linear(x, weight, bias, state_, options);
   }
-  record_operands(call.x, weight, state_);
-  return call.original();
+  record_operands(x, weight, state_);
+  return original();
 }
 
 at::Tensor TrainingHandler::dequantize(const runtime::WeightTag& tag, const runtime::WeightView&,
@@ -373,7 +383,7 @@ std::string check_converted(bool trained) {
       const bool in_use = std::ranges::any_of(conversion, [](const Entry& e) { return !e.parameter.expired(); });
       for (Entry& e : conversion) {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(found.lost, e);
-        if (suspect && (in_use || none_ran) && !e.owned && !e.handler->retired() && e.parameter.expired())
+        if (suspect && (in_use || (none_ran && !trained)) && !e.owned && !e.handler->retired() && e.parameter.expired())
           append(found.dropped, e);
         if (is_passed_by(e, some_ran)) append(found.passed_by, e);
         const bool unmet = none_ran && idle(e);

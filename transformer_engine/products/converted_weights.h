@@ -10,6 +10,7 @@
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,6 +42,9 @@ class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBack
   const std::shared_ptr<Fp8State>& state() const { return state_; }
 
   at::Tensor linear(const runtime::LinearCall& call) override;
+  /// The product of any weight [N, K] with this one's state: in fp8 inside of an enabled region, elsewhere original().
+  at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                     const std::function<at::Tensor()>& original);
   at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
   /// Asked for by ops without a kernel, too.
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,

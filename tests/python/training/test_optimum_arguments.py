@@ -2,8 +2,10 @@
 """GaudiTrainingArguments and GaudiConfig: what can't be done is refused by name, files and flags are Optimum's."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 import warnings
 
 import pytest
@@ -37,7 +39,7 @@ REFUSED = [
     ({"distribution_strategy": "fsdp"}, "distribution_strategy: found 'fsdp', allowed: 'ddp', 'fast_ddp'"),
     ({"throughput_warmup_steps": -1}, "throughput_warmup_steps: found -1, allowed: 0 or more"),
     ({"context_parallel_size": 2}, "context_parallel_size: found 2, allowed: 1"),
-    ({"minimize_memory": True}, "minimize_memory: found True, allowed: False; PT_HPU_FP8_MINIMIZE_MEMORY=1 has this effect"),
+    ({"minimize_memory": True}, "minimize_memory: found True, allowed: with fp8=True"),
     ({"attn_implementation": "flash_attention_2"}, "attn_implementation: found 'flash_attention_2', allowed: None, 'eager', 'sdpa',"),
     ({"flash_attention_fp8": True}, "flash_attention_fp8: found True, allowed: False"),
     ({"ddp_backend": "nccl"}, "ddp_backend: found 'nccl', allowed: None, 'hccl', 'gloo'"),
@@ -64,14 +66,37 @@ def test_refused_with_the_trainer(tmp_path, monkeypatch):
     for given, words in ({"optim": "adafactor"}, "optim='adafactor'"), ({"optim_args": "a=1"}, "optim_args='a=1'"):
         with pytest.raises(ValueError, match=f"use_fused_adam: found True with .*{words}.* allowed: adamw_torch without optim_args"):
             trainer(tmp_path, **given)
-    lists = GaudiConfig(use_torch_autocast=True, autocast_bf16_ops=["addmm"], autocast_fp32_ops=["softmax"])
-    with pytest.raises(RuntimeError, match="autocast_bf16_ops: found a list, and `import torch` has read .* LOWER_LIST and FP32_LIST before Python"):
-        trainer(tmp_path, lists)
-    monkeypatch.setenv("LOWER_LIST", "names.txt")
-    assert trainer(tmp_path, lists).gaudi_config == lists
     monkeypatch.setattr(torch.hpu, "get_device_name", lambda device=None: "GAUDI")
     with pytest.raises(ValueError, match="fp8: found True, allowed: False on GAUDI"):
         arguments(tmp_path, fp8=True)
+
+
+LISTS = """
+import json, torch, warnings
+from fp8.optimum import GaudiConfig
+config = GaudiConfig(use_torch_autocast=True, autocast_bf16_ops=["addmm", "relu", "no_such_op"], autocast_fp32_ops=["sin"])
+def dtypes():
+    x = torch.ones(2, 2, device="hpu")
+    with torch.autocast("hpu", torch.bfloat16):
+        return [str(f(x).dtype).partition(".")[2] for f in (torch.relu, lambda x: torch.sin(x.bfloat16()), lambda x: x @ x)]
+before = dtypes()
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    config.declare_autocast_bf16_fp32_ops()
+print(json.dumps([before, dtypes(), [str(warning.message) for warning in told]]))
+"""
+
+
+@pytest.mark.parametrize("named", ["", "names.txt"])
+def test_lists_of_autocast_are_the_config_s_but_where_the_environment_names_one(tmp_path, named):
+    (tmp_path / "names.txt").write_text("mm\n")
+    env = {**os.environ, "LOWER_LIST": named and str(tmp_path / named)}
+    run = subprocess.run([sys.executable, "-c", LISTS], env=env, capture_output=True, text=True, check=True)
+    before, after, told = json.loads(run.stdout)
+    assert before == ["float32", "bfloat16", "bfloat16"]
+    assert after == (before if named else ["bfloat16", "float32", "float32"])
+    assert [text.partition(",")[0] for text in told] == ([] if named else [
+        "GaudiConfig: autocast list lower (set_autocast_lists()): found 'no_such_op'"])
 
 
 def test_what_changes_nothing_is_said_once(tmp_path):

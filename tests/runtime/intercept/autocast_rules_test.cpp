@@ -7,6 +7,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "support/hpu_test.h"
+#include "support/operator_call.h"
 
 namespace fp8::test {
 namespace {
@@ -169,6 +170,19 @@ TEST(CustomLists, ReplaceTheDefaultsAndComeBack) {
   EXPECT_EQ(at::matmul(a, a).scalar_type(), at::kBFloat16);
   EXPECT_EQ(at::softmax(a, -1).scalar_type(), at::kBFloat16);
   EXPECT_EQ(autocast::lists().lower, AutocastLists::defaults().lower);
+}
+
+TEST(CustomLists, AreGivenByAnOperator) {
+  const ListsGuard before(autocast::lists());
+  const at::Tensor f = random({3, 4});
+  const auto unknown = call_fp8("set_autocast_lists", {Words{"relu", "rellu"}, c10::IValue()}).toListRef().vec();
+  ASSERT_EQ(unknown.size(), 1u);
+  EXPECT_EQ(unknown[0].toStringRef(),
+            "autocast list lower (set_autocast_lists()): found 'rellu', no op that can be cast; nearest: 'relu'");
+  EXPECT_EQ(autocast::lists().fp32, AutocastLists::defaults().fp32);
+  const AutocastGuard region;
+  EXPECT_EQ(at::relu(f).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::mm(f, f.t()).scalar_type(), at::kFloat);
 }
 
 TEST(CustomLists, TakeOpsThatWereInNoList) {

@@ -453,6 +453,35 @@ TEST(TrainingOperators, AStateIsBytesWhateverItsName) {
   }
 }
 
+TEST(LinearOperator, HasTheBitsOfTheMarkedWeight) {
+  for (const char* recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"}) {
+    const Model marked, own;
+    marked.attach(recipe);
+    const auto a = c10::make_intrusive<te::State>("up", "", false),
+               b = c10::make_intrusive<te::State>("down", "", true);
+    const auto region = [&](const auto& forward) {
+      const auto r = enter(recipe);
+      const at::Tensor loss = forward().pow(2).mean();
+      leave(r);
+      return loss;
+    };
+    const auto linear = [](const at::Tensor& x, const at::Tensor& w, const c10::intrusive_ptr<te::State>& s) {
+      return call_fp8("linear", {x, w, c10::IValue(), s}).toTensor();
+    };
+    const auto expected =
+        trained(marked, [&](const at::Tensor& x) { return region([&] { return marked.forward(x); }); });
+    const auto found = trained(own, [&](const at::Tensor& x) {
+      return region([&] { return linear(at::relu(linear(x, own.a, a)), own.b, b); });
+    });
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(same_bits(found[i], expected[i])) << recipe << i;
+    EXPECT_EQ(io::parse_json(a->values(), "state"), state(marked.a)) << recipe;
+    const at::Tensor x = at::randn({8, 16}, on_hpu());
+    EXPECT_TRUE(same_bits(linear(x, own.a, a), at::linear(x, own.a))) << "outside of a region";
+    EXPECT_EQ(linear(at::ones({2, 16}, at::kMeta), at::ones({32, 16}, at::kMeta), a).sizes(), at::IntArrayRef({2, 32}));
+  }
+}
+
 TEST(TrainingOperators, BytesThatAreNoStateAreRefused) {
   const Model m;
   m.attach("habana-hybrid");

@@ -109,7 +109,7 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
         yield "use_cpu", not (on_hpu and self.use_cpu), "False with use_habana"
         yield "half_precision_backend", self.half_precision_backend == ("hpu_amp" if on_hpu else "cpu_amp") or not self.bf16, (
             "'hpu_amp' with use_habana, 'cpu_amp' with bf16 on the CPU")
-        yield "minimize_memory", not self.minimize_memory, "False; PT_HPU_FP8_MINIMIZE_MEMORY=1 has this effect"
+        yield "minimize_memory", not self.minimize_memory or bool(self.fp8), "with fp8=True"
         yield "fp8", not self.fp8 or torch.hpu.get_device_name() != "GAUDI", "False on GAUDI: Gaudi2 or higher required"
         yield "throughput_warmup_steps", self.throughput_warmup_steps >= 0, "0 or more"
 

@@ -7,6 +7,9 @@ import json
 import os
 import pathlib
 import typing
+import warnings
+
+import torch
 
 from fp8 import _config
 
@@ -80,8 +83,7 @@ class GaudiConfig:
             pathlib.Path(path).write_text("".join(name + "\n" for name in names or ()), encoding="utf-8")
 
     def declare_autocast_bf16_fp32_ops(self) -> None:
-        """`import torch` reads the lists of autocast. Raises RuntimeError where the config's own would come too late, and passes where the
-        environment named a list before."""
+        """Puts the config's lists in force for the process, but where the environment names a list. Warns of names that no operator has."""
         if self.autocast_bf16_ops is not None and not (os.environ.get("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST") or os.environ.get("LOWER_LIST")):
-            raise RuntimeError("GaudiConfig: autocast_bf16_ops: found a list, and `import torch` has read the lists of autocast: write both by "
-                               "write_bf16_fp32_ops_to_text_files(), and name the files in LOWER_LIST and FP32_LIST before Python starts")
+            for unknown in torch.ops.fp8.set_autocast_lists(self.autocast_bf16_ops, self.autocast_fp32_ops):
+                warnings.warn(f"GaudiConfig: {unknown}", stacklevel=2)

@@ -85,7 +85,7 @@ class _OnHpu:
         if self.args.attn_implementation is not None:
             model.set_attn_implementation("eager" if self.args.attn_implementation == "eager" else "sdpa")
         if self.args.fp8 and not _attached.within(model):
-            self.fp8_report = te.convert_modules(model)
+            self.fp8_report = te.convert_modules(model, minimize_memory=bool(self.args.minimize_memory))
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         graphs = self.args.use_hpu_graphs_for_training if training else self.args.use_hpu_graphs_for_inference

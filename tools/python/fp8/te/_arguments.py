@@ -8,7 +8,7 @@ import torch
 HIGH = (torch.float32, torch.bfloat16, torch.float16)
 # Of several processes, of CUDA, and of products that are not here: the values that ask for nothing.
 _NOTHING: dict[str, tuple[typing.Any, ...]] = {
-    **dict.fromkeys("""sequence_parallel skip_weight_param_allocation minimize_memory fuse_wgrad_accumulation delay_wgrad_compute fp8_output
+    **dict.fromkeys("""sequence_parallel skip_weight_param_allocation fuse_wgrad_accumulation delay_wgrad_compute fp8_output
         fp8_grad fp8_dpa fp8_mha save_original_input return_layernorm_output_gathered rotary_pos_interleaved ub_tp_comm_overlap ub_overlap_ag
         ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad""".split(), (False, None)),
     **dict.fromkeys("""tp_group get_rng_state_tracker rng_tracker_name parameters_split cp_group cp_global_ranks cp_stream inference_params
@@ -18,7 +18,7 @@ _NOTHING: dict[str, tuple[typing.Any, ...]] = {
     "drop_path_rate": (0,), "set_parallel_mode": (False, True), "fast_zero_fill": (True, False), "pad_between_seqs": (None, False),
     "window_size": (None, (-1, -1)), "enc_dec_window_size": (None, (-1, -1))}
 _IGNORED = {"layer_number", "seq_length", "micro_batch_size", "ub_name", "cp_comm_type"}  # they choose kernels and name buffers
-_HINTS = {"minimize_memory": "PT_HPU_FP8_MINIMIZE_MEMORY=1 has this effect on all modules", "fp8_dpa": "attention learns in fp8 from C++ alone"}
+_HINTS = {"fp8_dpa": "attention learns in fp8 from C++ alone"}
 
 
 def refuse(where: str, found: typing.Mapping[str, typing.Any]) -> None:

@@ -24,9 +24,9 @@ class Attached:
     """A weight of a module. live: the library knows it in this process; else it will at the first use on hpu in a region, and begins
     with `pending`, the state that was loaded until then."""
 
-    def __init__(self, weight: _modules.Weight, recipe: str) -> None:
+    def __init__(self, weight: _modules.Weight, recipe: str, minimize_memory: bool = False) -> None:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
-        self.recipe, self.live = recipe, False
+        self.recipe, self.minimize_memory, self.live = recipe, minimize_memory, False
         self.training: typing.Optional[bool] = None
         self.pending: dict[str, typing.Any] = _NONE
         self.held: typing.Optional[torch.Tensor] = None  # the library's books know a transposed weight by its upright view
@@ -86,7 +86,7 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
         return
     if not attached.live:
         weight.turn()
-        torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], attached.recipe)
+        torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], attached.recipe, "", attached.minimize_memory)
         attached.begin(weight.tensor)
     try:
         torch.ops.fp8.set_training([weight.tensor], module.training)

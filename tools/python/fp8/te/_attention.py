@@ -20,7 +20,7 @@ Tensor = typing.Optional[torch.Tensor]
 _DOT, _MHA, _LAYER = "te.DotProductAttention", "te.MultiheadAttention", "te.TransformerLayer"
 _MASKS = ("no_mask", "causal", "causal_bottom_right", "padding", "padding_causal", "padding_causal_bottom_right", "arbitrary")
 _FORMATS = {"sbhd": ((1, 2, 0, 3), (2, 0, 1, 3)), "bshd": ((0, 2, 1, 3), (0, 2, 1, 3))}  # to [batch, heads, length, depth], and back
-_WEIGHTS = ("init_method", "output_layer_init_method", "bias")
+_WEIGHTS = ("init_method", "output_layer_init_method", "bias", "minimize_memory")
 _SHARED = (*_WEIGHTS, "normalization", "zero_centered_gamma", "params_dtype", "device")  # of a layer, its attention and its MLP
 
 
@@ -114,7 +114,7 @@ class MultiheadAttention(torch.nn.Module):
                  attn_mask_type: str = "causal", num_gqa_groups: typing.Optional[int] = None, params_dtype: typing.Optional[torch.dtype] = None,
                  return_bias: bool = False, return_layernorm_output: bool = False, input_layernorm: bool = False, attention_type: str = "self",
                  fuse_qkv_params: bool = False, zero_centered_gamma: bool = False, qkv_weight_interleaved: bool = True, bias: bool = True,
-                 normalization: str = "LayerNorm", device: typing.Any = "hpu", qkv_format: str = "sbhd", name: typing.Optional[str] = None,
+                 minimize_memory: bool = False, normalization: str = "LayerNorm", device: typing.Any = "hpu", qkv_format: str = "sbhd", name: typing.Optional[str] = None,
                  **nothing: typing.Any) -> None:
         super().__init__()
         _arguments.refuse(_MHA, nothing)
@@ -128,6 +128,7 @@ class MultiheadAttention(torch.nn.Module):
         self.return_bias, self.return_layernorm_output, self._interleaved = return_bias, return_layernorm_output, qkv_weight_interleaved
         made: dict[str, typing.Any] = {"params_dtype": params_dtype, "device": device}
         norm: dict[str, typing.Any] = {"zero_centered_gamma": zero_centered_gamma, "normalization": normalization, **made}
+        linear: dict[str, typing.Any] = {"bias": bias, "minimize_memory": minimize_memory, **made}
         heads = {"query_layer": num_attention_heads, "key_layer": groups, "value_layer": groups}
         if fuse_qkv_params:
             cross = {"query_layer": num_attention_heads, "key_value": 2 * groups}
@@ -138,13 +139,13 @@ class MultiheadAttention(torch.nn.Module):
         elif input_layernorm:
             part = f"layernorm_{first.removesuffix('_layer')}"
             self.add_module(part, _layers.LayerNormLinear(hidden_size, heads.pop(first) * depth, layernorm_epsilon, return_layernorm_output=True,
-                                                          bias=bias, init_method=init_method, name=f"{name}.{part}", **norm))
+                                                          init_method=init_method, name=f"{name}.{part}", **{**norm, **linear}))
         for part, count in heads.items():
-            self.add_module(part, _linear.Linear(hidden_size, count * depth, bias=bias, init_method=init_method, name=f"{name}.{part}", **made))
+            self.add_module(part, _linear.Linear(hidden_size, count * depth, init_method=init_method, name=f"{name}.{part}", **linear))
         self._parts = [part for part in self._modules if part != "layernorm"]
         self.core_attention = core
-        self.proj = _linear.Linear(num_attention_heads * depth, hidden_size, bias=bias, return_bias=return_bias,
-                                   init_method=output_layer_init_method, name=f"{name}.proj", **made)
+        self.proj = _linear.Linear(num_attention_heads * depth, hidden_size, return_bias=return_bias, init_method=output_layer_init_method,
+                                   name=f"{name}.proj", **linear)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Tensor = None, encoder_output: Tensor = None, *,
                 is_first_microbatch: typing.Optional[bool] = None, rotary_pos_emb: Tensor = None, **core: typing.Any) -> _layers.Results:

@@ -14,12 +14,13 @@ from fp8.te import recipe as _recipe
 _CHECKPOINTING = "_fp8_checkpointing"
 
 
-def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe: _recipe.Argument = None) -> quant.Report:
+def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe: _recipe.Argument = None,
+                    minimize_memory: bool = False) -> quant.Report:
     """Products of the model's linear layers run in fp8 inside of fp8_autocast from now on. Nothing is replaced: parameters, hooks,
     dtypes and an optimizer that has them stay.
 
     replace_layers: False changes nothing; recipe: of these modules, whatever a region says (its rules keep single modules in high
-    precision), default what the region says. Returns what became of each matrix. Raises ValueError for a model that is converted
+    precision), default what the region says; minimize_memory: backward casts weights again instead of keeping their codes. Returns what became of each matrix. Raises ValueError for a model that is converted
     already or not on hpu, RuntimeError naming the module for what can't be done; then nothing is converted."""
     text = _recipe.for_all_modules(recipe)
     found, left = _modules.weights(model)
@@ -36,7 +37,7 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     for weight in found:
         weight.turn()
     tensors, names, kinds = _modules.columns(found)
-    said = json.loads(torch.ops.fp8.attach_training(tensors, names, kinds, text))
+    said = json.loads(torch.ops.fp8.attach_training(tensors, names, kinds, text, "", minimize_memory))
     converted = {module["name"] for module in said["converted"]}
     for weight, tensor in zip(found, tensors):
         if weight.name in converted:

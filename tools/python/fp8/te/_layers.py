@@ -78,10 +78,10 @@ class _Products(torch.nn.Module):
 
     def __init__(self, name: str, sizes: dict[str, int], eps: float = 0.0, *, init_method: _linear.Init = None, bias: bool = True,
                  return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None, device: typing.Any = "hpu",
-                 **nothing: typing.Any) -> None:
+                 minimize_memory: bool = False, **nothing: typing.Any) -> None:
         super().__init__()
         self._name, self._where, self._init, self._bias = name, f"te.{type(self).__name__}", init_method, bias
-        self._made, self.return_bias = {"device": device, "dtype": params_dtype}, return_bias
+        self._made, self.return_bias, self._minimize_memory = {"device": device, "dtype": params_dtype}, return_bias, minimize_memory
         _check(self._where, nothing, params_dtype, eps, **sizes)
 
     def _add(self, weight: str, rows: int, columns: int, part: str = "") -> None:
@@ -89,7 +89,7 @@ class _Products(torch.nn.Module):
         self.register_parameter(weight, torch.nn.Parameter(torch.empty(rows, columns, **self._made)))
         _linear.begin(getattr(self, weight), self._init)
         self.register_parameter(weight.replace("weight", "bias"), torch.nn.Parameter(torch.zeros(rows, **self._made)) if self._bias else None)
-        _attached.Attached(_modules.Weight(self._name + part, weight, "Linear", self, weight), "habana")
+        _attached.Attached(_modules.Weight(self._name + part, weight, "Linear", self, weight), "habana", self._minimize_memory)
 
 
 class _Normed(_Products):

@@ -15,7 +15,7 @@ Init = typing.Optional[typing.Callable[[torch.Tensor], typing.Any]]
 class Linear(torch.nn.Linear):
     """torch.nn.Linear outside of a region. Weights begin as N(0, 0.023), or as init_method(weight) makes them, the bias as zeros.
 
-    return_bias: forward gives y without the bias, and the bias; name: in messages, and what the random numbers of stochastic
+    return_bias: forward gives y without the bias, and the bias; minimize_memory: backward casts the weight again; name: in messages, and what the random numbers of stochastic
     rounding are drawn by. Arguments of several processes are taken where they ask for nothing; others raise ValueError."""
     attaches_itself = True
 
@@ -26,15 +26,14 @@ class Linear(torch.nn.Linear):
                  minimize_memory: bool = False, name: typing.Optional[str] = None, **nothing: typing.Any) -> None:
         _arguments.refuse("te.Linear", {
             "sequence_parallel": sequence_parallel, "tp_group": tp_group, "tp_size": tp_size, "get_rng_state_tracker": get_rng_state_tracker,
-            "parallel_mode": parallel_mode, "skip_weight_param_allocation": skip_weight_param_allocation, "minimize_memory": minimize_memory,
-            **nothing})
+            "parallel_mode": parallel_mode, "skip_weight_param_allocation": skip_weight_param_allocation, **nothing})
         super().__init__(in_features, out_features, bias, device, params_dtype)
         begin(self.weight, init_method)
         if self.bias is not None:
             begin(self.bias, torch.nn.init.zeros_)
         self.return_bias = return_bias
         weight = _modules.Weight(name or f"te.Linear({in_features}, {out_features})", "weight", "Linear", self, "weight")
-        _attached.Attached(weight, "habana")  # the region says the recipe
+        _attached.Attached(weight, "habana", minimize_memory)  # the region says the recipe
 
     def forward(self, inp: torch.Tensor, weight: typing.Optional[torch.Tensor] = None,  # type: ignore[override]
                 bias: typing.Optional[torch.Tensor] = None, is_first_microbatch: typing.Optional[bool] = None) -> Result:

@@ -29,7 +29,8 @@ def unseen(function: Function) -> Function:
 class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the field
     """Products of converted modules run in fp8 inside, those of backward too. A context manager, or a decorator of a function.
 
-    fp8_recipe: default the outer region's, else DelayedScaling(); fp8_group: a group of torch.distributed, whose ranks share their
+    force_measurement: True measures amaxes in this step, False does not, whatever the recipe's interval says; fp8_recipe: default the
+    outer region's, else DelayedScaling(); fp8_group: a group of torch.distributed, whose ranks share their
     amaxes; calibrating: with enabled=False, high precision, but amaxes are recorded; is_first_microbatch: True casts weights and
     keeps them, False uses the kept ones; seed: of stochastic rounding. Regions nest: the innermost decides. After an exception no
     scale moves. Raises ValueError for what it can't take, RuntimeError naming modules that did not run in fp8."""
@@ -37,13 +38,10 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
     def __init__(self, enabled: bool = False, force_measurement: typing.Optional[bool] = None, fp8_recipe: _recipe.Argument = None,
                  fp8_group: typing.Any = None, calibrating: bool = False, *, is_first_microbatch: typing.Optional[bool] = None,
                  seed: int = 0) -> None:
-        if force_measurement is not None:
-            raise ValueError(f"fp8_autocast: force_measurement: found {force_measurement}, allowed: None (the recipe's interval says when amaxes "
-                             "are measured)")
         group = "" if fp8_group is None else getattr(fp8_group, "group_name", None)
         if not isinstance(group, str):
             raise ValueError(f"fp8_autocast: fp8_group: found {type(fp8_group).__name__}, allowed: a group of torch.distributed")
-        self._arguments = (_recipe.check(fp8_recipe), bool(enabled), bool(calibrating), is_first_microbatch, seed, group)
+        self._arguments = (_recipe.check(fp8_recipe), bool(enabled), bool(calibrating), is_first_microbatch, seed, group, force_measurement)
         self._open: dict[int, list[int]] = {}
 
     def __enter__(self) -> "fp8_autocast":
