@@ -102,3 +102,9 @@ trainer = fp8.optimum.GaudiTrainer(tuned, config, args, train_dataset=rows)
 trainer.pop_callback(transformers.ProgressCallback)
 metrics = trainer.train().metrics
 print(tuned.device, len(trainer.fp8_report.converted), [name for name in metrics if "GB" in name])
+
+state = torch.classes.fp8.State("up_proj")  # scales and amaxes; state.bytes() and state.set_bytes() save and load them
+weight = torch.randn(32, 16, device="hpu", requires_grad=True)
+with fp8.te.fp8_autocast(True, fp8_recipe="nvidia"):
+    y = torch.ops.fp8.linear(torch.randn(4, 16, device="hpu"), weight, None, state)
+y.sum().backward()
