@@ -213,6 +213,16 @@ at::Tensor alias_with_grad(const at::Tensor& t) {
   return alias;
 }
 
+/// On the host, of these sizes and without memory. torch's tracing has a tensor of sizes alone (FakeTensor), and they may
+/// be symbols.
+at::Tensor shape_with_grad(const at::Tensor& t) {
+  c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU), nullptr, false);
+  at::Tensor shape =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(none), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
+  shape.unsafeGetTensorImpl()->set_sizes_and_strides(t.sym_sizes(), t.sym_strides());
+  return shape.set_requires_grad(t.requires_grad());
+}
+
 constexpr std::int64_t kLeastKeys = 64;  // below, a call's overhead takes the time, not its kernel
 
 using Flash = at::_ops::_scaled_dot_product_flash_attention_for_cpu;
@@ -273,6 +283,13 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
                          std::optional<double> scale, bool enable_gqa) {
   const c10::impl::ExcludeDispatchKeyGuard unheard(c10::DispatchKey::Fake);  // by recordings: it reads no values
+  if (query.key_set().has(c10::DispatchKey::Python)) {
+    const c10::impl::ExcludeDispatchKeyGuard untraced(c10::python_ks);
+    const auto mask =
+        attn_mask.has_value() && attn_mask->defined() ? std::optional(shape_with_grad(*attn_mask)) : std::nullopt;
+    return at::_fused_sdp_choice(shape_with_grad(query), shape_with_grad(key), shape_with_grad(value), mask, dropout_p,
+                                 is_causal, scale, enable_gqa);
+  }
   const auto mask = attn_mask.has_value() && attn_mask->defined()
                         ? std::optional<at::Tensor>(alias_with_grad(*attn_mask))
                         : std::nullopt;

@@ -22,6 +22,25 @@ def test_inductor_is_refused():
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fp8"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_attention_has_the_same_bits(backend, dynamic):
+    torch._dynamo.reset()
+
+    def attend(q, k, v, mask=None, causal=False):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+    compiled = torch.compile(attend, backend=backend, dynamic=dynamic)
+    for length, dtype in ((8, torch.float32), (9, torch.float32), (40, torch.bfloat16)):
+        parts = [torch.randn(2, 4, length, 16, generator=torch.Generator().manual_seed(i)).to("hpu", dtype) for i in range(3)]
+        for mask, causal in ((None, False), (None, True), (torch.ones(length, length, dtype=torch.bool).tril().to("hpu"), False)):
+            with torch.no_grad():
+                assert torch.equal(compiled(*parts, mask, causal), attend(*parts, mask, causal))
+            found, expected = ([t.clone().requires_grad_() for t in parts] for _ in range(2))
+            compiled(*found, mask, causal).square().sum().backward()
+            attend(*expected, mask, causal).square().sum().backward()
+            assert all(torch.equal(a.grad, b.grad) for a, b in zip(found, expected))
+
+
 def test_evaluate_is_cross_entropy():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50)).to("hpu")

@@ -129,9 +129,8 @@ def attempt(run):
     except Exception as error:
         return [f"{type(error).__name__}: {error}", traceback.format_exc()]
 def with_trainer(arguments):
-    # Dynamo has no scaled_dot_product_attention on hpu
     config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-                                      num_key_value_heads=4, attn_implementation="eager")
+                                      num_key_value_heads=4)
     model = transformers.LlamaForCausalLM(config)
     model, seen = watched(model, model.model.layers[0].mlp.up_proj)
     data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
