@@ -213,8 +213,8 @@ at::Tensor alias_with_grad(const at::Tensor& t) {
   return alias;
 }
 
-/// On the host, of these sizes and without memory. torch's tracing has a tensor of sizes alone (FakeTensor), and they may
-/// be symbols.
+/// On the host, of these sizes and without memory. torch's tracing has a tensor of sizes alone (FakeTensor), and they
+/// may be symbols.
 at::Tensor shape_with_grad(const at::Tensor& t) {
   c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU), nullptr, false);
   at::Tensor shape =
