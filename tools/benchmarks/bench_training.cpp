@@ -10,6 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 
@@ -29,6 +30,7 @@
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "fp8/tools/benchmarks/bench.h"
+#include "fp8/transformer_engine/modules/multihead_attention.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace fp8::bench::training_cases {
@@ -86,6 +88,26 @@ void check(Layers& layers, const te::Fp8AutocastOptions& on, const te::Fp8Autoca
   }
 }
 
+/// A step of te::TransformerLayer, which tools/benchmarks/python.py compares with Python's.
+void bench_layer(Runner& runner) {
+  const std::string name = "te.TransformerLayer";
+  if (!runner.wants(name)) return;
+  te::TransformerLayerOptions options;
+  options.hidden_size = 256, options.ffn_hidden_size = 1024, options.num_attention_heads = 4;
+  options.hidden_dropout = options.attention_dropout = 0;
+  te::TransformerLayer layer(options);
+  const at::Tensor x = at::randn({128, 4, 256}, at::TensorOptions().device(at::Device(at::kHPU, 0)));
+  const auto step = [&] {
+    at::Tensor input = x.detach().requires_grad_(true), y;
+    {
+      const te::fp8_autocast region({.enabled = true, .recipe = recipes::DelayedScaling::nvidia()});
+      y = layer->forward(input);
+    }
+    y.backward(at::ones_like(y));
+  };
+  runner.print({.name = name, .ns = runner.medians({step})[0]});
+}
+
 void bench_training(Runner& runner) {
   using recipes::DelayedScaling;
   DelayedScaling habana = DelayedScaling::habana();
@@ -97,6 +119,7 @@ void bench_training(Runner& runner) {
                                                                     {"block", recipes::BlockScaling{}},
                                                                     {"mxfp8", recipes::MXFP8{}}};
   runtime::init();
+  bench_layer(runner);
   for (const auto& [name, recipe] : all) {
     if (!runner.wants(name)) continue;
     Layers layers(kHidden);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Python package costs beside torch alone and beside the operators that it calls.
 
-    ./tools/bench python [--rounds 7] [--threads 1]
+    ./tools/bench python [--rounds 7] [--threads 1] [--only CASE...]
 
 One JSON line per case, medians over rounds that go in turns. `ratio` is the first figure by the second.
 
@@ -12,6 +12,11 @@ One JSON line per case, medians over rounds that go in turns. `ratio` is the fir
     measured     seconds of a forward between prepare() and convert(), and of one that nothing watches
     attention    seconds of a forward with attention "fp8" and with "sdpa", 1,024 tokens
     one token    seconds of a forward of one token on hpu and on the CPU
+    step         seconds of a step of a model after te.convert_modules(), and of its weights attached by the bare operators
+    layer        seconds of a step of te.TransformerLayer, and of C++'s (fp8_bench "training te.TransformerLayer")
+    fit          Lightning's fit() in fp8 by a bare loop of the same steps, and the same of f32 on the CPU: `ratio` is what
+                 Lightning costs on hpu beyond what it costs by itself
+    lightning    seconds of the imports of lightning and fp8.lightning, and of lightning alone
 """
 
 import argparse
@@ -137,18 +142,143 @@ def forwards(rounds):
         say("one token", *in_turns(rounds, lambda: here(on_hpu), lambda: there(one), 50), hidden=hidden)
 
 
+STEPS = 20  # of a sample
+
+
+def network(hidden, device):
+    import torch
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(hidden, hidden), torch.nn.ReLU()))).to(device)
+
+
+def loop(model, x, region, optimizer=None, steps=STEPS):
+    import torch
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        with region():
+            loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def steps(rounds):
+    import contextlib
+
+    import fp8
+    import torch
+
+    @contextlib.contextmanager
+    def bare():
+        number = torch.ops.fp8.enter_autocast("nvidia")
+        yield
+        torch.ops.fp8.exit_autocast(number)
+
+    for hidden in (64, 256, 1024):
+        converted, attached, x = network(hidden, "hpu"), network(hidden, "hpu"), torch.randn(256, hidden, device="hpu")
+        fp8.te.convert_modules(converted)
+        weights = [module.weight for module in attached if isinstance(module, torch.nn.Linear)]
+        torch.ops.fp8.attach_training(weights, [str(i) for i in range(len(weights))], ["Linear"] * len(weights), "nvidia")
+        region = fp8.te.fp8_autocast(True, fp8_recipe="nvidia")
+        say("step", *in_turns(rounds, lambda: loop(converted, x, lambda: region), lambda: loop(attached, x, bare)), hidden=hidden)
+
+
+def layer(rounds):
+    """C++'s sizes: hidden 256, inner 1024, 4 heads, 128 x 4 tokens. Each program measures for a second in each round."""
+    import fp8
+    import torch
+    module, x = fp8.te.TransformerLayer(256, 1024, 4, hidden_dropout=0, attention_dropout=0), torch.randn(128, 4, 256, device="hpu")
+    program = [os.environ["FP8_BENCH"], "training te.TransformerLayer", "--threads", os.environ["OMP_NUM_THREADS"]]
+
+    def step():
+        with fp8.te.fp8_autocast(True, fp8_recipe="nvidia"):
+            y = module(x.detach().requires_grad_())
+        y.backward(torch.ones_like(y))
+
+    def here():
+        samples, end = [], time.perf_counter() + 1
+        while time.perf_counter() < end:
+            samples.append(seconds(step))
+        return statistics.median(samples)
+
+    def there():
+        return json.loads(subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])["ns"] * 1e-9
+
+    here()
+    pairs = [(here(), there()) for _ in range(rounds)]
+    say("layer", *(statistics.median(column) for column in zip(*pairs)))
+
+
+def fits(rounds):
+    import contextlib
+    import logging
+    import warnings
+
+    import fp8
+    import lightning.pytorch as pl
+    import torch
+    from fp8.lightning import HPUPrecisionPlugin
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Net(pl.LightningModule):
+        def __init__(self, device):
+            super().__init__()
+            self.net = network(256, device)
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    def fit(kind, **how):
+        trainer = pl.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **how)
+        trainer.fit(kind, torch.utils.data.DataLoader([torch.randn(256)] * 256 * STEPS, batch_size=256))
+
+    ratios = {}
+    for device in ("hpu", "cpu"):
+        module, bare = Net(device), network(256, device)
+        how = {"accelerator": "hpu", "plugins": [HPUPrecisionPlugin(precision="fp8")]} if device == "hpu" else {"accelerator": "cpu"}
+        region = contextlib.nullcontext
+        if device == "hpu":
+            fp8.te.convert_modules(bare)
+
+            @contextlib.contextmanager
+            def region():
+                with torch.autocast("hpu", torch.bfloat16, cache_enabled=False), fp8.te.fp8_autocast(True):
+                    yield
+        data = torch.utils.data.DataLoader([torch.randn(256)] * 256 * STEPS, batch_size=256)
+
+        def loops(bare=bare, region=region, data=data, device=device):
+            optimizer = torch.optim.SGD(bare.parameters(), lr=1e-3)
+            for batch in data:
+                loop(bare, batch.to(device), region, optimizer, 1)
+
+        ratios[device] = [first / second for first, second in [in_turns(1, lambda: fit(module, **how), loops) for _ in range(rounds)]]
+    say("fit", *(statistics.median(ratios[device]) for device in ("hpu", "cpu")))
+
+
+def lightning(rounds):
+    say("lightning", *in_turns(rounds, lambda: python("import torch, lightning.pytorch, fp8.lightning"),
+                               lambda: python("import torch, lightning.pytorch")))
+
+
+CASES = {"starts": starts, "conversions": conversions, "forwards": forwards, "step": steps, "layer": layer, "fit": fits, "lightning": lightning}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["FP8_THREADS"] = str(options.threads)
     if options.worker:
         return worker(*options.worker)
-    starts(options.rounds)
-    conversions(options.rounds)
-    forwards(options.rounds)
+    for case in options.only:
+        CASES[case](options.rounds)
 
 
 if __name__ == "__main__":
