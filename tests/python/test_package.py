@@ -86,6 +86,34 @@ def test_what_is_in_the_wheel(wheel):
     assert not [name for name in names if "__pycache__" in name or "torch" in name]
 
 
+# The document's block with the names that it takes for granted.
+DOCUMENT = """
+import documents, importlib.metadata, lightning, os
+os.environ.update(documents.ENVIRONMENT)
+found = documents.run(documents.blocks()["hpu_intermediate_fp8.txt:3"])
+assert {str(dtype) for _, dtype in found["model"].seen} == {"torch.bfloat16"} and found["trainer"].state.finished
+print(importlib.metadata.version("fp8-habana-shim"), found["model"].seen[0][0], found["plugin"].__module__)
+"""
+
+
+def test_the_shim_beside_it(wheel, tmp_path):
+    """Built, installed, and a document of Habana's as it stands."""
+    pytest.importorskip("lightning")
+    pytest.importorskip("setuptools")
+    import torch
+    documents = ROOT / "tests" / "python" / "training"
+    if not os.environ.get("FP8_TEST_DATA"):
+        pytest.skip("FP8_TEST_DATA has no documents")
+    shutil.copytree(PACKAGE / "habana_shim", tmp_path / "source")
+    pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path / "wheels", tmp_path / "source")
+    [shim] = (tmp_path / "wheels").iterdir()
+    python = environment(tmp_path / "venv", pathlib.Path(torch.__file__).parents[1], sysconfig.get_path("purelib"))
+    pip("install", "--no-index", "--no-deps", wheel, shim, python=python)
+    assert run(python, "-W", "ignore", "-c", DOCUMENT, PYTHONPATH=str(documents)).split()[-3:] == [VERSION, "hpu", "fp8.lightning.pytorch"]
+    pip("uninstall", "-y", "fp8-habana-shim", python=python)
+    assert "ModuleNotFoundError" in run(python, "-c", "import habana_frameworks", code=1)
+
+
 def test_versions_are_the_repositorys():
     for file, line in (("pyproject.toml", f'version = "{VERSION}"'), ("fp8/__init__.py", f'__version__ = "{VERSION}"')):
         assert line in (PACKAGE / file).read_text(), file

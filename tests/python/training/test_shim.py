@@ -103,6 +103,21 @@ def test_beside_the_real_one(site, tmp_path, module):
     assert "ImportError: fp8-habana-shim emulates habana-torch-plugin, and found the real one: uninstall one of the two" in done.stderr
 
 
+INTEGERS = """
+import torch, transformers
+assert transformers.utils.import_utils.is_torch_hpu_available()
+x, first = torch.tensor([[2**40 + 1, -2**50]], device="hpu"), torch.tensor([[0, 1]], device="hpu")
+for found in (torch.gather(x, 1, first), x.gather(1, first), torch.gather(input=x, dim=-1, index=first, sparse_grad=False),
+              torch.take_along_dim(x, first, 1), x.take_along_dim(first, 1)):
+    assert torch.equal(found.cpu(), x.cpu())
+"""
+
+
+def test_integers_of_64_bits_keep_their_values(site):
+    done = python("-c", INTEGERS, places=[site])
+    assert done.returncode == 0, done.stderr
+
+
 # Way: arguments of TrainingArguments or of Accelerator, and what a linear layer gives.
 TRAINER = {
     "nothing": ({}, "float32"), "bf16": ({"bf16": True}, "bfloat16"), "fp16": ({"fp16": True}, "float16"),

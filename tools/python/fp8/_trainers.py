@@ -30,6 +30,21 @@ def watch_accelerate(state: typing.Any) -> None:
     state.PartialState.default_device = property(default_device)
 
 
+def keep_integers(utils: typing.Any) -> None:
+    """Where transformers finds a package of Habana's, it sends 64-bit integers on hpu through 32 bits: a bug of Gaudi's that is not here."""
+    asked = utils.is_torch_hpu_available
+    places = (torch, "gather"), (torch.Tensor, "gather"), (torch, "take_along_dim")
+
+    @functools.cache
+    def available() -> typing.Any:
+        before = [getattr(owner, name) for owner, name in places]
+        found = asked()
+        for (owner, name), function in zip(places, before):
+            setattr(owner, name, function)
+        return found
+    utils.is_torch_hpu_available = available
+
+
 def register_backend(name: str) -> None:
     """The backend "fp8" by another name, for torch.compile."""
     import torch._dynamo
