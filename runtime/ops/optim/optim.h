@@ -10,6 +10,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "fp8/runtime/kernels/optim.h"
@@ -63,5 +64,19 @@ double lars_factor(double weight_norm, double grad_norm, double eeta, double wei
 
 /// LAMB: |weight| / |step| if wanted and both are > 0, else 1.
 double lamb_trust(double weight_norm, double step_norm, bool wanted);
+
+// hpu::optimizer_adamw and its like (register_optim.cpp), for group_steps.cpp.
+
+void optimizer_adamw(at::TensorList gradient_vec, at::TensorList weight_vec, at::TensorList exp_avg_vec,
+                     at::TensorList exp_avg_sq_vec, const at::Tensor& neg_step_t, double beta1, double beta2,
+                     double epsilon, const at::Tensor& weight_decay, bool has_weight_decay,
+                     std::optional<at::TensorList> exp_avg_scales, std::optional<at::TensorList> exp_avg_sq_scales);
+void optimizer_lamb_phase1(at::TensorList gradients, at::TensorList weights, at::TensorList exp_avg,
+                           at::TensorList exp_avg_sq, at::TensorList out_weight_norms, at::TensorList out_adam_norms,
+                           at::TensorList out_adam_steps, const at::Tensor& clip_global_grad_norm,
+                           std::int64_t grad_averaging, double beta1, double beta2, double epsilon,
+                           const at::Tensor& bias_correction1, const at::Tensor& bias_correction2, double weight_decay);
+void optimizer_lamb_phase2(at::TensorList weights, at::TensorList adam_norms, at::TensorList weight_norms,
+                           at::TensorList adam_steps, const at::Tensor& neg_step, double wd, bool use_lamb);
 
 }  // namespace fp8::runtime::ops

@@ -49,6 +49,8 @@ void put(const Tensor& place, double value) {
 
 float rest_of(double beta) { return static_cast<float>(1 - beta); }
 
+}  // namespace
+
 void optimizer_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList exp_avg_vec, TensorList exp_avg_sq_vec,
                      const Tensor& neg_step_t, double beta1, double beta2, double epsilon, const Tensor& weight_decay,
                      bool has_weight_decay, std::optional<TensorList> exp_avg_scales,
@@ -82,6 +84,8 @@ void optimizer_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList 
   }
   adam_step(op, items);
 }
+
+namespace {
 
 void optimizer_ema(TensorList model_inputs, TensorList updated_ema, const Tensor& decay) {
   const char* op = "optimizer_ema";
@@ -118,6 +122,8 @@ Tensor optimizer_lamb_fused_norm(TensorList grad, double max_norm) {
   return at::full({1}, norm <= max_norm ? 1.0 : norm / max_norm,
                   grad[0].options().dtype(at::kFloat).requires_grad(false));
 }
+
+}  // namespace
 
 void optimizer_lamb_phase1(TensorList gradients, TensorList weights, TensorList exp_avg, TensorList exp_avg_sq,
                            TensorList out_weight_norms, TensorList out_adam_norms, TensorList out_adam_steps,
@@ -170,6 +176,8 @@ void optimizer_lamb_phase2(TensorList weights, TensorList adam_norms, TensorList
   }
   scale_add(op, items);
 }
+
+namespace {
 
 void optimizer_lars(TensorList params, TensorList grads, at::IntArrayRef skip_masks, double eeta, double weight_decay,
                     double eps, const Tensor& lr) {

@@ -11,8 +11,8 @@ using at::Tensor;
 TEST(OptimOps, SchemasEqualTheVendors) { test::expect_schemas("optimizers", 10); }
 
 /// hpu::<name>(args...) as scripts call it.
-torch::jit::Stack call(const char* name, torch::jit::Stack args) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("hpu::") + name).c_str(), "");
+torch::jit::Stack call(const char* name, torch::jit::Stack args, const std::string& space = "hpu::") {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((space + name).c_str(), "");
   op.schema().checkAndNormalizeInputs(args);
   op.callBoxed(args);
   return args;
@@ -39,6 +39,33 @@ TEST(OptimOps, AdamwHasTheDevicesFormula) {
     }
     call("optimizer_adamw", {g, w, m, v, scalar(-0.02), 0.9, 0.99, 1e-6, scalar(0.95), decays});
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(near(w[i], expected[i])) << i;
+  }
+}
+
+/// Python's: by the options of a group, each weight by its own step.
+TEST(OptimOps, AdamwByTheOptionsOfAGroup) {
+  const auto made = [] {
+    torch::manual_seed(4);
+    return std::vector<Tensor>{normal({9, 5}), normal({300}), normal({7})};
+  };
+  for (const bool as_torch : {true, false}) {
+    std::vector<Tensor> g = made(), w = made(), m = made(), v = made();
+    for (Tensor& t : v) t = t.square();
+    std::vector<Tensor> gradients = made(), weights = made(), m1 = made(), v1 = v;
+    for (Tensor& t : v1) t = t.clone();
+    const std::vector<std::int64_t> steps = {3, 1, 3};
+    call("adamw_step", {gradients, weights, m1, v1, steps, 0.01, 0.9, 0.99, 1e-6, 0.1, true, as_torch}, "fp8::");
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const double root = std::sqrt(1 - std::pow(0.99, steps[i]));
+      call("optimizer_adamw", {std::vector{g[i]}, std::vector{w[i]}, std::vector{m[i]}, std::vector{v[i]},
+                               scalar(-0.01 * root / (1 - std::pow(0.9, steps[i]))), 0.9, 0.99,
+                               as_torch ? 1e-6 * root : 1e-6, scalar(1 - 0.01 * 0.1), true});
+      EXPECT_TRUE(test::same_bits(weights[i], w[i]) && test::same_bits(m1[i], m[i]) && test::same_bits(v1[i], v[i]));
+    }
+    EXPECT_REFUSED(call("adamw_step", {g, w, m, v, std::vector<std::int64_t>{1}, 0.1, 0.9, 0.99, 1e-6, 0.0}, "fp8::"),
+                   "adamw_step", "expected 3 of steps, got 1");
+    EXPECT_REFUSED(call("sgd_step", {g, w, m, std::vector<std::int64_t>{1}, 0.1}, "fp8::"), "sgd_step",
+                   "expected 3 of first, got 1");
   }
 }
 

@@ -107,22 +107,13 @@ class FusedAdamW(_Fused):
 
     def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         dtypes = group["moments_dtype"] if isinstance(group["moments_dtype"], (tuple, list)) else (group["moments_dtype"],) * 2
-        by_step: dict[int, list[tuple[torch.Tensor, torch.Tensor, dict[str, typing.Any]]]] = {}
-        for p, grad in zip(params, grads):
-            state = self._moments(p, exp_avg=dtypes[0] or p.dtype, exp_avg_sq=dtypes[1] or p.dtype)
+        states = [self._moments(p, exp_avg=dtypes[0] or p.dtype, exp_avg_sq=dtypes[1] or p.dtype) for p in params]
+        for state in states:
             state["step"] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).cpu() + 1  # as torch has it
-            by_step.setdefault(int(state["step"]), []).append((p, grad, state))
-        (beta1, beta2), lr, decay = group["betas"], float(group["lr"]), float(group["weight_decay"])
-        for step, rows in by_step.items():
-            root = math.sqrt(1 - beta2**step) if group["bias_correction"] else 1.0
-            neg_step = -lr * root / (1 - beta1**step if group["bias_correction"] else 1.0)
-            eps = group["eps"] * (root if group["eps_mode"] == "torch" else 1.0)
-            states = [state for _, _, state in rows]
-            moments = [[state[name] for state in states] for name in _MOMENTS[:2]]
-            scales = [[state.get(name, _scalar(1.0)) for state in states] if any(name in state for state in states) else None
-                      for name in _MOMENTS[2:]]
-            _OPS.optimizer_adamw([grad for _, grad, _ in rows], [p for p, _, _ in rows], *moments, _scalar(neg_step), beta1, beta2, eps,
-                                 _scalar(1 - lr * decay), decay != 0, *scales)
+        moments = [[state[name] for state in states] for name in _MOMENTS[:2]]
+        scales = [[state.get(name, _scalar(1.0)) for state in states] if any(name in state for state in states) else None for name in _MOMENTS[2:]]
+        torch.ops.fp8.adamw_step(grads, params, *moments, [int(state["step"]) for state in states], float(group["lr"]), *group["betas"], group["eps"],
+                                 float(group["weight_decay"]), group["bias_correction"], group["eps_mode"] == "torch", *scales)
 
 
 class FusedSGD(_Fused):
@@ -138,19 +129,12 @@ class FusedSGD(_Fused):
         yield "nesterov", right, "False without momentum, or with dampening"
 
     def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-        lr, decay = _scalar(float(group["lr"])), float(group["weight_decay"])
-        how = decay, float(group["dampening"]), bool(group["nesterov"])
-        if group["momentum"] == 0:
-            _OPS.optimizer_sgd(grads, params, lr, decay, 0.0, *how[1:])
-            return
-        begin = [self.state[p].get("momentum_buffer") is None for p in params]
-        for first in {*begin}:
-            rows = [(grad, p) for grad, p, new in zip(grads, params, begin) if new == first]
-            for _, p in rows if first else ():
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            buffers = [self.state[p]["momentum_buffer"] for _, p in rows]
-            _OPS.optimizer_sgd_momentum([grad for grad, _ in rows], [p for _, p in rows], buffers, _scalar(0.0 if first else 1.0), lr,
-                                        _scalar(float(group["momentum"])), *how)
+        with_momentum = params if group["momentum"] else []
+        first = [self.state[p].get("momentum_buffer") is None for p in with_momentum]
+        for p in (p for p, begins in zip(with_momentum, first) if begins):
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        torch.ops.fp8.sgd_step(grads, params, [self.state[p]["momentum_buffer"] for p in with_momentum], first, float(group["lr"]),
+                               float(group["momentum"]), float(group["dampening"]), float(group["weight_decay"]), bool(group["nesterov"]))
 
 
 class FusedLamb(_Fused):
@@ -175,16 +159,11 @@ class FusedLamb(_Fused):
         self._clip = _OPS.optimizer_lamb_fused_norm(grads, limit) if grads and limit > 0 else _scalar(1.0)
 
     def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-        group["step"] = step = group.get("step", 0) + 1
+        group["step"] = group.get("step", 0) + 1
         states = [self._moments(p, exp_avg=p.dtype, exp_avg_sq=p.dtype) for p in params]
-        corrections = [_scalar(1 - beta**step if group["bias_correction"] else 1.0) for beta in group["betas"]]
-        norms, step_norms = ([_scalar(0.0) for _ in params] for _ in range(2))
-        steps = [torch.empty_like(p, dtype=torch.float32) for p in params]
-        decay = float(group["weight_decay"])
         moments = [[state[name] for state in states] for name in _MOMENTS[:2]]
-        _OPS.optimizer_lamb_phase1(grads, params, *moments, norms, step_norms, steps, self._clip, int(group["grad_averaging"]), *group["betas"],
-                                   group["eps"], *corrections, decay)
-        _OPS.optimizer_lamb_phase2(params, step_norms, norms, steps, _scalar(-float(group["lr"])), decay, bool(group["use_lamb"]))
+        torch.ops.fp8.lamb_step(grads, params, *moments, self._clip, group["step"], float(group["lr"]), *group["betas"], group["eps"],
+                                float(group["weight_decay"]), *(bool(group[key]) for key in ("bias_correction", "grad_averaging", "use_lamb")))
 
 
 class FusedResourceApplyMomentum(_Fused):
