@@ -89,7 +89,7 @@
 //
 //   transformer_engine/convert/convert_training.h
 //     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana",
-//                     str warm_start="", bool minimize_memory=False) -> str
+//                     str warm_start="", bool minimize_memory=False, bool whatever_region=False) -> str
 //                                                            the report
 //     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False,
 //                    bool? is_first_microbatch=None, int seed=0, str group="",

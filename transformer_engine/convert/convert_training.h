@@ -105,11 +105,11 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
 // path, or JSON (configs/recipe_config.h).
 
 /// Gives linear weights their handlers; the recipe's rules for single modules count here. warm_start: a measurement
-/// whose amaxes give the first step's scales. minimize_memory: as in TrainingOptions. The report as JSON
-/// (quant/model/operators.h). Throws as convert_for_training() does.
+/// whose amaxes give the first step's scales. minimize_memory: as in TrainingOptions. whatever_region: the recipe is
+/// these modules' own. The report as JSON (quant/model/operators.h). Throws as convert_for_training() does.
 std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
                             const std::vector<std::string>& types, const std::string& recipe,
-                            const std::string& warm_start, bool minimize_memory);
+                            const std::string& warm_start, bool minimize_memory, bool whatever_region = false);
 
 /// Opens a region on this thread (fp8_autocast.h). recipe: "": the outer region's, else habana. seed: of stochastic
 /// rounding, from 0. group: the group_name of one of torch.distributed's, whose ranks share their amaxes; "": the outer

@@ -121,6 +121,7 @@ at::Tensor State::bytes() const { return bytes_of(*handler_->state()); }
 void State::set_bytes(const at::Tensor& bytes) { te::set_bytes("State", *handler_->state(), bytes); }
 
 at::Tensor State::linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  if (current_region() != nullptr) note_own_product();
   return handler_->product(x, weight, bias, [&] { return high_precision(x, weight, bias); });
 }
 
@@ -165,12 +166,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
 
 std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
                             const std::vector<std::string>& types, const std::string& recipe,
-                            const std::string& warm_start, bool minimize_memory) {
+                            const std::string& warm_start, bool minimize_memory, bool whatever_region) {
   const auto model = measure::model_of("attach_training", weights, modules, types);
   const configs::RecipeConfig config = recipe_of("attach_training", recipe);
   TrainingOptions options;
   options.recipe = config.recipe;
   options.rules = config.rules;
+  if (whatever_region) options.rules.push_back({"", config.recipe});
   options.minimize_memory = minimize_memory;
   if (!warm_start.empty()) options.warm_start = measure::read_measurements(warm_start);
   return quant::to_json(convert_for_training(model, options)).dump();
@@ -243,7 +245,7 @@ void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes)
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
   m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
-                      "warm_start=\"\", bool minimize_memory=False) -> str",
+                      "warm_start=\"\", bool minimize_memory=False, bool whatever_region=False) -> str",
                       kEffect),
         &attach_training);
   m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? "

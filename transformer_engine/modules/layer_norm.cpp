@@ -67,14 +67,14 @@ const Activation& activation_of(const std::string& name) {
               "\", allowed: ", io::joined(kActivations | std::views::transform(quoted)));
 }
 
+}  // namespace
+
 at::Tensor activate(const std::string& name, const at::Tensor& x) {
   const Activation& a = activation_of(name);
   if (!a.gated) return a.f(x);
   const auto halves = x.chunk(2, -1);
   return a.f(halves[0]) * halves[1];
 }
-
-}  // namespace
 
 Normalization normalization_of(const char* module, const std::string& name) {
   if (name == "LayerNorm") return Normalization::LayerNorm;

@@ -100,6 +100,9 @@ at::Tensor initial_gamma(const NormOptions& options);
 at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta,
                      double eps, bool zero_centered_gamma);
 
+/// f(x), of a gated activation f(x1) * x2 of the halves x1, x2 of the last dimension. name: as in LayerNormMLP.
+at::Tensor activate(const std::string& name, const at::Tensor& x);
+
 /// A submodule of either kind.
 struct AnyNorm {
   LayerNorm layer{nullptr};

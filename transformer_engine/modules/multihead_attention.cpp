@@ -43,17 +43,6 @@ void complete(MultiheadAttentionOptions& o) {
   refuse_wgrad_options(kName, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
 }
 
-/// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the
-/// halves x1, x2.
-at::Tensor rotated(const at::Tensor& x, const at::Tensor& angles) {
-  const std::int64_t rotary = angles.size(-1);
-  const at::Tensor part = x.narrow(-1, 0, rotary);
-  const auto halves = part.chunk(2, -1);
-  const at::Tensor y =
-      part * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
-  return rotary == x.size(-1) ? y : at::cat({y, x.narrow(-1, rotary, x.size(-1) - rotary)}, -1);
-}
-
 /// The angles of each row as q and k [length, batch, heads, depth], [batch, length, ...] or [rows, heads, depth] take
 /// them.
 at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t rows,
@@ -98,6 +87,15 @@ void check(const TransformerLayerOptions& o) {
 }
 
 }  // namespace
+
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& angles) {
+  const std::int64_t rotary = angles.size(-1);
+  const at::Tensor part = x.narrow(-1, 0, rotary);
+  const auto halves = part.chunk(2, -1);
+  const at::Tensor y =
+      part * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
+  return rotary == x.size(-1) ? y : at::cat({y, x.narrow(-1, rotary, x.size(-1) - rotary)}, -1);
+}
 
 at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base, at::Device device) {
   TORCH_CHECK(dim >= 2 && dim % 2 == 0, "[te::rotary_position_embedding] dim: found ", dim,

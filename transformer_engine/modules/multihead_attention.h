@@ -104,6 +104,9 @@ TORCH_MODULE(MultiheadAttention);
 /// twice. Element i of a head is turned against element i + dim / 2. Throws c10::Error naming the argument.
 at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base = 10000.0,
                                      at::Device device = at::Device(at::kHPU, 0));
+/// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the
+/// halves x1, x2.
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& angles);
 
 // One layer of a transformer, its products in fp8 inside an enabled fp8_autocast region.
 //

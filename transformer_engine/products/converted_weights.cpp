@@ -53,6 +53,8 @@ using Conversion = std::vector<Entry>;
 struct Books {
   std::mutex mutex;
   std::vector<Conversion> conversions;
+  std::atomic<std::int64_t> own_products{0};  ///< note_own_product()'s,
+  std::int64_t seen_own = 0;                  ///< and when a region last ended
 };
 
 /// Leaked: a thread that outlives main() may still end a region.
@@ -349,6 +351,8 @@ void remember_converted(const std::vector<WeightModule>& weights) {
   add(std::move(conversion));
 }
 
+void note_own_product() { ++books().own_products; }
+
 void put_back_converted() {
   Books& all = books();
   const std::lock_guard<std::mutex> lock(all.mutex);
@@ -376,14 +380,16 @@ std::string check_converted(bool trained) {
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto any_ran = [](const Conversion& c) { return std::ranges::any_of(c, ran); };
-    const bool none_ran = std::ranges::none_of(
-        all.conversions, [](const Conversion& c) { return std::ranges::any_of(c, ran_or_its_copies); });
+    const std::int64_t own = all.own_products, before = std::exchange(all.seen_own, own);
+    const bool none_ran = own == before && std::ranges::none_of(all.conversions, [](const Conversion& c) {
+                            return std::ranges::any_of(c, ran_or_its_copies);
+                          });
     for (Conversion& conversion : all.conversions) {
       const bool some_ran = any_ran(conversion), suspect = none_ran || some_ran;
       const bool in_use = std::ranges::any_of(conversion, [](const Entry& e) { return !e.parameter.expired(); });
       for (Entry& e : conversion) {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(found.lost, e);
-        if (suspect && (in_use || (none_ran && !trained)) && !e.owned && !e.handler->retired() && e.parameter.expired())
+        if (suspect && (in_use || none_ran) && !e.owned && !e.handler->retired() && e.parameter.expired())
           append(found.dropped, e);
         if (is_passed_by(e, some_ran)) append(found.passed_by, e);
         const bool unmet = none_ran && idle(e);

@@ -113,6 +113,9 @@ void remember_converted(const torch::nn::Module& model);
 /// all of a conversion are, they may as well be a model that was dropped: only if the region ran no product in fp8.
 void remember_converted(const std::vector<measure::WeightModule>& weights);
 
+/// For products of a handler that no weight has: a region that runs one is not without a product.
+void note_own_product();
+
 /// Gives every parameter on hpu that lost its handler its own again, state included. Some 10 ns a weight.
 void put_back_converted();
 

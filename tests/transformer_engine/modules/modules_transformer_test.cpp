@@ -7,6 +7,7 @@
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
+#include "support/operator_call.h"
 #include "transformer_engine/modules/module_checks.h"
 
 // What the tests of MultiheadAttention and TransformerLayer share: their words in torch's functions, and a small layer.
@@ -118,6 +119,29 @@ at::Tensor reference_layer(TransformerLayer& m, const at::Tensor& x, const at::T
   const at::Tensor y = mlp(h, &mlp_normal);
   h = (post ? mlp_normal : h) + y;
   return o.output_layernorm ? norm(*m, "layernorm.weight", "layernorm.bias", h) : h;
+}
+
+/// The operators that modules in Python are made of, with autocast as modules have it.
+TEST(ModuleOperators, HaveTheBitsOfModules) {
+  torch::manual_seed(5);
+  const at::Tensor q = at::randn({6, 2, 4, 8}, on_hpu()), k = at::randn({6, 2, 2, 8}, on_hpu());
+  const at::Tensor x = at::randn({6, 16}, on_hpu()), w = at::randn({16}, on_hpu()).to(at::kBFloat16);
+  te::DotProductAttention attention(
+      te::DotProductAttentionOptions{.num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = 2});
+  const at::Tensor angles = te::rotary_position_embedding(8, 6);
+  for (const bool autocast : {false, true}) {
+    const runtime::autocast::AutocastGuard region(at::kBFloat16, autocast);
+    const auto attend = test::call_fp8("dot_product_attention", {q, k, k, c10::IValue(), "sbhd", "causal"}).toTensor();
+    EXPECT_TRUE(same_bits(attend, attention->forward(q, k, k))) << autocast;
+    EXPECT_TRUE(same_bits(test::call_fp8("activated", {x, "swiglu"}).toTensor(), te::activate("swiglu", x)));
+    EXPECT_TRUE(same_bits(test::call_fp8("normalized", {x, w, c10::IValue(), 1e-5, true}).toTensor(),
+                          te::normalize(te::Normalization::RMSNorm, x, w, {}, 1e-5, true)));
+    EXPECT_TRUE(same_bits(test::call_fp8("rotated", {q, angles}).toTensor(), te::rotated(q, angles)));
+  }
+  const auto turned = test::call_fp8("rotary_angles", {8, 6, 10000.0, at::Device(at::kHPU, 0)}).toTensor();
+  EXPECT_TRUE(same_bits(turned, angles));
+  EXPECT_REFUSED(test::call_fp8("dot_product_attention", {q, k, k, c10::IValue(), "sbhd", "triangle"}),
+                 "attn_mask_type", "triangle");
 }
 
 TEST(TeTransformerLayer, OffIsTorchBitForBit) {

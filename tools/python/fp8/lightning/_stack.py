@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes for each of Lightning's packages: what they do on hpu (_classes.py, _data.py) on the bases of that package."""
+"""The classes for each of Lightning's packages: what they do on hpu (_classes.py) on the bases of that package."""
 
 import functools
 import importlib
@@ -15,8 +15,8 @@ _BASES = {
     "HPUPrecisionPlugin": ("fp8.lightning._classes", "Precision", "plugins", "MixedPrecision"),
     "HPUCheckpointIO": ("fp8.lightning._classes", "CheckpointIO", "plugins", "TorchCheckpointIO"),
     "SingleHPUStrategy": ("fp8.lightning._classes", "Strategy", "strategies", "SingleDeviceStrategy"),
-    "HPUProfiler": ("fp8.lightning._extras", "Profiler", "profilers", "PyTorchProfiler"),
-    "HPUDataModule": ("fp8.lightning._extras", "DataModule", "core", "LightningDataModule"),
+    "HPUProfiler": ("fp8.lightning._classes", "Profiler", "profilers", "PyTorchProfiler"),
+    "HPUDataModule": ("fp8.lightning._classes", "DataModule", "core", "LightningDataModule"),
 }
 NAMES = tuple(_BASES)
 

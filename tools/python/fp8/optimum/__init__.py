@@ -16,9 +16,9 @@ Arguments, and what the emulated device does with them: tools/pages/python.md.""
 from fp8 import _alias
 from fp8.optimum import distributed as distributed
 from fp8.optimum import utils as utils
+from fp8.optimum._arguments import GaudiConfig as GaudiConfig
 from fp8.optimum._arguments import GaudiSeq2SeqTrainingArguments as GaudiSeq2SeqTrainingArguments
 from fp8.optimum._arguments import GaudiTrainingArguments as GaudiTrainingArguments
-from fp8.optimum._config import GaudiConfig as GaudiConfig
 from fp8.optimum._trainer import GaudiSeq2SeqTrainer as GaudiSeq2SeqTrainer
 from fp8.optimum._trainer import GaudiTrainer as GaudiTrainer
 from fp8.optimum.utils import adapt_transformers_to_gaudi as adapt_transformers_to_gaudi

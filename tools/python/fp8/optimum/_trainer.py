@@ -12,8 +12,7 @@ import transformers
 
 from fp8 import optim, quant, te
 from fp8.optimum import distributed, utils
-from fp8.optimum._arguments import GaudiTrainingArguments
-from fp8.optimum._config import GaudiConfig
+from fp8.optimum._arguments import GaudiConfig, GaudiTrainingArguments
 from fp8.te import _attached
 
 Metrics = dict[str, typing.Any]

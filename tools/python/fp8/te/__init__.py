@@ -27,8 +27,8 @@ from fp8.te._layers import GroupedLinear as GroupedLinear
 from fp8.te._layers import LayerNorm as LayerNorm
 from fp8.te._layers import LayerNormLinear as LayerNormLinear
 from fp8.te._layers import LayerNormMLP as LayerNormMLP
+from fp8.te._layers import Linear as Linear
 from fp8.te._layers import RMSNorm as RMSNorm
-from fp8.te._linear import Linear as Linear
 from fp8.te._region import checkpoint as checkpoint
 from fp8.te._region import checkpoint_contexts as checkpoint_contexts
 from fp8.te._region import fp8_autocast as fp8_autocast

@@ -22,9 +22,9 @@ _NONE = {"version": 1, "state": None, "tensors": ""}
 
 class Attached:
     """A weight of a module. live: the library knows it in this process; else it will at the first use on hpu in a region, and begins
-    with `pending`, the state that was loaded until then."""
+    with `pending`, the state that was loaded until then. recipe: its own, whatever a region says; "": none."""
 
-    def __init__(self, weight: _modules.Weight, recipe: str, minimize_memory: bool = False) -> None:
+    def __init__(self, weight: _modules.Weight, recipe: str = "", minimize_memory: bool = False) -> None:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
         self.recipe, self.minimize_memory, self.live = recipe, minimize_memory, False
         self.training: typing.Optional[bool] = None
@@ -86,7 +86,8 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
         return
     if not attached.live:
         weight.turn()
-        torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], attached.recipe, "", attached.minimize_memory)
+        recipe = attached.recipe or "habana"
+        torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], recipe, "", attached.minimize_memory, bool(attached.recipe))
         attached.begin(weight.tensor)
     try:
         torch.ops.fp8.set_training([weight.tensor], module.training)

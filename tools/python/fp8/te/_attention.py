@@ -14,12 +14,12 @@ import typing
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from fp8.te import _arguments, _layers, _linear, _region
+from fp8.te import _arguments, _layers, _region
 
 Tensor = typing.Optional[torch.Tensor]
 _DOT, _MHA, _LAYER = "te.DotProductAttention", "te.MultiheadAttention", "te.TransformerLayer"
 _MASKS = ("no_mask", "causal", "causal_bottom_right", "padding", "padding_causal", "padding_causal_bottom_right", "arbitrary")
-_FORMATS = {"sbhd": ((1, 2, 0, 3), (2, 0, 1, 3)), "bshd": ((0, 2, 1, 3), (0, 2, 1, 3))}  # to [batch, heads, length, depth], and back
+_FORMATS = ("sbhd", "bshd")
 _WEIGHTS = ("init_method", "output_layer_init_method", "bias", "minimize_memory")
 _SHARED = (*_WEIGHTS, "normalization", "zero_centered_gamma", "params_dtype", "device")  # of a layer, its attention and its MLP
 
@@ -27,9 +27,7 @@ _SHARED = (*_WEIGHTS, "normalization", "zero_centered_gamma", "params_dtype", "d
 def rotary_position_embedding(dim: int, positions: int, base: float = 10000.0, device: typing.Any = "hpu") -> torch.Tensor:
     """Angles for rotary_pos_emb, [positions, 1, 1, dim]: position * base^(-2 i / dim) for i < dim / 2, twice."""
     _arguments.expect(dim >= 2 and dim % 2 == 0, "rotary_position_embedding", "dim", dim, "even numbers >= 2")
-    inverse = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
-    angles = torch.outer(torch.arange(positions, device=device, dtype=torch.float32), inverse)
-    return torch.cat((angles, angles), -1)[:, None, None]
+    return typing.cast(torch.Tensor, torch.ops.fp8.rotary_angles(dim, positions, base, torch.device(device)))
 
 
 class FusedAttention(torch.nn.Module):
@@ -79,27 +77,17 @@ class DotProductAttention(torch.nn.Module):
                               ("value_layer", value_layer, self.num_gqa_groups)):
             fits = t.dim() == 4 and list(t.shape[2:]) == [heads, self.kv_channels] and t.shape[:2] in (query_layer.shape[:2], key_layer.shape[:2])
             _arguments.expect(fits, _DOT, key, f"sizes {list(t.shape)}", f"[length, batch, {heads}, {self.kv_channels}] (\"bshd\": batch first)")
-        q, k, v = (t.permute(_FORMATS[self.qkv_format][0]) for t in (query_layer, key_layer, value_layer))
-        scores = [q.size(0), q.size(1), q.size(2), k.size(2)]
+        batch, length = (0, 1) if self.qkv_format == "bshd" else (1, 0)
+        scores = [query_layer.size(batch), query_layer.size(2), query_layer.size(length), key_layer.size(length)]
         whole = [scores[0], 1, 1, scores[3]] if "padding" in kind else scores if kind == "arbitrary" else None
         fits = mask is None if whole is None else mask is not None and mask.dtype == torch.bool and mask.dim() == 4 and all(
             size == full or (size == 1 and kind == "arbitrary") for size, full in zip(mask.shape, whole))
         found = None if mask is None else f"sizes {list(mask.shape)} of {mask.dtype}"
         _arguments.expect(fits, _DOT, "attention_mask", found, f"{whole and f'sizes {whole} of torch.bool'} with attn_mask_type {kind!r}")
-        run = functools.partial(_region.checkpoint, self._core, use_reentrant=False) if checkpoint_core_attention else self._core
-        return typing.cast(torch.Tensor, run(q, k, v, mask, kind).permute(_FORMATS[self.qkv_format][1]).flatten(2))
-
-    def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Tensor, kind: str) -> torch.Tensor:
-        queries, keys, seen = q.size(2), k.size(2), None if mask is None else ~mask
-        causal = kind == "causal" or (kind == "causal_bottom_right" and queries == keys)
-        if "causal" in kind and not causal:  # a query i sees keys up to i + last
-            last: typing.Any = keys - queries if kind.endswith("bottom_right") else 0
-            if seen is not None and last:
-                last = seen.sum(-1, True) - queries
-            below = torch.arange(keys, device=q.device) - torch.arange(queries, device=q.device)[:, None] <= last
-            seen = below if seen is None else seen & below
-        return F.scaled_dot_product_attention(q, k, v, seen, self.attention_dropout if self.training else 0.0, causal, scale=self.softmax_scale,
-                                              enable_gqa=self.num_gqa_groups != self.num_attention_heads)
+        run = torch.ops.fp8.dot_product_attention
+        run = functools.partial(_region.checkpoint, run, use_reentrant=False) if checkpoint_core_attention else run
+        dropout = self.attention_dropout if self.training else 0.0
+        return typing.cast(torch.Tensor, run(query_layer, key_layer, value_layer, mask, self.qkv_format, kind, dropout, self.softmax_scale))
 
 
 class MultiheadAttention(torch.nn.Module):
@@ -107,15 +95,15 @@ class MultiheadAttention(torch.nn.Module):
     qkv_weight_interleaved, else [heads, depth], [groups, depth], [groups, depth]; without, each has its own. attention_type "cross": k and v
     are of encoder_output. forward gives y, or with return_bias and return_layernorm_output (y without the bias, the bias, the norm)."""
     core_attention: DotProductAttention
-    proj: _linear.Linear
+    proj: _layers.Linear
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kv_channels: typing.Optional[int] = None, attention_dropout: float = 0.1,
-                 layernorm_epsilon: float = 1e-5, *, init_method: _linear.Init = None, output_layer_init_method: _linear.Init = None,
+                 layernorm_epsilon: float = 1e-5, *, init_method: _layers.Init = None, output_layer_init_method: _layers.Init = None,
                  attn_mask_type: str = "causal", num_gqa_groups: typing.Optional[int] = None, params_dtype: typing.Optional[torch.dtype] = None,
                  return_bias: bool = False, return_layernorm_output: bool = False, input_layernorm: bool = False, attention_type: str = "self",
                  fuse_qkv_params: bool = False, zero_centered_gamma: bool = False, qkv_weight_interleaved: bool = True, bias: bool = True,
-                 minimize_memory: bool = False, normalization: str = "LayerNorm", device: typing.Any = "hpu", qkv_format: str = "sbhd", name: typing.Optional[str] = None,
-                 **nothing: typing.Any) -> None:
+                 minimize_memory: bool = False, normalization: str = "LayerNorm", device: typing.Any = "hpu", qkv_format: str = "sbhd",
+                 name: typing.Optional[str] = None, **nothing: typing.Any) -> None:
         super().__init__()
         _arguments.refuse(_MHA, nothing)
         _arguments.sizes(_MHA, hidden_size=hidden_size, num_attention_heads=num_attention_heads)
@@ -141,10 +129,10 @@ class MultiheadAttention(torch.nn.Module):
             self.add_module(part, _layers.LayerNormLinear(hidden_size, heads.pop(first) * depth, layernorm_epsilon, return_layernorm_output=True,
                                                           init_method=init_method, name=f"{name}.{part}", **{**norm, **linear}))
         for part, count in heads.items():
-            self.add_module(part, _linear.Linear(hidden_size, count * depth, init_method=init_method, name=f"{name}.{part}", **linear))
+            self.add_module(part, _layers.Linear(hidden_size, count * depth, init_method=init_method, name=f"{name}.{part}", **linear))
         self._parts = [part for part in self._modules if part != "layernorm"]
         self.core_attention = core
-        self.proj = _linear.Linear(num_attention_heads * depth, hidden_size, return_bias=return_bias, init_method=output_layer_init_method,
+        self.proj = _layers.Linear(num_attention_heads * depth, hidden_size, return_bias=return_bias, init_method=output_layer_init_method,
                                    name=f"{name}.proj", **linear)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Tensor = None, encoder_output: Tensor = None, *,
@@ -184,10 +172,7 @@ class MultiheadAttention(torch.nn.Module):
         length, depth = x.size(1 if batch_first else 0), x.size(-1)
         fits = angles.dim() == 4 and angles.size(0) >= length and list(angles.shape[1:3]) == [1, 1] and count % 2 == 0 and 2 <= count <= depth
         _arguments.expect(fits, _MHA, "rotary_pos_emb", f"sizes {list(angles.shape)}", f"[{length} or more, 1, 1, an even number up to {depth}]")
-        angles = angles[:length].transpose(0, 1) if batch_first else angles[:length]
-        one, other = x[..., :count].chunk(2, -1)
-        y = x[..., :count] * angles.cos().to(x.dtype) + torch.cat((-other, one), -1) * angles.sin().to(x.dtype)
-        return torch.cat((y, x[..., count:]), -1)
+        return typing.cast(torch.Tensor, torch.ops.fp8.rotated(x, angles[:length].transpose(0, 1) if batch_first else angles[:length]))
 
 
 class TransformerLayer(torch.nn.Module):

@@ -20,9 +20,10 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     dtypes and an optimizer that has them stay.
 
     replace_layers: False changes nothing; recipe: of these modules, whatever a region says (its rules keep single modules in high
-    precision), default what the region says; minimize_memory: backward casts weights again instead of keeping their codes. Returns what became of each matrix. Raises ValueError for a model that is converted
-    already or not on hpu, RuntimeError naming the module for what can't be done; then nothing is converted."""
-    text = _recipe.for_all_modules(recipe)
+    precision), default what the region says; minimize_memory: backward casts weights again instead of keeping their codes.
+    Returns what became of each matrix. Raises ValueError for a model that is converted already or not on hpu, RuntimeError naming the
+    module for what can't be done; then nothing is converted."""
+    text = _recipe.check(recipe)
     found, left = _modules.weights(model)
     own = {id(attached.weight(module).owned) for module, attached in _attached.within(model) if hasattr(module, "attaches_itself")}
     itself = [weight.name for weight in found if id(weight.owned) in own] + [matrix.name for matrix in left if id(matrix.owned) in own]
@@ -37,7 +38,7 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     for weight in found:
         weight.turn()
     tensors, names, kinds = _modules.columns(found)
-    said = json.loads(torch.ops.fp8.attach_training(tensors, names, kinds, text, "", minimize_memory))
+    said = json.loads(torch.ops.fp8.attach_training(tensors, names, kinds, text or "habana", "", minimize_memory, bool(text)))
     converted = {module["name"] for module in said["converted"]}
     for weight, tensor in zip(found, tensors):
         if weight.name in converted:

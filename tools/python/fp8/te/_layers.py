@@ -16,13 +16,11 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from fp8 import _modules
-from fp8.te import _arguments, _attached, _linear, _region
+from fp8.te import _arguments, _attached, _region
 
+Init = typing.Optional[typing.Callable[[torch.Tensor], typing.Any]]
 Results = typing.Union[torch.Tensor, tuple[typing.Any, ...]]
-_ACTIVATIONS: dict[str, typing.Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "silu": F.silu, "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "srelu": lambda x: F.relu(x).square(), "glu": torch.sigmoid}
-_GATES = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu", "qgeglu": "qgelu", "sreglu": "srelu", "glu": "glu"}
+_ACTIVATIONS, _GATED = ("gelu", "relu", "silu", "qgelu", "srelu"), ("glu", "geglu", "reglu", "swiglu", "qgeglu", "sreglu")
 
 
 class _Norm:
@@ -64,19 +62,55 @@ def _check(where: str, nothing: dict[str, typing.Any], dtype: typing.Optional[to
 
 
 def _normalized(where: str, x: torch.Tensor, weight: torch.Tensor, bias: typing.Any, eps: float, centered: bool) -> torch.Tensor:
-    """Without a bias RMSNorm. centered: in f32, as beside a 1 bf16 would lose the weight's low bits."""
+    """Without a bias RMSNorm."""
     _arguments.expect(x.shape[-1:] == weight.shape, where, "input", f"sizes {list(x.shape)}", f"[..., {weight.numel()}]")
-    gamma, dtype, wide = weight.float() + 1 if centered else weight, x.dtype, centered and weight.dtype != torch.float32
-    if wide:
-        x, bias = x.float(), bias if bias is None else bias.float()
-    y = F.rms_norm(x, weight.shape, gamma, eps) if bias is None else F.layer_norm(x, weight.shape, gamma, bias, eps)
-    return y.to(dtype) if wide else y
+    return typing.cast(torch.Tensor, torch.ops.fp8.normalized(x, weight, bias, eps, centered))
+
+
+def _begin(weight: torch.Tensor, init_method: Init) -> None:
+    """The values that a weight begins with."""
+    with torch.no_grad():
+        (init_method or (lambda weight: weight.normal_(0.0, 0.023)))(weight)
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear outside of a region. Weights begin as N(0, 0.023), or as init_method(weight) makes them, the bias as zeros.
+
+    return_bias: forward gives y without the bias, and the bias; minimize_memory: backward casts the weight again; name: in messages,
+    and what the random numbers of stochastic rounding are drawn by. Arguments of several processes are taken where they ask for nothing;
+    others raise ValueError."""
+    attaches_itself = True
+
+    def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: typing.Any = None, tp_size: int = 1,
+                 get_rng_state_tracker: typing.Any = None, init_method: Init = None, bias: bool = True,
+                 return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None,
+                 parallel_mode: typing.Optional[str] = None, skip_weight_param_allocation: bool = False, device: typing.Any = "hpu",
+                 minimize_memory: bool = False, name: typing.Optional[str] = None, **nothing: typing.Any) -> None:
+        _arguments.refuse("te.Linear", {
+            "sequence_parallel": sequence_parallel, "tp_group": tp_group, "tp_size": tp_size, "get_rng_state_tracker": get_rng_state_tracker,
+            "parallel_mode": parallel_mode, "skip_weight_param_allocation": skip_weight_param_allocation, **nothing})
+        super().__init__(in_features, out_features, bias, device, params_dtype)
+        _begin(self.weight, init_method)
+        if self.bias is not None:
+            _begin(self.bias, torch.nn.init.zeros_)
+        self.return_bias = return_bias
+        weight = _modules.Weight(name or f"te.Linear({in_features}, {out_features})", "weight", "Linear", self, "weight")
+        _attached.Attached(weight, minimize_memory=minimize_memory)
+
+    def forward(self, inp: torch.Tensor, weight: typing.Optional[torch.Tensor] = None,  # type: ignore[override]
+                bias: typing.Optional[torch.Tensor] = None, is_first_microbatch: typing.Optional[bool] = None) -> Results:
+        """is_first_microbatch: True casts the weight and keeps it, False uses the kept one."""
+        if weight is not None or bias is not None:
+            name = "weight" if weight is not None else "bias"
+            raise ValueError(f"te.Linear: {name}: found a tensor, allowed: None (its own parameter has the scales)")
+        with _region.microbatch(is_first_microbatch):
+            return (torch.nn.functional.linear(inp, self.weight), self.bias) if self.return_bias else super().forward(inp)
 
 
 class _Products(torch.nn.Module):
     attaches_itself = True
 
-    def __init__(self, name: str, sizes: dict[str, int], eps: float = 0.0, *, init_method: _linear.Init = None, bias: bool = True,
+    def __init__(self, name: str, sizes: dict[str, int], eps: float = 0.0, *, init_method: Init = None, bias: bool = True,
                  return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None, device: typing.Any = "hpu",
                  minimize_memory: bool = False, **nothing: typing.Any) -> None:
         super().__init__()
@@ -87,9 +121,9 @@ class _Products(torch.nn.Module):
     def _add(self, weight: str, rows: int, columns: int, part: str = "") -> None:
         """A weight and its bias, and scales of their own."""
         self.register_parameter(weight, torch.nn.Parameter(torch.empty(rows, columns, **self._made)))
-        _linear.begin(getattr(self, weight), self._init)
+        _begin(getattr(self, weight), self._init)
         self.register_parameter(weight.replace("weight", "bias"), torch.nn.Parameter(torch.zeros(rows, **self._made)) if self._bias else None)
-        _attached.Attached(_modules.Weight(self._name + part, weight, "Linear", self, weight), "habana", self._minimize_memory)
+        _attached.Attached(_modules.Weight(self._name + part, weight, "Linear", self, weight), minimize_memory=self._minimize_memory)
 
 
 class _Normed(_Products):
@@ -136,11 +170,11 @@ class LayerNormMLP(_Normed):
     fc2_bias: typing.Optional[torch.nn.Parameter]
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *, activation: str = "gelu", checkpoint: bool = False,
-                 output_layer_init_method: _linear.Init = None, name: typing.Optional[str] = None, **options: typing.Any) -> None:
+                 output_layer_init_method: Init = None, name: typing.Optional[str] = None, **options: typing.Any) -> None:
         super().__init__(name or "layernorm_mlp", {"hidden_size": hidden_size, "ffn_hidden_size": ffn_hidden_size}, eps, **options)
-        _arguments.one_of(self._where, "activation", activation, *(_ACTIVATIONS | _GATES))
+        _arguments.one_of(self._where, "activation", activation, *_ACTIVATIONS, *_GATED)
         self.activation, self.checkpoint = activation, checkpoint
-        self._add("fc1_weight", ffn_hidden_size * (2 if activation in _GATES else 1), hidden_size, ".fc1")
+        self._add("fc1_weight", ffn_hidden_size * (2 if activation in _GATED else 1), hidden_size, ".fc1")
         self._init = output_layer_init_method
         self._add("fc2_weight", hidden_size, ffn_hidden_size, ".fc2")
 
@@ -151,10 +185,8 @@ class LayerNormMLP(_Normed):
 
     def _run(self, inp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normal = self._norm(inp)
-        inner = F.linear(normal, self.fc1_weight, self.fc1_bias)
-        one, *other = inner.chunk(2, -1) if self.activation in _GATES else (inner,)
-        inner = _ACTIVATIONS[_GATES.get(self.activation, self.activation)](one)
-        return F.linear(inner * other[0] if other else inner, self.fc2_weight, None if self.return_bias else self.fc2_bias), normal
+        inner = torch.ops.fp8.activated(F.linear(normal, self.fc1_weight, self.fc1_bias), self.activation)
+        return F.linear(inner, self.fc2_weight, None if self.return_bias else self.fc2_bias), normal
 
 
 class GroupedLinear(_Products):

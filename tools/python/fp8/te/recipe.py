@@ -13,7 +13,6 @@ import dataclasses
 import enum
 import json
 import os
-import pathlib
 import typing
 
 import torch
@@ -139,18 +138,3 @@ def _parse(text: str, what: str) -> None:
         torch.ops.fp8.attach_training([], [], [], text)
     except RuntimeError as error:
         raise ValueError(_library.sentence(error).replace("[fp8::attach_training] recipe", what)) from None
-
-
-def for_all_modules(recipe: Argument) -> str:
-    """A recipe that modules have of their own, whatever a region says: its rules, then itself as the last one."""
-    text = check(recipe)
-    if not text:
-        return "habana"
-    if text.startswith("{"):
-        said = json.loads(text)
-    elif pathlib.Path(text).is_file():
-        said = json.loads(pathlib.Path(text).read_text(encoding="utf-8"))
-    else:
-        said = {"preset": text} if text in ("habana", "habana-hybrid", "nvidia") else {"recipe": text}
-    rules = said.pop("modules", [])
-    return json.dumps({**said, "modules": [*rules, {"match": "", **said}]})
