@@ -117,6 +117,14 @@
 //     checkpoint_end(int run) -> ()                          ends either
 //     checkpoint_free(int run) -> ()
 //
+//   transformer_engine/modules/module_operators.cpp      what modules compute beside their products
+//     normalized(Tensor x, Tensor weight, Tensor? bias, float eps, bool zero_centered_gamma=False) -> Tensor
+//     activated(Tensor x, str activation) -> Tensor
+//     rotary_angles(int dim, int positions, float base, Device device) -> Tensor
+//     rotated(Tensor x, Tensor angles) -> Tensor
+//     dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, str qkv_format, str attn_mask_type,
+//                           float dropout=0, float? scale=None) -> Tensor
+//
 // Python's torch wants a module torch.hpu before it touches the device; what it has to have stands in
 // tests/package/operators.py. Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*)
 // are in runtime/ops.

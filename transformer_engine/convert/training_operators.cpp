@@ -128,7 +128,7 @@ at::Tensor State::linear(const at::Tensor& x, const at::Tensor& weight, const st
 namespace {
 
 [[maybe_unused]] const bool g_state_registered = [] {
-  if (!runtime::may_register(reinterpret_cast<const void*>(&recipe_of))) return false;
+  if (!runtime::may_register(reinterpret_cast<const void*>(&attach_training))) return false;
   using Self = c10::intrusive_ptr<State>;
   using Saved = std::tuple<std::string, std::string, bool, at::Tensor>;
   torch::class_<State>("fp8", "State")

@@ -114,12 +114,12 @@ void lamb_step(TensorList gradients, TensorList weights, TensorList exp_avg, Ten
 
 /// On meta tensors nothing happens.
 template <class... Args>
-constexpr auto meta_of(void (*)(Args...)) -> void (*)(Args...) {
+constexpr auto meta_step(void (*)(Args...)) -> void (*)(Args...) {
   return +[](Args...) {};
 }
 
 template <class Add>
-void register_steps(const Add& add) {
+void register_group_steps(const Add& add) {
   add("adamw_step", &adamw_step);
   add("sgd_step", &sgd_momentum_step);
   add("lamb_step", &lamb_step);
@@ -141,11 +141,11 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
 
 FP8_LIBRARY_IMPL(fp8, HPU, m) {
   Edge edge(m, "fp8");
-  register_steps([&](const char* name, auto kernel) { edge.impl(name, kernel); });
+  register_group_steps([&](const char* name, auto kernel) { edge.impl(name, kernel); });
 }
 
 FP8_LIBRARY_IMPL(fp8, Meta, m) {
-  register_steps([&](const char* name, auto kernel) { m.impl(name, meta_of(kernel)); });
+  register_group_steps([&](const char* name, auto kernel) { m.impl(name, meta_step(kernel)); });
 }
 
 }  // namespace fp8::runtime::ops
