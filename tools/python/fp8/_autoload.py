@@ -69,8 +69,7 @@ def _know(name: str, module: typing.Any) -> None:
 
 
 def _add_quantizer(auto: typing.Any) -> None:
-    """For compressed-tensors, which passes what is not for hpu on to transformers' own. Imported when it is called: parts of
-    transformers are not there yet."""
+    """For compressed-tensors; what is not for hpu goes on to transformers' own. Imported when called: parts are not there yet."""
     if hasattr(auto, "AUTO_QUANTIZER_MAPPING"):
         auto.AUTO_QUANTIZER_MAPPING["compressed-tensors"] = lambda *args, **kwargs: pkgutil.resolve_name("fp8._transformers:OnHpu")(*args, **kwargs)
 
