@@ -38,7 +38,7 @@ double value_or(const Scale& scale, double otherwise) { return scale.none() ? ot
 /// 1 / q_scale where no d_scale is given.
 double undo(const Scale& d_scale, const Scale& q_scale) { return value_or(d_scale, 1 / value_or(q_scale, 1)); }
 
-std::int64_t draw_seed() {
+std::int64_t dropout_seed() {
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
   return static_cast<std::int32_t>(generator.get<at::CPUGeneratorImpl>()->random() & 0x7FFFFFFF);
@@ -51,7 +51,7 @@ std::int64_t seed_of(const char* op, double p, const std::optional<at::Tensor>& 
   if (!(p > 0) || use == Seed::unused) return 0;
   if (!seed.has_value() || !seed->defined()) {
     TORCH_CHECK(use == Seed::drawn, "[", op, "] expected a seed for dropout, got none");
-    return draw_seed();
+    return dropout_seed();
   }
   const auto type = seed->scalar_type();
   TORCH_CHECK(seed->numel() == 1 && (type == at::kInt || type == at::kLong), "[", op,

@@ -63,15 +63,15 @@ def forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, val
     if not hasattr(module, "k_cache"):
         raise RuntimeError(f"attention 'fp8': {type(module).__name__} has no operations: fp8.attention.use(model)")
     key, value = typing.cast(nn.KVCache, module.k_cache)(key), typing.cast(nn.KVCache, module.v_cache)(value)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-    dropout = dropout if module.training else 0.0
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and attention_mask is None and query.shape[2] > 1
+    dropout *= module.training
     if hasattr(module, FUSED):
         fused = typing.cast(nn.ModuleFusedSDPA, getattr(module, FUSED))
-        output = fused(query, key, value, attention_mask, dropout, causal, scaling, enable_gqa=key.shape[1] != query.shape[1])
-        return output.transpose(1, 2).contiguous(), None
-    matmul_qk, softmax, matmul_av = (typing.cast(nn.Operation, part).node for part in (module.matmul_qk, module.softmax, module.matmul_av))
-    output, weights = matmul_qk.attend(softmax, matmul_av, query, key, value, attention_mask, dropout, causal, scaling)
+        return fused(query, key, value, attention_mask, dropout, causal, scaling, key.size(1) != query.size(1)).transpose(1, 2).contiguous(), None
+    parts = [typing.cast(nn.Operation, part) for part in (module.matmul_qk, module.softmax, module.matmul_av)]
+    if any(part._forward_hooks or part._forward_pre_hooks for part in parts):  # the three are one call of the runtime
+        raise RuntimeError(f"attention 'fp8': {type(module).__name__}: found hooks on its operations, allowed: on the attention itself")
+    output, weights = parts[0].node.attend(parts[1].node, parts[2].node, query, key, value, attention_mask, dropout, causal, scaling)
     return output.transpose(1, 2).contiguous(), weights
 
 
