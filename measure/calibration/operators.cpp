@@ -116,8 +116,11 @@ void measure_samples(std::int64_t session, std::int64_t first, std::int64_t coun
 void measure_forward(std::int64_t session, const std::optional<at::Tensor>& input) {
   const auto calibration = calibrations().get("measure_forward", session);
   const std::int64_t count = input.has_value() && input->dim() > 1 ? std::max<std::int64_t>(input->size(0), 1) : 1;
-  calibration->last = count;
-  calibration->session->begin_samples(calibration->samples.fetch_add(count), count);
+  TORCH_CHECK(count < std::int64_t{1} << 32, "[fp8::measure_forward] input: found ", count,
+              " rows, allowed: below 2^32");
+  const std::int64_t first = calibration->samples;
+  calibration->session->begin_samples(first, count);  // may write files, and fail
+  calibration->samples = first + count, calibration->last = count;
 }
 
 void measure_forward_done(std::int64_t session) {

@@ -238,8 +238,8 @@ void require_linears(const std::vector<std::string>& entries, const std::vector<
     const bool converted = coded.contains(name);
     if (converted == ignored.matches(name) || (converted && !in_file.contains(name + ".weight")))
       io::fail<io::Error>(
-          "save: {}: is in {}, and transformers would take it for the other, by its name or for it shares its weight "
-          "with another module; convert without it (blocklist)",
+          "save: {}: is in {}, and transformers would take it for the other, by its name, or because it shares its "
+          "weight with another module; convert without it (blocklist)",
           name, converted ? "fp8" : "high precision");
   }
 }

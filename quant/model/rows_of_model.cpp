@@ -129,7 +129,7 @@ at::Tensor values_in_file(const io::Checkpoint& checkpoint, const std::string& n
   const io::TensorInfo& info = checkpoint.info(name);
   const auto dtype = runtime::ops::tensor_dtype(info.dtype);
   TORCH_CHECK(dtype.has_value(), "load: ", checkpoint.folder().string(), ": tensor '", name, "': found dtype ",
-              io::name_of(info.dtype), ", which tensors have not");
+              io::name_of(info.dtype), ", which no tensor has");
   at::Tensor values = at::empty(info.shape, *dtype);
   checkpoint.read(name, values.mutable_data_ptr());
   return values;

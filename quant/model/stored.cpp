@@ -71,7 +71,7 @@ at::Tensor joined_bytes(const io::Json& header, const std::vector<at::Tensor>& p
   return out;
 }
 
-/// Throws where another number of bytes follows the header of what `name` is.
+/// Throws unless `expected` bytes follow the first line; `name` stands in the message.
 void check_rest_of_bytes(std::int64_t found, std::int64_t expected, const std::string& name) {
   TORCH_CHECK(found == expected, "[fp8::unpacked] bytes: ", name, ": expected ", expected,
               " bytes after the first line, found ", found);

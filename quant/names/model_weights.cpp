@@ -2,7 +2,9 @@
 #include "fp8/quant/names/model_weights.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -84,18 +86,19 @@ struct Module {
 
 using Modules = std::vector<Module>;
 
-void add_below(const Modules& modules, ModuleIndex place, std::vector<bool>& seen, std::vector<ModuleIndex>& found) {
-  if (seen[place]) return;
-  seen[place] = true;
-  found.push_back(place);
-  for (const ModuleIndex child : modules[place].children) add_below(modules, child, seen, found);
-}
-
 /// A module and all below it, in the order of PyTorch's modules().
 std::vector<ModuleIndex> below(const Modules& modules, ModuleIndex place) {
   std::vector<bool> seen(modules.size());
-  std::vector<ModuleIndex> found;
-  add_below(modules, place, seen, found);
+  std::vector<ModuleIndex> found, open = {place};
+  while (!open.empty()) {
+    const ModuleIndex next = open.back();
+    open.pop_back();
+    if (seen[next]) continue;
+    seen[next] = true;
+    found.push_back(next);
+    const auto& children = modules[next].children;
+    open.insert(open.end(), children.rbegin(), children.rend());
+  }
   return found;
 }
 

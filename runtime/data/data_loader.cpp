@@ -92,6 +92,8 @@ DataLoaderOptions checked(DataLoaderOptions o) {
   if (o.batch_size < 1 || o.batch_size > kMost) refuse("batch_size", std::to_string(o.batch_size), "1 to 2^40");
   if (o.multiple != 1 && (o.multiple < 1 || o.multiple > kMost || o.multiple % o.batch_size != 0))
     refuse("multiple", std::to_string(o.multiple), "1, or a multiple of batch_size up to 2^40");
+  if (o.multiple != 1 && o.last_batch == LastBatch::keep)
+    refuse("multiple", std::to_string(o.multiple), "1 where the last batch is kept");
   if (o.num_workers < 0 || o.num_workers > 1024) refuse("num_workers", std::to_string(o.num_workers), "0 to 1024");
   if (o.prefetch_factor < 1) refuse("prefetch_factor", std::to_string(o.prefetch_factor), "1 or more");
   if (!(o.timeout >= 0) || std::isinf(o.timeout))

@@ -218,6 +218,7 @@ void GraphedCall::finish() {
   refusal_ = recorder->refusal();
   if (!refusal_.empty()) return;
   outside_ = recorder->take_outside();
+  conditions_ = recorder->take_conditions();
   std::vector<std::int32_t> kept = results_;
   for (const auto window : gradients_out_)
     if (window >= 0) kept.push_back(window);
@@ -246,6 +247,7 @@ void GraphedCall::find_what_backward_reads() {
 }
 
 bool GraphedCall::is_current() const {
+  if (!std::ranges::all_of(conditions_, [](const auto& holds) { return holds(); })) return false;
   for (const auto& outside : outside_) {
     const auto tensor = outside.tensor.lock();
     if (tensor == nullptr || tensor->unsafe_storage().unsafeGetStorageImpl() != outside.memory ||

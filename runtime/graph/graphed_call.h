@@ -79,6 +79,7 @@ class GraphedCall : public std::enable_shared_from_this<GraphedCall> {
   std::vector<at::Tensor> leaves_;          // that were no input
   std::vector<at::Tensor> first_inputs_, first_results_;
   std::vector<Recorder::Outside> outside_;
+  std::vector<std::function<bool()>> conditions_;
   std::vector<const void*> tags_;  // of outside slots
   std::function<std::shared_ptr<void>()> around_backward_;
   std::string refusal_;

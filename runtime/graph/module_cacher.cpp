@@ -91,9 +91,10 @@ GraphCache::Decision GraphCache::decide(at::TensorList inputs, bool training, co
   const std::string key = key_of(inputs, training) + more;
   const auto found = calls_.find(key);
   if (found != calls_.end()) {
-    const bool is_ready = found->second->is_ready();
-    if (!is_ready) return as_it_is();
-    if (found->second->is_current()) {
+    // Nobody holds a first call whose backward will never come: a loss that was left out.
+    const bool was_left = found->second->refusal().empty() && found->second.use_count() == 1;
+    if (!found->second->is_ready() && !was_left) return as_it_is();
+    if (found->second->is_ready() && found->second->is_current()) {
       ++counts_.replayed;
       return {Way::replay, found->second};
     }

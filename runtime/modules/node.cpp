@@ -114,15 +114,19 @@ at::Tensor Node::attention(const at::Tensor& q, const at::Tensor& k, const at::T
 
 at::Tensor Node::store(const at::Tensor& current) const {
   auto* handler = cache_handler("store");
+  note_handler(slot());
   if (handler == nullptr) return current;
   if (at::GradMode::is_enabled() && current.requires_grad()) return handler->store(current);
-  return run_node("fp8::store", current, [slot = slot()](at::TensorList t) { return slot->handler->store(t[0]); });
+  return run_node("fp8::store", current, [slot = slot()](at::TensorList t) {
+    return slot->handler != nullptr ? slot->handler->store(t[0]) : t[0];
+  });
 }
 
 at::Tensor Node::fetch(const at::Tensor& stored, const at::Tensor& like) const {
+  note_handler(slot());
   if (cache_handler("fetch") == nullptr) return stored;
   return run_node("fp8::fetch", stored, [slot = slot(), dtype = like.scalar_type()](at::TensorList t) {
-    return slot->handler->fetch(t[0], dtype);
+    return slot->handler != nullptr ? slot->handler->fetch(t[0], dtype) : t[0].to(dtype);
   });
 }
 

@@ -30,6 +30,18 @@ std::vector<at::Tensor> OpModule::handled(const std::vector<at::Tensor>& inputs,
   });
 }
 
+void note_handler(const std::shared_ptr<ModuleSlot>& slot) {
+  if (Recorder* recorder = Recorder::current()) [[unlikely]]
+    recorder->depends_on([of = std::weak_ptr(slot), handler = slot->handler.get()] {
+      const auto now = of.lock();
+      return now != nullptr && now->handler.get() == handler;
+    });
+}
+
+std::optional<at::ScalarType> OpModule::region_of_replay() {
+  return autocast::is_autocast_hpu_enabled() ? std::optional(autocast::autocast_hpu_dtype()) : std::nullopt;
+}
+
 bool OpModule::compute_requires_grad(at::TensorList inputs) {
   return at::GradMode::is_enabled() &&
          std::ranges::any_of(inputs, [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
@@ -85,6 +97,9 @@ at::Scalar lowest(at::ScalarType dtype) {
 std::tuple<at::Tensor, at::Tensor> attend(MatmulImpl& matmul_qk, SoftmaxImpl& softmax, MatmulImpl& matmul_av,
                                           const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                           const AttentionOptions& o) {
+  TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(1) > 0 && q.size(1) % k.size(1) == 0,
+                    "[attend] q, k, v: found sizes ", q.sizes(), ", ", k.sizes(), " and ", v.sizes(),
+                    ", expected [B, H, L, E] and twice [B, Hkv, S, E], where Hkv divides H");
   const std::int64_t groups = q.size(1) / k.size(1);
   const auto of_all_heads = [&](const at::Tensor& t) { return groups > 1 ? t.repeat_interleave(groups, 1) : t; };
   const double scale = o.scale.value_or(std::pow(static_cast<double>(q.size(-1)), -0.5));

@@ -14,10 +14,14 @@
 #include <tuple>
 #include <vector>
 
+#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/tape/recorder.h"
 
 namespace fp8::runtime {
+
+/// What this thread records is of no use once the slot has another handler.
+void note_handler(const std::shared_ptr<ModuleSlot>& slot);
 
 /// A module with a slot. `type` is the class name that users write in allow- and blocklists ("Matmul", "KVCache"). One
 /// of your own derives from it, and says in forward() what is computed:
@@ -39,14 +43,22 @@ class OpModule : public torch::nn::Module {
   /// gradient is wanted. f holds all else by value.
   template <class F>
   at::Tensor as_node(const char* name, at::TensorList inputs, const F& f) const {
+    note_handler(slot_);
     if (slot_->handler == nullptr || compute_requires_grad(inputs)) return f(slot_->handler.get(), inputs);
-    return run_node(name, inputs, [slot = slot_, f](at::TensorList given) { return f(slot->handler.get(), given); });
+    const auto region = region_of_replay();
+    return run_node(name, inputs, [slot = slot_, f, region](at::TensorList given) {
+      std::optional<autocast::AutocastGuard> within;  // a replay runs below autocast, and handlers ask for its dtype
+      if (region.has_value()) within.emplace(*region);
+      return f(slot->handler.get(), given);
+    });
   }
   /// The result of op() of `inputs`, or the handler's.
   std::vector<at::Tensor> handled(const std::vector<at::Tensor>& inputs, const OriginalOps& op) const;
 
  private:
   static bool compute_requires_grad(at::TensorList inputs);
+  /// The dtype of the autocast region that is in force; none: there is none.
+  static std::optional<at::ScalarType> region_of_replay();
 
   std::shared_ptr<ModuleSlot> slot_;
 };

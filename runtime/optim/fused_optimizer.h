@@ -133,6 +133,8 @@ struct Participant {
 
 class FusedOptimizer : public torch::optim::Optimizer {
  public:
+  FusedOptimizer& operator=(FusedOptimizer&&) = delete;  // graphs know it by its address
+
   /// Returns the closure's loss, or an undefined tensor.
   at::Tensor step(LossClosure closure = nullptr) final;
 

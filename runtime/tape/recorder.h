@@ -64,6 +64,10 @@ class Recorder final : LeafListener {
   };
   std::vector<Outside> take_outside() { return std::move(outside_); }
 
+  /// The recording is of use for as long as `holds` says true.
+  void depends_on(std::function<bool()> holds) { conditions_.push_back(std::move(holds)); }
+  std::vector<std::function<bool()>> take_conditions() { return std::move(conditions_); }
+
   /// Ends. hold: memory of made slots that somebody has stays where it is. The tape has no windows that go (finish()).
   /// Where it can't be done again it is of no use, and refusal() says why.
   Tape end(bool hold);
@@ -111,6 +115,7 @@ class Recorder final : LeafListener {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> host_memory_;  // so that no address is given twice
   std::string host_operand_;
   std::vector<Outside> outside_;
+  std::vector<std::function<bool()>> conditions_;
   std::unordered_set<c10::TensorImpl*> outside_known_;
   std::unique_ptr<Listening> listening_;
 };

@@ -100,10 +100,10 @@ void Tape::take(TapeFrame& frame, const TapeNode& node, const torch::jit::Stack&
     const at::Tensor made =
         result.list < 0 ? value.toTensor() : value.toTensorList().get(static_cast<std::size_t>(result.list));
     const TapeWindow& window = windows[static_cast<std::size_t>(result.window)];
-    TORCH_CHECK(
-        made.sizes() == window.sizes && made.strides() == window.strides && made.storage_offset() == window.offset,
-        "its result has sizes ", made.sizes(), " and strides ", made.strides(), ", when it was recorded ", window.sizes,
-        " and ", window.strides);
+    TORCH_CHECK(made.sizes() == window.sizes && made.strides() == window.strides &&
+                    made.storage_offset() == window.offset && made.dtype() == window.dtype,
+                "its result has sizes ", made.sizes(), ", strides ", made.strides(), " and dtype ", made.dtype(),
+                ", when it was recorded ", window.sizes, ", ", window.strides, " and ", window.dtype);
     if (window.fixed.defined()) {
       at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::HPU), const_cast<at::Tensor&>(window.fixed),
                                   made, false);

@@ -2,7 +2,8 @@
 // Steps of a module as graphs: the first step of each kind runs and is captured, later ones are replayed without the
 // module's code (graph/module_cacher.h). A kind is the sizes and dtypes of a batch's tensors, how many samples and
 // tokens it has, and all that decides how operations run. The index of a batch does not count: a step that is replayed
-// does not see it. Steps that log numbers, and those that no capture repeats, run as they are.
+// does not see it. A kind whose first step logs a number runs as it is, and so does one that no capture repeats; a step
+// that logs only now and then loses those numbers in its replays.
 #pragma once
 #include <ATen/core/Tensor.h>
 

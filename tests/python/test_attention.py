@@ -129,6 +129,15 @@ def test_copies_and_pickles(converted):
     assert copy.deepcopy(fp8.nn.Softmax())(torch.zeros(2, device="hpu"), 0).tolist() == [0.5, 0.5]
 
 
+def test_hooks_on_operations_are_refused():
+    model = fp8.attention.use(load(), fused=False)
+    hook = next(iter(fp8.attention.modules(model).values())).matmul_qk.register_forward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="found hooks on its operations"):
+        model(tokens("kjv_calib.txt", 1, 16)[0])
+    hook.remove()
+    model(tokens("kjv_calib.txt", 1, 16)[0])
+
+
 def test_refused_by_name():
     with pytest.raises(ValueError, match="Linear, expected a model of transformers"):
         fp8.attention.use(torch.nn.Linear(2, 2))

@@ -84,11 +84,12 @@ def test_fp8_follows_the_weights():
     assert counts(model) == (2, 2, 0)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_attention_in_fp8(fused, tmp_path):
-    model = fp8.attention.use(llama().bfloat16(), fused=fused)
+def test_attention_in_fp8(fused, autocast, tmp_path):
+    model = fp8.attention.use(llama() if autocast else llama().bfloat16(), fused=fused)
     ids = torch.randint(64, (2, 8), device="hpu")
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("hpu", torch.bfloat16, enabled=autocast):
         fp8.quant.prepare(model, {"dump_stats_path": str(tmp_path / "inc")})
         model(ids, use_cache=False)
         fp8.quant.convert(model)
@@ -97,6 +98,27 @@ def test_attention_in_fp8(fused, tmp_path):
         found = [model(ids + i, use_cache=False).logits for i in range(3)]
     assert all(map(torch.equal, expected, found)) and not model.forward.cache.refusals()
     assert counts(model) == (1, 2, 0)
+
+
+def test_an_operation_that_gets_a_handler(tmp_path):
+    model, x = fp8.nn.Softmax(), torch.randn(4, 8).to("hpu")
+    with torch.no_grad():
+        graphed = torch.hpu.wrap_in_hpu_graph(model)
+        high = graphed(x), graphed(x)
+        fp8.quant.prepare(model, {"dump_stats_path": str(tmp_path / "inc")})
+        graphed(x)
+        fp8.quant.finalize_calibration(model)
+    assert torch.equal(*high) and counts(model)[0] == 2  # the measured call is another graph
+
+
+def test_a_step_of_a_fused_optimizer_is_not_captured():
+    p = torch.nn.Parameter(torch.ones(4, device="hpu"))
+    p.grad = torch.ones(4, device="hpu")
+    optimizer = fp8.optim.FusedSGD([p], 0.1, momentum=0.9)
+    graph = torch.hpu.HPUGraph()
+    with pytest.raises(RuntimeError, match="FusedSGD: step\\(\\) within a capture"):
+        with torch.hpu.graph(graph):
+            optimizer.step()
 
 
 @pytest.mark.parametrize("bf16", [False, True])

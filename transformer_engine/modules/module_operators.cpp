@@ -5,12 +5,14 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/transformer_engine/modules/attention.h"
+#include "fp8/transformer_engine/modules/layer_norm.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
 
 namespace fp8::te {
 namespace {
 
-/// Of a module: an operator of ours has autocast off.
+/// Operators of ours run with autocast off, and modules do not.
 struct AsInModules {
   const runtime::autocast::OutsideOp outside{runtime::autocast::region_dtype().has_value()};
 };

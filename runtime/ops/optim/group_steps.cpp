@@ -6,10 +6,14 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <utility>
+#include <vector>
 
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/optim/optim.h"
 
@@ -23,6 +27,10 @@ void check_lengths(const char* op, std::size_t length,
                    std::initializer_list<std::pair<const char*, std::size_t>> lists) {
   for (const auto& [what, found] : lists)
     TORCH_CHECK(found == length, "[", op, "] expected ", length, " of ", what, ", got ", found);
+}
+
+void check_step(const char* op, std::int64_t step) {
+  TORCH_CHECK(step >= 1, "[", op, "] steps: found ", step, ", allowed: 1 or more");
 }
 
 /// A scalar as the steps above take it.
@@ -47,6 +55,7 @@ void adamw_step(TensorList gradients, TensorList weights, TensorList exp_avg, Te
   std::map<std::int64_t, std::vector<std::size_t>> by_step;
   for (std::size_t i = 0; i < n; ++i) by_step[steps[i]].push_back(i);
   for (const auto& [step, which] : by_step) {
+    check_step(op, step);
     const auto some = [&which](TensorList all) {
       std::vector<Tensor> found;
       for (const std::size_t i : which) found.push_back(all[i]);
@@ -97,6 +106,7 @@ void sgd_momentum_step(TensorList gradients, TensorList weights, TensorList buff
 void lamb_step(TensorList gradients, TensorList weights, TensorList exp_avg, TensorList exp_avg_sq, const Tensor& clip,
                std::int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
                bool bias_correction, bool grad_averaging, bool use_lamb) {
+  check_step("lamb_step", step);
   if (weights.empty()) return;
   std::vector<Tensor> norms, step_norms, directions;
   for (const Tensor& w : weights) {

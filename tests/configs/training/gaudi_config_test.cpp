@@ -161,6 +161,8 @@ TEST(TrainingArguments, EveryKeyThatIsReadHasAnEffect) {
       parse("{}"),
       parse(R"({"eval_strategy": "steps"})"),
       parse(R"({"profiling_steps": 2})"),
+      parse(R"({"use_habana": true})"),
+      parse(R"({"use_habana": true, "use_hpu_graphs_for_training": true})"),
       parse(R"({"use_cpu": true, "bf16": true, "half_precision_backend": "cpu_amp"})"),
       parse(R"({"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0}})"),
       parse(R"({"eval_strategy": "epoch", "save_strategy": "epoch"})")};

@@ -23,6 +23,7 @@
 #include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
+
 std::vector<double> cosines(const at::Tensor& hidden, const at::Tensor& reference) {
   const auto a = hidden.to(at::kDouble).mean(1), b = reference.to(at::kDouble).mean(1);
   const auto norms = (a.square().sum(-1) * b.square().sum(-1)).sqrt();

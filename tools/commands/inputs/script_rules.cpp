@@ -37,7 +37,7 @@ constexpr std::string_view kNamespaces[] = {"aten",   "prim",     "quantized", "
                                             "sparse", "profiler", "fp8",       "hpu"};
 constexpr std::string_view kClassNamespaces[] = {"quantized", "rnn", "sparse", "profiler", "fp8"};
 // Output to stdout, where a result may go, and calls into other processes and Python, which some builds know; ours that
-// give codes another scale.
+// give codes another scale or hand out a training's state.
 constexpr std::string_view kRefused[] = {
     "aten::_print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync",       "prim::PythonOp",
     "fp8::packed",  "fp8::unpacked",   "fp8::with_scales", "fp8::written_by_rows", "fp8::training_state_bytes"};

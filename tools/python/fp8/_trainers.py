@@ -42,6 +42,7 @@ def keep_integers(utils: typing.Any) -> None:
         for (owner, name), function in zip(places, before):
             setattr(owner, name, function)
         return found
+    available._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile takes the answer, as of transformers' own
     utils.is_torch_hpu_available = available
 
 

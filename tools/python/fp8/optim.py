@@ -16,6 +16,8 @@ import typing
 
 import torch
 
+from fp8 import graphs
+
 Tensors = typing.Iterable[torch.Tensor]
 Closure = typing.Optional[typing.Callable[[], typing.Any]]
 Group = dict[str, typing.Any]
@@ -58,6 +60,8 @@ class _Fused(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if graphs.is_current_stream_capturing():
+            raise RuntimeError(f"{type(self).__name__}: step() within a capture, expected it outside: a replay would keep its rate and its number")
         taking_part = self._taking_part()
         self._begin([grad for _, _, grads in taking_part for grad in grads])
         for group, params, grads in taking_part:

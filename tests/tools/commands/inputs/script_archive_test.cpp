@@ -260,10 +260,11 @@ TEST(ScriptRules, EveryOperatorIsAllowedOrRefused) {
       refused.insert(op);
   }
   EXPECT_THAT(refused, UnorderedElementsAre("aten::_print", "aten::from_file", "aten::save"));
-  EXPECT_THAT(
-      ours, UnorderedElementsAre("fp8::block_linear", "fp8::dequantize", "fp8::has_script_nodes", "fp8::scale_inv",
-                                 "fp8::script_attention", "fp8::script_bmm", "fp8::script_cache", "fp8::script_matmul",
-                                 "fp8::script_softmax", "fp8::values", "fp8::weight_only_linear"));
+  EXPECT_THAT(ours, UnorderedElementsAre(
+                        "fp8::activated", "fp8::block_linear", "fp8::dequantize", "fp8::dot_product_attention",
+                        "fp8::has_script_nodes", "fp8::linear", "fp8::normalized", "fp8::rotary_angles", "fp8::rotated",
+                        "fp8::scale_inv", "fp8::script_attention", "fp8::script_bmm", "fp8::script_cache",
+                        "fp8::script_matmul", "fp8::script_softmax", "fp8::values", "fp8::weight_only_linear"));
   for (const char* op : {"prim::rpc_async", "prim::rpc_sync", "prim::rpc_remote", "prim::PythonOp", "prim::BailOut",
                          "prim::TensorExprGroup", "prim::oneDNNFusionGroup", "prim::StaticSubgraph"})
     EXPECT_FALSE(may_call(c10::Symbol::fromQualString(op))) << op;
@@ -284,11 +285,14 @@ TEST(ScriptRules, TextArgumentsOfAllowedOperatorsAreNoNamesOfFiles) {
   }
   std::string all;
   for (const auto& name : names) all += name + " ";
-  EXPECT_EQ(all,
-            "UPLO a activation algorithm api_name approximate args assert_msg b chars cls device_type dict driver "
-            "dtype el equation fillchar idx ind indexing input inputs interpolation item key l message mode msg name "
-            "new norm old ord p pad_mode padding padding_side reduce rounding_mode s self separator seq_padding_type "
-            "side softmax_mode softmax_modem string substr t to_add type values ");
+  EXPECT_EQ(
+      all,
+      "UPLO a activation algorithm api_name approximate args assert_msg attn_mask_type b chars cls device_type dict "
+      "driver "
+      "dtype el equation fillchar idx ind indexing input inputs interpolation item key l message mode msg name "
+      "new norm old ord p pad_mode padding padding_side qkv_format reduce rounding_mode s self separator "
+      "seq_padding_type "
+      "side softmax_mode softmax_modem string substr t to_add type values ");
 }
 
 TEST(ScriptRules, OperatorsOfLoadedLibrariesMayBeCalled) {  // last: load_extension() loads for good

@@ -42,7 +42,7 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     converted = {module["name"] for module in said["converted"]}
     for weight, tensor in zip(found, tensors):
         if weight.name in converted:
-            _attached.Attached(weight, text).begin(tensor)
+            _attached.Attached(weight, text, minimize_memory).begin(tensor)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing_enable") and _CHECKPOINTING not in module.__dict__:
             module.__dict__[_CHECKPOINTING] = module.register_forward_pre_hook(_region.give_contexts)
