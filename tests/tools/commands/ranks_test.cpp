@@ -357,7 +357,8 @@ TEST_F(EvaluateRanks, WhereFilesLieMakesNoDifference) {
 
 TEST_F(EvaluateRanks, ARankThatDoesNotComeIsNamed) {
   auto environment = test::no_launcher();
-  for (const auto& [name, value] : test::launchers(0, 2).at("torchrun")) environment[name] = value;
+  const auto torchrun = test::launchers(0, 2).at("torchrun");
+  for (const auto& [name, value] : torchrun) environment[name] = value;
   environment["MASTER_PORT"] = test::free_port();
   auto alone = command();
   *(std::find(alone.begin(), alone.end(), "--rank-timeout") + 1) = "1";
