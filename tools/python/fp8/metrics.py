@@ -26,7 +26,8 @@ class Metric:
     """One of graph_compilation, cpu_fallback, memory_defragmentation, recipe_cache. Raises RuntimeError for another name."""
 
     def __init__(self, name: str, from_now: bool) -> None:
-        self.name, self._counts = name, torch.classes.fp8_graphs.Metrics(from_now)
+        self.name: str = name
+        self._counts: typing.Any = torch.classes.fp8_graphs.Metrics(from_now)
         self.stats()
 
     def stats(self) -> list[tuple[str, typing.Any]]:

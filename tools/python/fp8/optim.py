@@ -189,6 +189,10 @@ class FusedLars(_Fused):
     optimizer's.
 
     skip_mask: for each parameter, in the order of the groups: 0 where the step is lr * gradient (biases, norms), else 1."""
+    optim: FusedResourceApplyMomentum
+    skip_mask: list[int]
+    eeta: float
+    eps: float
 
     def __init__(self, optimizer: FusedResourceApplyMomentum, skip_mask: typing.Sequence[int], eeta: float = 0.001, eps: float = 1e-8) -> None:
         if not isinstance(optimizer, FusedResourceApplyMomentum):
@@ -199,7 +203,7 @@ class FusedLars(_Fused):
         self._share()
 
     def _share(self) -> None:
-        self.param_groups, self.state = self.optim.param_groups, self.optim.state
+        self.__dict__.update(param_groups=self.optim.param_groups, state=self.optim.state)
 
     def load_state_dict(self, state_dict: dict[str, typing.Any]) -> None:
         self.optim.load_state_dict(state_dict)
@@ -223,8 +227,9 @@ class FusedEMA:
     def __init__(self, model: torch.nn.Module, decay: float = 0.9999, updates: int = 0) -> None:
         if not 0 <= decay <= 1:
             raise ValueError(f"FusedEMA: decay: found {decay}, allowed: 0 to 1")
-        self.ema = copy.deepcopy(model).eval().requires_grad_(False)
-        self.decay, self.updates = decay, updates
+        self.ema: torch.nn.Module = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay: float = decay
+        self.updates: int = updates
 
     @torch.no_grad()
     def update(self, model: torch.nn.Module) -> None:
@@ -249,7 +254,7 @@ class FusedClipNorm:
         if not max_norm >= 0:
             raise ValueError(f"FusedClipNorm: max_norm: found {max_norm}, allowed: 0 or more")
         del parameters  # clip_norm() gets them
-        self.max_norm = float(max_norm)
+        self.max_norm: float = float(max_norm)
 
     @torch.no_grad()
     def clip_norm(self, parameters: typing.Union[torch.Tensor, Tensors]) -> torch.Tensor:

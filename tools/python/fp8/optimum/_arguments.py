@@ -124,9 +124,8 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
         for name, right, allowed in self._allow():
             if not right:
                 raise ValueError(f"{type(self).__name__}: {name}: found {getattr(self, name)!r}, allowed: {allowed}")
-        self.ddp_backend = None  # accelerate finds the one of the device
-        self.warmup_steps = self.warmup_steps or self.warmup_ratio  # as transformers calls it
-        self.use_cpu = not self.use_habana
+        # accelerate finds the backend of the device; warmup_steps is what transformers calls warmup_ratio too
+        self.__dict__.update(ddp_backend=None, warmup_steps=self.warmup_steps or self.warmup_ratio, use_cpu=not self.use_habana)
         with _hpu_is_there() if self.use_habana else contextlib.nullcontext():
             super().__post_init__()
         if self.torch_compile_backend == "hpu_backend":

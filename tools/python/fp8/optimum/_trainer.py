@@ -61,7 +61,7 @@ class _OnHpu:
             raise ValueError(f"{type(self).__name__}: args: found {type(args).__name__}, allowed: GaudiTrainingArguments")
         if gaudi_config is None and args.gaudi_config_name:
             gaudi_config = GaudiConfig.from_pretrained(args.gaudi_config_name)
-        self.gaudi_config = copy.deepcopy(gaudi_config or GaudiConfig()) if args.use_habana else GaudiConfig()  # it is the device's
+        self.gaudi_config: GaudiConfig = copy.deepcopy(gaudi_config or GaudiConfig()) if args.use_habana else GaudiConfig()  # it is the device's
         if args.bf16 or args.fp8 or self.gaudi_config.use_torch_autocast:
             self.gaudi_config.declare_autocast_bf16_fp32_ops()
         if self.gaudi_config.use_fused_adam and (args.optim not in _ADAMW or args.optim_args):
@@ -95,7 +95,8 @@ class _OnHpu:
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.gaudi_config.use_fused_adam and self.optimizer_cls_and_kwargs is None:
             betas = self.args.adam_beta1, self.args.adam_beta2
-            self.optimizer_cls_and_kwargs = optim.FusedAdamW, {"lr": self.args.learning_rate, "betas": betas, "eps": self.args.adam_epsilon}
+            options = {"lr": self.args.learning_rate, "betas": betas, "eps": self.args.adam_epsilon}
+            self.__dict__["optimizer_cls_and_kwargs"] = optim.FusedAdamW, options
         return super().create_optimizer(model)  # type: ignore[misc]
 
     def compute_loss_context_manager(self) -> Any:

@@ -32,6 +32,9 @@ def rotary_position_embedding(dim: int, positions: int, base: float = 10000.0, d
 
 class FusedAttention(torch.nn.Module):
     """Habana's. q, k, v: [batch, heads, length, depth]; attention_mask: bool (True: seen) or added. enable_recompute changes nothing."""
+    scale: typing.Optional[float]
+    attention_dropout: float
+    enable_recompute: bool
 
     def __init__(self, scale: typing.Optional[float] = None, attention_dropout: float = 0.0, enable_recompute: bool = False) -> None:
         super().__init__()
@@ -50,6 +53,14 @@ class FusedAttention(torch.nn.Module):
 class DotProductAttention(torch.nn.Module):
     """softmax(scale q k^T) v. query_layer: "sbhd" [length, batch, heads, kv_channels] or "bshd" [batch, length, ...]; key_layer, value_layer: with
     num_gqa_groups heads. attention_mask: bool, True where a key is masked out, [batch, 1, 1, keys] of padding, else [batch, heads, queries, keys]."""
+    num_attention_heads: int
+    num_gqa_groups: int
+    kv_channels: int
+    attention_dropout: float
+    softmax_scale: typing.Optional[float]
+    qkv_format: str
+    attn_mask_type: str
+    attention_type: str
 
     def __init__(self, num_attention_heads: int, kv_channels: int, num_gqa_groups: typing.Optional[int] = None, attention_dropout: float = 0.0,
                  qkv_format: str = "sbhd", attn_mask_type: str = "causal", *, softmax_scale: typing.Optional[float] = None,
@@ -96,6 +107,10 @@ class MultiheadAttention(torch.nn.Module):
     are of encoder_output. forward gives y, or with return_bias and return_layernorm_output (y without the bias, the bias, the norm)."""
     core_attention: DotProductAttention
     proj: _layers.Linear
+
+    return_bias: bool
+    return_layernorm_output: bool
+    layernorm: typing.Any
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kv_channels: typing.Optional[int] = None, attention_dropout: float = 0.1,
                  layernorm_epsilon: float = 1e-5, *, init_method: _layers.Init = None, output_layer_init_method: _layers.Init = None,
@@ -183,6 +198,14 @@ class TransformerLayer(torch.nn.Module):
     zero_centered_gamma, params_dtype, device."""
     self_attention: MultiheadAttention
     layernorm_mlp: _layers.LayerNormMLP
+
+    hidden_dropout: float
+    layer_type: str
+    parallel_attention_mlp: bool
+    inter_attention: MultiheadAttention
+    self_attention: MultiheadAttention
+    layernorm_mlp: _layers.LayerNormMLP
+    layernorm: typing.Any
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int, num_gqa_groups: typing.Optional[int] = None,
                  layernorm_epsilon: float = 1e-5, hidden_dropout: float = 0.1, attention_dropout: float = 0.1, *,

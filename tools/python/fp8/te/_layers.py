@@ -109,6 +109,7 @@ class Linear(torch.nn.Linear):
 
 class _Products(torch.nn.Module):
     attaches_itself = True
+    return_bias: bool
 
     def __init__(self, name: str, sizes: dict[str, int], eps: float = 0.0, *, init_method: Init = None, bias: bool = True,
                  return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None, device: typing.Any = "hpu",
@@ -127,6 +128,8 @@ class _Products(torch.nn.Module):
 
 
 class _Normed(_Products):
+    return_layernorm_output: bool
+
     def __init__(self, name: str, sizes: dict[str, int], eps: float, *, normalization: str = "LayerNorm", zero_centered_gamma: bool = False,
                  return_layernorm_output: bool = False, **options: typing.Any) -> None:
         super().__init__(name, sizes, eps, **options)
@@ -168,6 +171,8 @@ class LayerNormMLP(_Normed):
     fc2_weight: torch.nn.Parameter
     fc1_bias: typing.Optional[torch.nn.Parameter]
     fc2_bias: typing.Optional[torch.nn.Parameter]
+    activation: str
+    checkpoint: bool
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *, activation: str = "gelu", checkpoint: bool = False,
                  output_layer_init_method: Init = None, name: typing.Optional[str] = None, **options: typing.Any) -> None:
@@ -192,6 +197,9 @@ class LayerNormMLP(_Normed):
 class GroupedLinear(_Products):
     """num_gemms linear layers, each for its own share of the rows, with scales of its own: weight0, bias0, weight1, ... With return_bias forward
     gives (y without the biases, the biases). init_method, bias, params_dtype, device, name: as in te.Linear."""
+    num_gemms: int
+    in_features: int
+    out_features: int
 
     def __init__(self, num_gemms: int, in_features: int, out_features: int, *, name: typing.Optional[str] = None, **options: typing.Any) -> None:
         super().__init__(name or "grouped_linear", {"num_gemms": num_gemms, "in_features": in_features, "out_features": out_features}, **options)
