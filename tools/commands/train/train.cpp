@@ -267,7 +267,8 @@ void add_replays(const trainer::FitResult& result, const TrainOptions& o, const 
   if (!o.hpu_graphs && !o.hpu_graphs_inference) return;
   for (const auto& reason : result.graph_refusals) context.warn("--hpu-graphs: steps run as they are: " + reason);
   const auto& [captured, replayed, eager] = result.graphs;
-  table.row({"steps replayed", fmt::format("{}, of {} kinds", grouped(replayed), grouped(captured))});
+  table.row({"steps captured", grouped(captured)});
+  table.row({"steps replayed", grouped(replayed)});
   json["hpu_graphs"] = {
       {"captured", captured}, {"replayed", replayed}, {"as_they_are", eager}, {"reasons", result.graph_refusals}};
 }
@@ -375,9 +376,17 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
                   {{"stage", test ? "test" : "validate"}, {"loss", result.loss}});
 }
 
+/// The CPU's work is not captured: who asks for graphs of it would wait for a speed that does not come.
+void check_graphs(const TrainOptions& o, const Context& context) {
+  if ((o.hpu_graphs || o.hpu_graphs_inference) && resolve_device(context).is_cpu())
+    throw UsageError(std::string(o.hpu_graphs ? "--hpu-graphs" : "--hpu-graphs-inference") +
+                     ": found with --device cpu, allowed: with --device hpu");
+}
+
 /// A model of one's own, or any model for a stage that trains nothing.
 void run_module(const TrainOptions& o, Context& context) {
   check_callbacks(o, context);
+  check_graphs(o, context);
   const TrainRanks ranks(o.ranks, o.precision == "fp8", context);
   const auto device = resolve_device(context);
   const auto subject = o.run.model ? own_subject(o, context) : language_subject(o, context);
@@ -467,6 +476,7 @@ void train(const TrainOptions& asked, Context& context) {
   if (asked.run.model || asked.run.stage != Stage::fit) return run_module(asked, context);
   TrainOptions o = asked;
   check_callbacks(o, context);
+  check_graphs(o, context);
   const TrainRanks ranks(o.ranks, o.precision == "fp8", context);
   auto start = start_of(o, context);
   if (o.plan) {

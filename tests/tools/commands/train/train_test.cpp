@@ -117,6 +117,9 @@ TEST_F(Train, GraphsChangeNoByte) {
     EXPECT_THAT(captured, ::testing::AllOf(::testing::Ge(2), ::testing::Le(3))) << precision;  // training, validation
     EXPECT_EQ(captured + graphed["hpu_graphs"]["replayed"].get<int>(), 4 + 2 * 3) << precision;
   }
+  const auto on_cpu = run_train(folder, "cpu", "--steps 2 --warmup 1 --device cpu --hpu-graphs");
+  EXPECT_EQ(on_cpu.code, 2);
+  EXPECT_THAT(on_cpu.err, ::testing::HasSubstr("--hpu-graphs: found with --device cpu, allowed: with --device hpu"));
 }
 
 TEST_F(Train, GoesOnFromACheckpoint) {
