@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/modules/node.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <utility>
 
 #include "fp8/runtime/device/registration.h"
@@ -93,9 +91,8 @@ Node::Node(std::string type) : type_(std::move(type)), module_(module_of(type_))
 
 const std::shared_ptr<ModuleSlot>& Node::slot() const { return module_->slot(); }
 
-ModuleHandler* Node::cache_handler(const char* what) const {
+void Node::check_cache(const char* what) const {
   if (dynamic_cast<VLLMKVCacheImpl*>(module_.get()) == nullptr) as<KVCacheImpl>(what);
-  return module_->handler();
 }
 
 at::Tensor Node::matmul(const at::Tensor& a, const at::Tensor& b) const {
@@ -113,20 +110,15 @@ at::Tensor Node::attention(const at::Tensor& q, const at::Tensor& k, const at::T
 }
 
 at::Tensor Node::store(const at::Tensor& current) const {
-  auto* handler = cache_handler("store");
-  note_handler(slot());
-  if (handler == nullptr) return current;
-  if (at::GradMode::is_enabled() && current.requires_grad()) return handler->store(current);
-  return run_node("fp8::store", current, [slot = slot()](at::TensorList t) {
-    return slot->handler != nullptr ? slot->handler->store(t[0]) : t[0];
-  });
+  check_cache("store");
+  return module_->as_node("fp8::store", current,
+                          [](ModuleHandler* by, at::TensorList t) { return by != nullptr ? by->store(t[0]) : t[0]; });
 }
 
 at::Tensor Node::fetch(const at::Tensor& stored, const at::Tensor& like) const {
-  note_handler(slot());
-  if (cache_handler("fetch") == nullptr) return stored;
-  return run_node("fp8::fetch", stored, [slot = slot(), dtype = like.scalar_type()](at::TensorList t) {
-    return slot->handler != nullptr ? slot->handler->fetch(t[0], dtype) : t[0].to(dtype);
+  check_cache("fetch");
+  return module_->as_node("fp8::fetch", stored, [dtype = like.scalar_type()](ModuleHandler* by, at::TensorList t) {
+    return by != nullptr ? by->fetch(t[0], dtype) : t[0];
   });
 }
 

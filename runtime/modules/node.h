@@ -50,8 +50,8 @@ class Node final : public torch::CustomClassHolder {
   c10::intrusive_ptr<Node> copy() const;
 
  private:
-  /// Of a cache; null: nothing handles it.
-  ModuleHandler* cache_handler(const char* what) const;
+  /// c10::Error naming `what` where the module is no cache.
+  void check_cache(const char* what) const;
 
   std::string type_;
   std::shared_ptr<OpModule> module_;

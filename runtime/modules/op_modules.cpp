@@ -30,7 +30,7 @@ std::vector<at::Tensor> OpModule::handled(const std::vector<at::Tensor>& inputs,
   });
 }
 
-void note_handler(const std::shared_ptr<ModuleSlot>& slot) {
+void OpModule::note_handler(const std::shared_ptr<ModuleSlot>& slot) {
   if (Recorder* recorder = Recorder::current()) [[unlikely]]
     recorder->depends_on([of = std::weak_ptr(slot), handler = slot->handler.get()] {
       const auto now = of.lock();

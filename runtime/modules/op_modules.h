@@ -20,9 +20,6 @@
 
 namespace fp8::runtime {
 
-/// What this thread records is of no use once the slot has another handler.
-void note_handler(const std::shared_ptr<ModuleSlot>& slot);
-
 /// A module with a slot. `type` is the class name that users write in allow- and blocklists ("Matmul", "KVCache"). One
 /// of your own derives from it, and says in forward() what is computed:
 ///
@@ -38,7 +35,6 @@ class OpModule : public torch::nn::Module {
   const std::shared_ptr<ModuleSlot>& slot() const { return slot_; }
   ModuleHandler* handler() const { return slot_->handler.get(); }
 
- protected:
   /// f(handler, inputs); one node of a graph where there is a handler, whose kernels no dispatcher calls, and no
   /// gradient is wanted. f holds all else by value.
   template <class F>
@@ -52,10 +48,14 @@ class OpModule : public torch::nn::Module {
       return f(slot->handler.get(), given);
     });
   }
+
+ protected:
   /// The result of op() of `inputs`, or the handler's.
   std::vector<at::Tensor> handled(const std::vector<at::Tensor>& inputs, const OriginalOps& op) const;
 
  private:
+  /// What this thread records is of no use once the slot has another handler.
+  static void note_handler(const std::shared_ptr<ModuleSlot>& slot);
   static bool compute_requires_grad(at::TensorList inputs);
   /// The dtype of the autocast region that is in force; none: there is none.
   static std::optional<at::ScalarType> region_of_replay();
