@@ -97,6 +97,8 @@
 //                                                            group: of torch.distributed, by its group_name; its ranks
 //                                                            share their amaxes
 //     exit_autocast(int region, bool failed=False) -> ()     on the thread that entered, innermost first
+//     gaudi_config_problems(str json, str source) -> str[]   Optimum's file: what its keys may not be
+//     region_kind() -> int                                   of this thread: 0 none, 1 in one, 2 in an enabled one
 //     training_state(Tensor weight) -> str                   {"name", "recipe", "step",
 //                                                             "forward": {"scale", "amax_history"}, ...}
 //     set_training(Tensor[] weights, bool training) -> ()    evaluation records no amaxes
@@ -117,13 +119,23 @@
 //     checkpoint_end(int run) -> ()                          ends either
 //     checkpoint_free(int run) -> ()
 //
-//   transformer_engine/modules/module_operators.cpp      what modules compute beside their products
+//   transformer_engine/convert/module_operators.cpp      what modules compute beside their products
 //     normalized(Tensor x, Tensor weight, Tensor? bias, float eps, bool zero_centered_gamma=False) -> Tensor
 //     activated(Tensor x, str activation) -> Tensor
 //     rotary_angles(int dim, int positions, float base, Device device) -> Tensor
-//     rotated(Tensor x, Tensor angles) -> Tensor
-//     dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, str qkv_format, str attn_mask_type,
-//                           float dropout=0, float? scale=None) -> Tensor
+//     rotated(Tensor x, Tensor angles, str qkv_format, Tensor? cu_seqlens_q=None,
+//             Tensor? cu_seqlens_q_padded=None) -> Tensor
+//     check_attention(int heads, int groups, int depth, str qkv_format, str attn_mask_type, float dropout=0,
+//                     float? scale=None, int[2] window_size=-1, bool fp8_dpa=False) -> ()
+//     dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, int heads, int groups, int depth,
+//                           str qkv_format, str attn_mask_type, float dropout=0, float? scale=None,
+//                           int[2] window_size=-1, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None,
+//                           Tensor? cu_seqlens_q_padded=None, Tensor? cu_seqlens_kv_padded=None,
+//                           int? max_seqlen_q=None, int? max_seqlen_kv=None, bool training=True,
+//                           State? state=None) -> Tensor     with a state in fp8 inside of a region
+//     fused_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, str softmax_mode,
+//                     float dropout, float? scale, bool enable_recompute, bool training, State state) -> Tensor
+//                                                            state: State(name, attention=True)
 //
 // Python's torch wants a module torch.hpu before it touches the device; what it has to have stands in
 // tests/package/operators.py. Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*)

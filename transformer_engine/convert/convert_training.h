@@ -148,8 +148,8 @@ at::Tensor training_state_bytes(const at::Tensor& weight);
 void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes);
 
 /// The fp8 state of one product that a module owns, where its weight can't: gathered for each step, or of a class that
-/// makes weights anew. In Python torch.classes.fp8.State(name, recipe="", minimize_memory=False); recipe: its own,
-/// whatever the region's. With it
+/// makes weights anew. In Python torch.classes.fp8.State(name, recipe="", minimize_memory=False, attention=False);
+/// recipe: its own, whatever the region's; attention: of the tensors of fp8::fused_attention. With it
 ///
 ///   y = fp8::linear(x, weight, bias, state)
 ///
@@ -158,11 +158,15 @@ void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes)
 /// A pickle has the state.
 class State final : public torch::CustomClassHolder {
  public:
-  State(const std::string& name, std::string recipe, bool minimize_memory);
+  State(const std::string& name, std::string recipe, bool minimize_memory, bool attention = false);
 
+  /// For one product. Throws c10::Error where it is of a linear product and an attention's is asked for, or the other
+  /// way round.
+  const std::shared_ptr<Fp8State>& for_product(bool attention) const;
   const std::string& name() const { return handler_->state()->name(); }
   const std::string& recipe() const { return recipe_; }
   bool minimizes_memory() const { return minimize_memory_; }
+  bool of_attention() const { return handler_->state()->forward_tensors() == 4; }
   std::string values() const;  ///< training_state()'s JSON
   at::Tensor bytes() const;    ///< training_state_bytes()'s
   void set_bytes(const at::Tensor& bytes);
@@ -174,5 +178,8 @@ class State final : public torch::CustomClassHolder {
   bool minimize_memory_;
   std::shared_ptr<TrainingHandler> handler_;
 };
+
+/// Makes the class known, once: files whose operators take one call it before they register these.
+bool register_state();
 
 }  // namespace fp8::te

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "fp8/configs/training/gaudi_config.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/autocast/autocast.h"
@@ -109,9 +110,9 @@ at::Tensor high_precision(const at::Tensor& x, const at::Tensor& weight, const s
 
 }  // namespace
 
-State::State(const std::string& name, std::string recipe, bool minimize_memory)
+State::State(const std::string& name, std::string recipe, bool minimize_memory, bool attention)
     : recipe_(std::move(recipe)), minimize_memory_(minimize_memory) {
-  const auto state = std::make_shared<Fp8State>(name, 2, 1);
+  const auto state = std::make_shared<Fp8State>(name, attention ? 4 : 2, attention ? 2 : 1);
   if (!recipe_.empty()) state->set_recipe(recipe_of("State", recipe_).recipe);
   handler_ = std::make_shared<TrainingHandler>(state, product_options(minimize_memory, std::nullopt, true));
 }
@@ -120,34 +121,51 @@ std::string State::values() const { return state_of(*handler_->state()); }
 at::Tensor State::bytes() const { return bytes_of(*handler_->state()); }
 void State::set_bytes(const at::Tensor& bytes) { te::set_bytes("State", *handler_->state(), bytes); }
 
-at::Tensor State::linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+const std::shared_ptr<Fp8State>& State::for_product(bool attention) const {
+  TORCH_CHECK(attention == of_attention(), "[fp8::State] '", name(), "': expected one ",
+              attention ? "of an attention (attention=True), found one of a linear product"
+                        : "of a linear product, found one of an attention");
   if (current_region() != nullptr) note_own_product();
+  return handler_->state();
+}
+
+at::Tensor State::linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  (void)for_product(false);
   return handler_->product(x, weight, bias, [&] { return high_precision(x, weight, bias); });
+}
+
+bool register_state() {
+  static const bool registered = [] {
+    if (!runtime::may_register(reinterpret_cast<const void*>(&attach_training))) return false;
+    using Self = c10::intrusive_ptr<State>;
+    using Saved = std::tuple<std::string, std::string, bool, at::Tensor, bool>;
+    torch::class_<State>("fp8", "State")
+        .def(torch::init<const std::string&, std::string, bool, bool>(), "",
+             {torch::arg("name"), torch::arg("recipe") = "", torch::arg("minimize_memory") = false,
+              torch::arg("attention") = false})
+        .def("name", [](const Self& self) { return self->name(); })
+        .def("values", [](const Self& self) { return self->values(); })
+        .def("bytes", [](const Self& self) { return self->bytes(); })
+        .def("set_bytes", [](const Self& self, const at::Tensor& bytes) { self->set_bytes(bytes); })
+        .def("set_training", [](const Self& self, bool training) { self->set_training(training); })
+        .def_pickle(
+            [](const Self& self) {
+              return Saved(self->name(), self->recipe(), self->minimizes_memory(), self->bytes(), self->of_attention());
+            },
+            [](const Saved& saved) {
+              auto made = c10::make_intrusive<State>(std::get<0>(saved), std::get<1>(saved), std::get<2>(saved),
+                                                     std::get<4>(saved));
+              made->set_bytes(std::get<3>(saved));
+              return made;
+            });
+    return true;
+  }();
+  return registered;
 }
 
 namespace {
 
-[[maybe_unused]] const bool g_state_registered = [] {
-  if (!runtime::may_register(reinterpret_cast<const void*>(&attach_training))) return false;
-  using Self = c10::intrusive_ptr<State>;
-  using Saved = std::tuple<std::string, std::string, bool, at::Tensor>;
-  torch::class_<State>("fp8", "State")
-      .def(torch::init<const std::string&, std::string, bool>(), "",
-           {torch::arg("name"), torch::arg("recipe") = "", torch::arg("minimize_memory") = false})
-      .def("name", [](const Self& self) { return self->name(); })
-      .def("values", [](const Self& self) { return self->values(); })
-      .def("bytes", [](const Self& self) { return self->bytes(); })
-      .def("set_bytes", [](const Self& self, const at::Tensor& bytes) { self->set_bytes(bytes); })
-      .def("set_training", [](const Self& self, bool training) { self->set_training(training); })
-      .def_pickle(
-          [](const Self& self) { return Saved(self->name(), self->recipe(), self->minimizes_memory(), self->bytes()); },
-          [](const Saved& saved) {
-            auto made = c10::make_intrusive<State>(std::get<0>(saved), std::get<1>(saved), std::get<2>(saved));
-            made->set_bytes(std::get<3>(saved));
-            return made;
-          });
-  return true;
-}();
+[[maybe_unused]] const bool g_state_registered = register_state();
 
 at::Tensor linear_meta(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        const c10::intrusive_ptr<State>&) {
@@ -253,6 +271,12 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                       kEffect),
         &enter_autocast);
   m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);
+  m.def("gaudi_config_problems(str json, str source) -> str[]", [](const std::string& json, const std::string& source) {
+    return configs::check_gaudi_config(io::parse_json(json, source), source).problems;
+  });
+  m.def(torch::schema("region_kind() -> int", kEffect), []() -> std::int64_t {
+    return current_region() == nullptr ? 0 : is_fp8_enabled() ? 2 : 1;
+  });
   m.def(torch::schema("training_state(Tensor weight) -> str", kEffect), &training_state);
   m.def(torch::schema("set_training(Tensor[] weights, bool training) -> ()", kEffect), &set_training);
   m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect),

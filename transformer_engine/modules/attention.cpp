@@ -37,17 +37,18 @@ struct Rows {
 /// The values of a tensor of sums. Throws unless it is [n + 1] (n < 0: any) of integers that begin with 0 and never
 /// fall.
 std::vector<std::int64_t> sums_of(const char* argument, const at::Tensor& t, std::int64_t n) {
-  TORCH_CHECK(t.dim() == 1 && t.size(0) >= 1 && (n < 0 || t.size(0) == n + 1) &&
-                  (t.scalar_type() == at::kInt || t.scalar_type() == at::kLong),
-              "[", kDot, "] ", argument, ": found sizes ", t.sizes(), " of dtype ", t.scalar_type(), ", allowed: [",
-              n < 0 ? std::string("sequences + 1") : std::to_string(n + 1), "] of dtype Int or Long");
+  TORCH_CHECK_VALUE(t.dim() == 1 && t.size(0) >= 1 && (n < 0 || t.size(0) == n + 1) &&
+                        (t.scalar_type() == at::kInt || t.scalar_type() == at::kLong),
+                    "[", kDot, "] ", argument, ": found sizes ", t.sizes(), " of dtype ", t.scalar_type(),
+                    ", allowed: [", n < 0 ? std::string("sequences + 1") : std::to_string(n + 1),
+                    "] of dtype Int or Long");
   const at::Tensor values = t.detach().cpu().to(at::kLong).contiguous();
   const auto* v = values.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> sums(v, v + values.numel());
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::int64_t least = i == 0 ? 0 : sums[i - 1];
-    TORCH_CHECK(i == 0 ? sums[0] == 0 : sums[i] >= least, "[", kDot, "] ", argument, ": found ", sums[i], " at ", i,
-                ", allowed: ", i == 0 ? "0" : std::to_string(least) + " or more, as sums never fall");
+    TORCH_CHECK_VALUE(i == 0 ? sums[0] == 0 : sums[i] >= least, "[", kDot, "] ", argument, ": found ", sums[i], " at ",
+                      i, ", allowed: ", i == 0 ? "0" : std::to_string(least) + " or more, as sums never fall");
   }
   return sums;
 }
@@ -59,17 +60,17 @@ Rows packed_rows(const std::string& which, const at::Tensor& cu_seqlens, const a
   const auto sums = sums_of(name.c_str(), cu_seqlens, n);
   const auto begins =
       padded.defined() ? sums_of(padded_name.c_str(), padded, static_cast<std::int64_t>(sums.size()) - 1) : sums;
-  TORCH_CHECK(padded.defined() ? begins.back() <= rows : sums.back() == rows, "[", kDot, "] ",
-              padded.defined() ? padded_name : name, ": found ", begins.back(),
-              " at the end, allowed: ", padded.defined() ? "up to " : "", "the ", rows, " rows of ",
-              which == "q" ? "the query" : "key and value");
+  TORCH_CHECK_VALUE(padded.defined() ? begins.back() <= rows : sums.back() == rows, "[", kDot, "] ",
+                    padded.defined() ? padded_name : name, ": found ", begins.back(),
+                    " at the end, allowed: ", padded.defined() ? "up to " : "", "the ", rows, " rows of ",
+                    which == "q" ? "the query" : "key and value");
   Rows result;
   for (std::size_t i = 0; i + 1 < sums.size(); ++i) {
     const std::int64_t length = sums[i + 1] - sums[i];
-    TORCH_CHECK(length <= begins[i + 1] - begins[i], "[", kDot, "] ", name, ": found a sequence of ", length, " at ", i,
-                ", allowed by ", padded_name, ": up to ", begins[i + 1] - begins[i]);
-    TORCH_CHECK(!longest.has_value() || length <= *longest, "[", kDot, "] max_seqlen_", which, ": found ", *longest,
-                ", allowed: at least the longest sequence, which has ", length);
+    TORCH_CHECK_VALUE(length <= begins[i + 1] - begins[i], "[", kDot, "] ", name, ": found a sequence of ", length,
+                      " at ", i, ", allowed by ", padded_name, ": up to ", begins[i + 1] - begins[i]);
+    TORCH_CHECK_VALUE(!longest.has_value() || length <= *longest, "[", kDot, "] max_seqlen_", which, ": found ",
+                      *longest, ", allowed: at least the longest sequence, which has ", length);
     result.begin.push_back(begins[i]);
     result.length.push_back(length);
   }
@@ -77,8 +78,9 @@ Rows packed_rows(const std::string& which, const at::Tensor& cu_seqlens, const a
 }
 
 Rows query_rows(const SequenceLengths& s, std::int64_t rows) {
-  TORCH_CHECK(s.cu_seqlens_q.defined(), "[", kDot,
-              "] cu_seqlens_q: found none, allowed with qkv_format \"thd\": [sequences + 1] of dtype Int or Long");
+  TORCH_CHECK_VALUE(
+      s.cu_seqlens_q.defined(), "[", kDot,
+      "] cu_seqlens_q: found none, allowed with qkv_format \"thd\": [sequences + 1] of dtype Int or Long");
   return packed_rows("q", s.cu_seqlens_q, s.cu_seqlens_q_padded, s.max_seqlen_q, -1, rows);
 }
 
@@ -126,27 +128,27 @@ void check_mask(const DotProductAttentionOptions& o, const at::Tensor& mask, con
   const std::string& type = o.attn_mask_type;
   const bool padding = has(type, "padding"), arbitrary = type == "arbitrary",
              lengths = sequences.cu_seqlens_q.defined();
-  TORCH_CHECK(!lengths || padding, "[", kDot, "] cu_seqlens_q: found one, allowed with attn_mask_type \"", type,
-              "\": none");
-  TORCH_CHECK(!sequences.cu_seqlens_q_padded.defined() && !sequences.cu_seqlens_kv_padded.defined(), "[", kDot,
-              "] cu_seqlens_q_padded, cu_seqlens_kv_padded: found one, allowed with qkv_format \"", o.qkv_format,
-              "\": none");
-  TORCH_CHECK(!lengths || !mask.defined(), "[", kDot,
-              "] attention_mask: found one beside cu_seqlens_q, allowed: one of the two");
-  TORCH_CHECK(lengths || mask.defined() == (padding || arbitrary), "[", kDot, "] attention_mask: found ",
-              mask.defined() ? "one" : "none", ", allowed with attn_mask_type \"", type, "\": ",
-              padding     ? "a mask of dtype Bool, or cu_seqlens_q"
-              : arbitrary ? "a mask of dtype Bool"
-                          : "none");
+  TORCH_CHECK_VALUE(!lengths || padding, "[", kDot, "] cu_seqlens_q: found one, allowed with attn_mask_type \"", type,
+                    "\": none");
+  TORCH_CHECK_VALUE(!sequences.cu_seqlens_q_padded.defined() && !sequences.cu_seqlens_kv_padded.defined(), "[", kDot,
+                    "] cu_seqlens_q_padded, cu_seqlens_kv_padded: found one, allowed with qkv_format \"", o.qkv_format,
+                    "\": none");
+  TORCH_CHECK_VALUE(!lengths || !mask.defined(), "[", kDot,
+                    "] attention_mask: found one beside cu_seqlens_q, allowed: one of the two");
+  TORCH_CHECK_VALUE(lengths || mask.defined() == (padding || arbitrary), "[", kDot, "] attention_mask: found ",
+                    mask.defined() ? "one" : "none", ", allowed with attn_mask_type \"", type, "\": ",
+                    padding     ? "a mask of dtype Bool, or cu_seqlens_q"
+                    : arbitrary ? "a mask of dtype Bool"
+                                : "none");
   if (!mask.defined()) return;
   const at::IntArrayRef sizes = mask.sizes();
   const std::vector<std::int64_t> whole =
       padding ? std::vector<std::int64_t>{scores[0], 1, 1, scores[3]} : scores.vec();
   bool fits = sizes.size() == 4;
   for (std::size_t i = 0; fits && i < 4; ++i) fits = sizes[i] == whole[i] || (arbitrary && sizes[i] == 1);
-  TORCH_CHECK(mask.scalar_type() == at::kBool && fits, "[", kDot, "] attention_mask: found sizes ", sizes, " of dtype ",
-              mask.scalar_type(), ", allowed with attn_mask_type \"", type, "\": sizes ", at::IntArrayRef(whole),
-              arbitrary ? " (or 1)" : "", " of dtype Bool (true: masked out)");
+  TORCH_CHECK_VALUE(mask.scalar_type() == at::kBool && fits, "[", kDot, "] attention_mask: found sizes ", sizes,
+                    " of dtype ", mask.scalar_type(), ", allowed with attn_mask_type \"", type, "\": sizes ",
+                    at::IntArrayRef(whole), arbitrary ? " (or 1)" : "", " of dtype Bool (true: masked out)");
 }
 
 /// The lengths [B, 1, 1, 1] that cu_seqlens says, each at most `most`.
@@ -157,8 +159,8 @@ at::Tensor lengths_of(const std::string& which, const at::Tensor& cu_seqlens, st
   const at::Tensor lengths = at::empty({batch, 1, 1, 1}, at::kLong);
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t length = sums[static_cast<std::size_t>(i) + 1] - sums[static_cast<std::size_t>(i)];
-    TORCH_CHECK(length <= std::min(most, longest.value_or(most)), "[", kDot, "] ", name, ": found a sequence of ",
-                length, " at ", i, ", allowed: up to ", std::min(most, longest.value_or(most)));
+    TORCH_CHECK_VALUE(length <= std::min(most, longest.value_or(most)), "[", kDot, "] ", name, ": found a sequence of ",
+                      length, " at ", i, ", allowed: up to ", std::min(most, longest.value_or(most)));
     lengths.mutable_data_ptr<std::int64_t>()[i] = length;
   }
   return lengths.to(device);
@@ -197,39 +199,40 @@ at::Tensor visible_keys(const DotProductAttentionOptions& o, const at::Tensor& m
 
 void check_attn_mask_type(const char* module, const char* argument, const std::string& type) {
   const auto quoted = [](const char* known) { return "\"" + std::string(known) + "\""; };
-  TORCH_CHECK(std::ranges::find(kMaskTypes, type) != std::end(kMaskTypes), "[", module, "] ", argument, ": found \"",
-              type, "\", allowed: ", io::joined(kMaskTypes | std::views::transform(quoted)));
+  TORCH_CHECK_VALUE(std::ranges::find(kMaskTypes, type) != std::end(kMaskTypes), "[", module, "] ", argument,
+                    ": found \"", type, "\", allowed: ", io::joined(kMaskTypes | std::views::transform(quoted)));
 }
 
 void check_qkv_format(const char* module, const char* argument, const std::string& format) {
-  TORCH_CHECK(format == "sbhd" || format == "bshd" || format == "thd", "[", module, "] ", argument, ": found \"",
-              format, "\", allowed: \"sbhd\", \"bshd\", \"thd\"");
+  TORCH_CHECK_VALUE(format == "sbhd" || format == "bshd" || format == "thd", "[", module, "] ", argument, ": found \"",
+                    format, "\", allowed: \"sbhd\", \"bshd\", \"thd\"");
 }
 
 void check_packed(const char* module, const std::string& format, const std::string& mask_type, bool fp8_dpa) {
   if (format != "thd") return;
-  TORCH_CHECK(has(mask_type, "padding"), "[", module, "] attn_mask_type: found \"", mask_type,
-              "\", allowed with \"thd\": \"padding\", \"padding_causal\", \"padding_causal_bottom_right\"");
-  TORCH_CHECK(!fp8_dpa, "[", module, "] fp8_dpa: found true, allowed with \"thd\": false");
+  TORCH_CHECK_VALUE(has(mask_type, "padding"), "[", module, "] attn_mask_type: found \"", mask_type,
+                    "\", allowed with \"thd\": \"padding\", \"padding_causal\", \"padding_causal_bottom_right\"");
+  TORCH_CHECK_VALUE(!fp8_dpa, "[", module, "] fp8_dpa: found true, allowed with \"thd\": false");
 }
 
 DotProductAttentionImpl::DotProductAttentionImpl(DotProductAttentionOptions options) : options_(std::move(options)) {
   auto& o = options_;
-  TORCH_CHECK(o.num_attention_heads >= 1 && o.kv_channels >= 1, "[", kDot, "] num_attention_heads, kv_channels: found ",
-              o.num_attention_heads, ", ", o.kv_channels, ", allowed: integers >= 1");
+  TORCH_CHECK_VALUE(o.num_attention_heads >= 1 && o.kv_channels >= 1, "[", kDot,
+                    "] num_attention_heads, kv_channels: found ", o.num_attention_heads, ", ", o.kv_channels,
+                    ", allowed: integers >= 1");
   if (o.num_gqa_groups == 0) o.num_gqa_groups = o.num_attention_heads;
-  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kDot,
-              "] num_gqa_groups: found ", o.num_gqa_groups,
-              ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
-  TORCH_CHECK(o.attention_dropout >= 0 && o.attention_dropout <= 1, "[", kDot, "] attention_dropout: found ",
-              o.attention_dropout, ", allowed: 0 to 1");
-  TORCH_CHECK(!o.softmax_scale.has_value() || std::isfinite(*o.softmax_scale), "[", kDot, "] softmax_scale: found ",
-              *o.softmax_scale, ", allowed: finite numbers");
+  TORCH_CHECK_VALUE(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kDot,
+                    "] num_gqa_groups: found ", o.num_gqa_groups,
+                    ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
+  TORCH_CHECK_VALUE(o.attention_dropout >= 0 && o.attention_dropout <= 1, "[", kDot, "] attention_dropout: found ",
+                    o.attention_dropout, ", allowed: 0 to 1");
+  TORCH_CHECK_VALUE(!o.softmax_scale.has_value() || std::isfinite(*o.softmax_scale), "[", kDot,
+                    "] softmax_scale: found ", *o.softmax_scale, ", allowed: finite numbers");
   check_qkv_format(kDot, "qkv_format", o.qkv_format);
   check_attn_mask_type(kDot, "attn_mask_type", o.attn_mask_type);
   check_packed(kDot, o.qkv_format, o.attn_mask_type, o.fp8_dpa);
-  TORCH_CHECK(o.window_size.first >= -1 && o.window_size.second >= -1, "[", kDot, "] window_size: found (",
-              o.window_size.first, ", ", o.window_size.second, "), allowed: integers >= -1 (-1: no limit)");
+  TORCH_CHECK_VALUE(o.window_size.first >= -1 && o.window_size.second >= -1, "[", kDot, "] window_size: found (",
+                    o.window_size.first, ", ", o.window_size.second, "), allowed: integers >= -1 (-1: no limit)");
   reset();
 }
 
@@ -273,8 +276,8 @@ at::Tensor DotProductAttentionImpl::one_sequence(const at::Tensor& q, const at::
 
 at::Tensor DotProductAttentionImpl::packed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                            const SequenceLengths& sequences) const {
-  TORCH_CHECK(k.sizes() == v.sizes(), "[", kDot, "] key, value: found sizes ", k.sizes(), " and ", v.sizes(),
-              ", allowed: equal sizes");
+  TORCH_CHECK_VALUE(k.sizes() == v.sizes(), "[", kDot, "] key, value: found sizes ", k.sizes(), " and ", v.sizes(),
+                    ", allowed: equal sizes");
   const SequenceLengths& s = sequences;
   const Rows q_rows = query_rows(s, q.size(0));
   const auto n = static_cast<std::int64_t>(q_rows.begin.size());
@@ -310,24 +313,24 @@ at::Tensor DotProductAttentionImpl::forward(const at::Tensor& query, const at::T
   const bool thd = o.qkv_format == "thd", batch_first = o.qkv_format == "bshd";
   const auto check = [&](const char* what, const at::Tensor& t, std::int64_t heads) {
     const int dims = thd ? 3 : 4;
-    TORCH_CHECK(t.dim() == dims && t.size(dims - 2) == heads && t.size(dims - 1) == o.kv_channels, "[", kDot, "] ",
-                what, ": found sizes ", t.sizes(), ", allowed: ",
-                thd           ? "[rows, "
-                : batch_first ? "[batch, length, "
-                              : "[length, batch, ",
-                heads, ", ", o.kv_channels, "]");
+    TORCH_CHECK_VALUE(t.dim() == dims && t.size(dims - 2) == heads && t.size(dims - 1) == o.kv_channels, "[", kDot,
+                      "] ", what, ": found sizes ", t.sizes(), ", allowed: ",
+                      thd           ? "[rows, "
+                      : batch_first ? "[batch, length, "
+                                    : "[length, batch, ",
+                      heads, ", ", o.kv_channels, "]");
   };
   check("query", q, o.num_attention_heads);
   check("key", k, o.num_gqa_groups);
   check("value", v, o.num_gqa_groups);
   if (thd) {
-    TORCH_CHECK(!attention_mask.defined(), "[", kDot,
-                "] attention_mask: found one, allowed with qkv_format \"thd\": none");
+    TORCH_CHECK_VALUE(!attention_mask.defined(), "[", kDot,
+                      "] attention_mask: found one, allowed with qkv_format \"thd\": none");
     return packed(q, k, v, sequences);
   }
   const int batch = batch_first ? 0 : 1, length = 1 - batch;
-  TORCH_CHECK(k.sizes() == v.sizes() && k.size(batch) == q.size(batch), "[", kDot, "] key, value: found sizes ",
-              k.sizes(), " and ", v.sizes(), ", allowed: equal sizes with the query's batch of ", q.size(batch));
+  TORCH_CHECK_VALUE(k.sizes() == v.sizes() && k.size(batch) == q.size(batch), "[", kDot, "] key, value: found sizes ",
+                    k.sizes(), " and ", v.sizes(), ", allowed: equal sizes with the query's batch of ", q.size(batch));
   bool is_causal = false;
   const at::Tensor visible =
       visible_keys(o, attention_mask, sequences, {q.size(batch), o.num_attention_heads, q.size(length), k.size(length)},
@@ -355,10 +358,10 @@ void DotProductAttentionImpl::pretty_print(std::ostream& stream) const {
 // FusedAttention of attention.h.
 
 FusedAttentionImpl::FusedAttentionImpl(FusedAttentionOptions options) : options_(std::move(options)) {
-  TORCH_CHECK(options_.attention_dropout >= 0 && options_.attention_dropout <= 1,
-              "[te::FusedAttention] attention_dropout: found ", options_.attention_dropout, ", allowed: 0 to 1");
-  TORCH_CHECK(!options_.scale.has_value() || std::isfinite(*options_.scale), "[te::FusedAttention] scale: found ",
-              *options_.scale, ", allowed: finite numbers");
+  TORCH_CHECK_VALUE(options_.attention_dropout >= 0 && options_.attention_dropout <= 1,
+                    "[te::FusedAttention] attention_dropout: found ", options_.attention_dropout, ", allowed: 0 to 1");
+  TORCH_CHECK_VALUE(!options_.scale.has_value() || std::isfinite(*options_.scale), "[te::FusedAttention] scale: found ",
+                    *options_.scale, ", allowed: finite numbers");
   reset();
 }
 
@@ -367,13 +370,13 @@ void FusedAttentionImpl::reset() { state_ = std::make_shared<Fp8State>(options_.
 at::Tensor FusedAttentionImpl::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                        const at::Tensor& attention_mask, bool is_causal,
                                        const std::string& softmax_mode) {
-  TORCH_CHECK(softmax_mode == "none" || softmax_mode == "None" || softmax_mode == "fast",
-              "[te::FusedAttention] softmax_mode: found \"", softmax_mode, "\", allowed: \"none\", \"fast\"");
-  TORCH_CHECK(q.defined() && k.defined() && v.defined(), "[te::FusedAttention] '", options_.name, "': ",
-              !q.defined()   ? "q"
-              : !k.defined() ? "k"
-                             : "v",
-              ": found none, allowed: [batch, heads, length, depth]");
+  TORCH_CHECK_VALUE(softmax_mode == "none" || softmax_mode == "None" || softmax_mode == "fast",
+                    "[te::FusedAttention] softmax_mode: found \"", softmax_mode, "\", allowed: \"none\", \"fast\"");
+  TORCH_CHECK_VALUE(q.defined() && k.defined() && v.defined(), "[te::FusedAttention] '", options_.name, "': ",
+                    !q.defined()   ? "q"
+                    : !k.defined() ? "k"
+                                   : "v",
+                    ": found none, allowed: [batch, heads, length, depth]");
   const double p = is_training() ? options_.attention_dropout : 0.0;
   const ProductRun run(*state_);
   if (!is_fp8_enabled() || state_->keeps_high_precision()) {

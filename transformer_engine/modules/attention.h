@@ -47,6 +47,8 @@ class FusedAttentionImpl : public Fp8Cloneable<FusedAttentionImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   const FusedAttentionOptions& options() const { return options_; }
+  /// Scales and histories of another owner (4 forward tensors, 2 backward ones) from now on.
+  void use(std::shared_ptr<Fp8State> state) { state_ = std::move(state); }
 
  private:
   FusedAttentionOptions options_;

@@ -43,25 +43,6 @@ void complete(MultiheadAttentionOptions& o) {
   refuse_wgrad_options(kName, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
 }
 
-/// The angles of each row as q and k [length, batch, heads, depth], [batch, length, ...] or [rows, heads, depth] take
-/// them.
-at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t rows,
-                          const SequenceLengths& sequences) {
-  if (o.qkv_format == "sbhd") return angles.narrow(0, 0, rows);
-  if (o.qkv_format == "bshd") return angles.narrow(0, 0, rows).transpose(0, 1);
-  return angles.index_select(0, packed_positions(sequences, rows).to(angles.device())).squeeze(1);
-}
-
-void check_rotary(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t length) {
-  TORCH_CHECK(o.attention_type == "self", "[", kName, "] '", o.name,
-              "': rotary_pos_emb: found one, allowed with attention_type \"cross\": none");
-  const bool fits = angles.dim() == 4 && angles.size(0) >= length && angles.size(1) == 1 && angles.size(2) == 1 &&
-                    angles.size(3) >= 2 && angles.size(3) <= o.kv_channels && angles.size(3) % 2 == 0;
-  TORCH_CHECK(fits && angles.is_floating_point(), "[", kName, "] '", o.name, "': rotary_pos_emb: found sizes ",
-              angles.sizes(), " of dtype ", angles.scalar_type(), ", allowed: [", length,
-              " or more, 1, 1, an even number up to ", o.kv_channels, "] of a floating-point dtype");
-}
-
 constexpr const char* kLayer = "te::TransformerLayer";
 
 void check(const TransformerLayerOptions& o) {
@@ -87,6 +68,20 @@ void check(const TransformerLayerOptions& o) {
 }
 
 }  // namespace
+
+at::Tensor angles_of_rows(const std::string& where, const at::Tensor& angles, const std::string& qkv_format,
+                          std::int64_t rows, std::int64_t depth, const SequenceLengths& sequences) {
+  const bool thd = qkv_format == "thd";
+  const std::int64_t length = thd ? packed_longest(sequences, rows) : rows;
+  const bool fits = angles.dim() == 4 && angles.size(0) >= length && angles.size(1) == 1 && angles.size(2) == 1 &&
+                    angles.size(3) >= 2 && angles.size(3) <= depth && angles.size(3) % 2 == 0;
+  TORCH_CHECK_VALUE(fits && angles.is_floating_point(), where, ": rotary_pos_emb: found sizes ", angles.sizes(),
+                    " of dtype ", angles.scalar_type(), ", allowed: [", length, " or more, 1, 1, an even number up to ",
+                    depth, "] of a floating-point dtype");
+  if (thd) return angles.index_select(0, packed_positions(sequences, rows).to(angles.device())).squeeze(1);
+  const at::Tensor used = angles.narrow(0, 0, rows);
+  return qkv_format == "bshd" ? used.transpose(0, 1) : used;
+}
 
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& angles) {
   const std::int64_t rotary = angles.size(-1);
@@ -266,9 +261,10 @@ ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_state
   if (cross) check("encoder_output", encoder_output);
   at::Tensor angles;
   if (rotary_pos_emb.defined()) {
-    const std::int64_t rows = hidden_states.size(batch_first ? 1 : 0);
-    check_rotary(options_, rotary_pos_emb, thd ? packed_longest(sequences, rows) : rows);
-    angles = angles_of_rows(options_, rotary_pos_emb, rows, sequences);
+    const std::string where = "[" + std::string(kName) + "] '" + options_.name + "'";
+    TORCH_CHECK(!cross, where, ": rotary_pos_emb: found one, allowed with attention_type \"cross\": none");
+    angles = angles_of_rows(where, rotary_pos_emb, options_.qkv_format, hidden_states.size(batch_first ? 1 : 0),
+                            options_.kv_channels, sequences);
   }
   Projected p = project(hidden_states, encoder_output, is_first_microbatch);
   if (angles.defined()) {

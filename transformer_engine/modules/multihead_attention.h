@@ -104,6 +104,10 @@ TORCH_MODULE(MultiheadAttention);
 /// twice. Element i of a head is turned against element i + dim / 2. Throws c10::Error naming the argument.
 at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base = 10000.0,
                                      at::Device device = at::Device(at::kHPU, 0));
+/// Of rotary_pos_emb those of each of the rows of q and k, as rotated() takes them: [rows, 1, 1, R], of "bshd" [1,
+/// rows, 1, R], of "thd" [rows, 1, R], each sequence from position 0. Throws c10::Error, which begins with `where`.
+at::Tensor angles_of_rows(const std::string& where, const at::Tensor& angles, const std::string& qkv_format,
+                          std::int64_t rows, std::int64_t depth, const SequenceLengths& sequences);
 /// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the
 /// halves x1, x2.
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& angles);

@@ -172,19 +172,6 @@ def test_masks_of_attention(kind, queries, keys):
         assert torch.equal(other(*inputs, shaped, attn_mask_type=kind), y)
 
 
-def test_fused_attention():
-    q, k = randn(2, 4, 5, 8), randn(2, 2, 5, 8, seed=2)
-    fused, wide = te.FusedAttention(0.3, 0.0, True), k.repeat_interleave(2, 1)
-    seen = torch.ones(5, 5, dtype=torch.bool).tril()
-    expected = torch.softmax((q @ wide.transpose(2, 3) * 0.3).masked_fill(~seen.to("hpu"), -torch.inf), -1) @ wide
-    torch.testing.assert_close(fused(q, k, k, is_causal=True).cpu(), expected.cpu())
-    torch.testing.assert_close(fused(q, k, k, seen.to("hpu")).cpu(), expected.cpu())
-    with in_fp8(), te.fp8_autocast(False):
-        torch.testing.assert_close(fused(q, k, k, is_causal=True).cpu(), expected.cpu())
-    with in_fp8(), pytest.raises(ValueError, match="^te.FusedAttention: fp8_autocast: found enabled=True, allowed: False"):
-        fused(q, k, k)
-
-
 def parts(layer, part, first):
     """Weights and biases of q, k and v, one after the other, whatever way the attention has them."""
     found = {n.removeprefix(part + "."): p.detach() for n, p in layer.named_parameters() if n.startswith(part)}
@@ -434,7 +421,7 @@ def test_rotary_embedding_turns_pairs(form):
     y = layer(x if form == "sbhd" else x.transpose(0, 1), rotary_pos_emb=angles)
     found = (y.transpose(0, 1) if form == "sbhd" else y).cpu()
     torch.testing.assert_close(found, (torch.softmax(scores, -1) @ x.cpu().double().transpose(0, 1)).float(), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match=r"rotary_pos_emb: found sizes \[4, 1, 1, 6\], allowed: \[5 or more, 1, 1, an even number up to 8\]"):
+    with pytest.raises(ValueError, match=r"rotary_pos_emb: found sizes \[4, 1, 1, 6\] of dtype Float, allowed: \[5 or more, 1, 1, an even number up to 8\]"):
         layer(x if form == "sbhd" else x.transpose(0, 1), rotary_pos_emb=angles[:4])
 
 
@@ -559,7 +546,7 @@ def test_arguments_that_ask_for_nothing(where):
     group = type("Group", (), {"size": lambda self: 1})()
     make(*sizes, tp_group=group, tp_size=1, sequence_parallel=False, ub_name="qkv", layer_number=3, fuse_wgrad_accumulation=False)
     for key, value in {"sequence_parallel": True, "tp_size": 2, "tp_group": type("Group", (), {"size": lambda self: 2})(), "cp_group": 1,
-                       "fuse_wgrad_accumulation": True, "ub_overlap_ag": True, "delay_wgrad_compute": True, "fp8_dpa": True}.items():
+                       "fuse_wgrad_accumulation": True, "ub_overlap_ag": True, "delay_wgrad_compute": True, "fp8_mha": True}.items():
         with pytest.raises(ValueError, match=f"^{where}: {key}: found .*, allowed: "):
             make(*sizes, **{key: value})
     with pytest.raises(TypeError, match=f"^{where}: found an unexpected argument 'hiden'"):
@@ -584,18 +571,22 @@ MASK = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
     (lambda: te.GroupedLinear(2, 8, 8, device="cpu")(X, [4, 5]), r"m_splits: found \[4, 5\], allowed: 2 numbers >= 0 with a sum of 10"),
     (lambda: te.GroupedLinear(2, 8, 8, device="cpu")(X, [-1, 11]), r"te.GroupedLinear: m_splits: found \[-1, 11\]"),
     (lambda: te.GroupedLinear(2, 8, 8, device="cpu")(X, [10]), r"te.GroupedLinear: m_splits: found \[10\]"),
-    (lambda: te.DotProductAttention(4, 8, 3), "num_gqa_groups: found 3, allowed: divisors of 4 heads"),
-    (lambda: te.DotProductAttention(4, 8, qkv_format="thd"), "te.DotProductAttention: qkv_format: found 'thd', allowed: 'sbhd', 'bshd'"),
-    (lambda: te.DotProductAttention(4, 8, attn_mask_type="triangle"), "attn_mask_type: found 'triangle', allowed: 'no_mask', 'causal'"),
+    (lambda: te.DotProductAttention(4, 8, 3), "num_gqa_groups: found 3, allowed: divisors of num_attention_heads = 4"),
+    (lambda: te.DotProductAttention(4, 8, qkv_format="hbsd"), 'qkv_format: found "hbsd", allowed: "sbhd", "bshd", "thd"'),
+    (lambda: te.DotProductAttention(4, 8, qkv_format="thd"), r'attn_mask_type: found "causal", allowed with "thd": "padding", "padding_causal"'),
+    (lambda: te.DotProductAttention(4, 8, qkv_format="thd", attn_mask_type="padding", fp8_dpa=True), 'fp8_dpa: found true, allowed with "thd": false'),
+    (lambda: te.DotProductAttention(2, 4, qkv_format="thd", attn_mask_type="padding")(*[X.view(10, 2, 4)] * 3), "cu_seqlens_q: found none, allowed"),
+    (lambda: te.DotProductAttention(4, 8, attn_mask_type="triangle"), 'attn_mask_type: found "triangle", allowed: "no_mask", "causal"'),
     (lambda: te.DotProductAttention(4, 8, attention_dropout=1.5), "attention_dropout: found 1.5, allowed: 0 to 1"),
-    (lambda: te.DotProductAttention(4, 8, window_size=(2, 0)), r"window_size: found \(2, 0\), allowed: None"),
-    (lambda: te.DotProductAttention(2, 4)(*[X.view(5, 2, 2, 4)] * 3, MASK), "attention_mask: found sizes .*, allowed: None with .* 'causal'"),
-    (lambda: te.DotProductAttention(2, 4, attn_mask_type="padding")(*[X.view(5, 2, 2, 4)] * 3), "attention_mask: found None, allowed: sizes"),
-    (lambda: te.DotProductAttention(2, 4, attn_mask_type="padding")(*[X.view(5, 2, 2, 4)] * 3, MASK.float()), "found .*float32, allowed: sizes"),
-    (lambda: te.DotProductAttention(2, 4)(X.view(5, 2, 2, 4), X.view(5, 2, 4, 2), X), "key_layer: found sizes .5, 2, 4, 2., allowed: "),
+    (lambda: te.DotProductAttention(4, 8, window_size=(2, -2)), r"window_size: found \(2, -2\), allowed: integers >= -1"),
+    (lambda: te.DotProductAttention(2, 4)(*[X.view(5, 2, 2, 4)] * 3, MASK), 'attention_mask: found one, allowed with attn_mask_type "causal": none'),
+    (lambda: te.DotProductAttention(2, 4)(*[X.view(5, 2, 2, 4)] * 3, cu_seqlens_q=torch.tensor([0, 5])), 'cu_seqlens_q: found one, .* "causal": none'),
+    (lambda: te.DotProductAttention(2, 4, attn_mask_type="padding")(*[X.view(5, 2, 2, 4)] * 3), "attention_mask: found none, allowed with .*: a mask"),
+    (lambda: te.DotProductAttention(2, 4, attn_mask_type="padding")(*[X.view(5, 2, 2, 4)] * 3, MASK.float()), "of dtype Float, allowed"),
+    (lambda: te.DotProductAttention(2, 4)(X.view(5, 2, 2, 4), X.view(5, 2, 4, 2), X), r"key: found sizes \[5, 2, 4, 2\], allowed: "),
     (lambda: te.DotProductAttention(2, 4)(*[X.view(5, 2, 2, 4)] * 3, core_attention_bias=X), r"core_attention_bias: found a tensor of sizes \[5, 2, 8\], allowed: None"),
     (lambda: te.FusedAttention(attention_dropout=2.0), "te.FusedAttention: attention_dropout: found 2.0"),
-    (lambda: te.FusedAttention()(X, X, X, softmax_mode="fast"), "te.FusedAttention: softmax_mode: found 'fast', allowed: 'None', 'none'"),
+    (lambda: te.FusedAttention()(X, X, X, softmax_mode="slow"), 'softmax_mode: found "slow", allowed: "none", "fast"'),
     (lambda: te.MultiheadAttention(8, 3), "te.MultiheadAttention: num_attention_heads: found 3, allowed: divisors of hidden_size = 8"),
     (lambda: te.MultiheadAttention(8, 2, return_layernorm_output=True), "return_layernorm_output: found True, allowed: False without input_layernorm"),
     (lambda: te.MultiheadAttention(8, 2, attention_type="own"), "attention_type: found 'own', allowed: 'self', 'cross'"),

@@ -7,8 +7,8 @@
 
 import copy
 import json
-import typing
 import warnings
+from typing import Any
 
 import torch
 
@@ -27,21 +27,21 @@ class Attached:
     def __init__(self, weight: _modules.Weight, recipe: str = "", minimize_memory: bool = False) -> None:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
         self.recipe, self.minimize_memory, self.live = recipe, minimize_memory, False
-        self.training: typing.Optional[bool] = None
-        self.pending: dict[str, typing.Any] = _NONE
-        self.held: typing.Optional[torch.Tensor] = None  # the library's books know a transposed weight by its upright view
+        self.training: bool | None = None
+        self.pending: dict[str, Any] = _NONE
+        self.held: torch.Tensor | None = None  # the library's books know a transposed weight by its upright view
         beside = of(weight.owner)
         weight.owner.__dict__[MARK] = [*beside, self]
         self.hooks = [] if beside else [weight.owner.register_forward_pre_hook(follow), weight.owner._register_state_dict_hook(_write),
                                         weight.owner.register_load_state_dict_pre_hook(_read)]
 
-    def __deepcopy__(self, memo: dict[int, typing.Any]) -> "Attached":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Attached":
         """The copied weight has a state of its own, which follows this one until it trains."""
         made = Attached.__new__(Attached)
         made.__dict__ = {**self.__dict__, "training": None, "held": None, "hooks": copy.deepcopy(self.hooks, memo)}
         return made
 
-    def __getstate__(self) -> dict[str, typing.Any]:
+    def __getstate__(self) -> dict[str, Any]:
         if self.live:
             raise RuntimeError(f"{self.name}: learns in fp8, and a pickled module would go on in high precision: save or send the model's "
                                "state_dict()")
@@ -55,16 +55,12 @@ class Attached:
         self.live, self.held = True, tensor if self.transposed else None
         _set_state(tensor, self.pending)
 
-    def state(self, owner: torch.nn.Module) -> dict[str, typing.Any]:
-        return _state(self.weight(owner).tensor) if self.live else self.pending
+    def state(self, owner: torch.nn.Module) -> dict[str, Any]:
+        return json.loads(bytes(torch.ops.fp8.training_state_bytes(self.weight(owner).tensor).tolist())) if self.live else self.pending
 
 
-def of(module: torch.nn.Module) -> list[Attached]:
-    return typing.cast(list[Attached], module.__dict__.get(MARK, []))
-
-
-def within(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Attached]]:
-    return [(module, attached) for module in model.modules() for attached in of(module)]
+def of(module: torch.nn.Module) -> list[Attached]: return module.__dict__.get(MARK, [])
+def within(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Attached]]: return [(m, attached) for m in model.modules() for attached in of(m)]
 
 
 def put_back() -> None:
@@ -72,7 +68,7 @@ def put_back() -> None:
     torch.ops.fp8.exit_autocast(torch.ops.fp8.enter_autocast(), True)
 
 
-def follow(module: torch.nn.Module, _: typing.Any) -> None:
+def follow(module: torch.nn.Module, _: Any) -> None:
     """Amaxes are recorded while the module trains."""
     for attached in of(module):
         if not (attached.live and attached.training is module.training):
@@ -96,19 +92,18 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
         attached.training = None
 
 
-def _state(tensor: torch.Tensor) -> typing.Any:
-    return json.loads(bytes(torch.ops.fp8.training_state_bytes(tensor).tolist()))
+def filled(text: bytes, count: int = 1) -> torch.Tensor:
+    """The bytes, and spaces up to a multiple of 32 KiB for each of `count` weights."""
+    block = _BLOCK * count
+    return torch.frombuffer(bytearray(text.ljust(-(-len(text) // block) * block)), dtype=torch.uint8)
 
 
-def _set_state(tensor: torch.Tensor, state: typing.Any) -> None:
-    torch.ops.fp8.set_training_state_bytes(tensor, _bytes(json.dumps(state).encode()))
+def _set_state(tensor: torch.Tensor, state: Any) -> None:
+    torch.ops.fp8.set_training_state_bytes(tensor, filled(json.dumps(state).encode()))
 
 
-def _bytes(text: bytes) -> torch.Tensor: return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _: typing.Any) -> None:
-    found: dict[str, typing.Any] = {}
+def _write(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    found: dict[str, Any] = {}
     for attached in of(module):
         try:
             put_back()
@@ -116,24 +111,18 @@ def _write(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, _
         except RuntimeError as error:
             warnings.warn(f"state_dict: {prefix + attached.parameter}: without its fp8 training state: {_library.sentence(error)}", stacklevel=2)
             return
-    if not found:
-        return
-    text = json.dumps(found if len(found) > 1 else next(iter(found.values()))).encode()
-    block = _BLOCK * len(found)
-    state[prefix + _KEY] = _bytes(text.ljust(-(-len(text) // block) * block))
+    if found:
+        state[prefix + _KEY] = filled(json.dumps(found if len(found) > 1 else next(iter(found.values()))).encode(), len(found))
 
 
-def _read(module: torch.nn.Module, state: dict[str, typing.Any], prefix: str, metadata: typing.Any, _strict: bool, missing: list[str],
+def _read(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any, _strict: bool, missing: list[str],
           _unexpected: list[str], errors: list[str]) -> None:
-    weights = of(module)
-    if not weights:
-        return
-    for attached in weights:
+    for attached in (weights := of(module)):
         if attached.live and metadata.get("assign_to_params_buffers") and prefix + attached.parameter in state:
             put_back()
             torch.ops.fp8.untag(attached.weight(module).tensor)  # another parameter takes its place, and is attached at its first use
             attached.live = False
-    found = state.pop(prefix + _KEY, None)
+    found = state.pop(prefix + _KEY, None) if weights else torch.empty(0)
     if found is None:
         missing.append(prefix + _KEY)
     elif found.numel() > 0:  # other libraries write none where they have nothing to say

@@ -3,7 +3,7 @@
 
 import json
 import os
-import typing
+from typing import Union
 
 import torch
 
@@ -72,7 +72,7 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def export_amax(model: torch.nn.Module, prefix: typing.Union[str, "os.PathLike[str]"]) -> list[str]:
+def export_amax(model: torch.nn.Module, prefix: Union[str, "os.PathLike[str]"]) -> list[str]:
     """Writes the amaxes that training recorded as a measurement, which fp8.quant.convert() reads: prefix is its
     dump_stats_path. Returns the files."""
     found = [attached.weight(module) for module, attached in _attached.within(model) if attached.live]

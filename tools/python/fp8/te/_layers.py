@@ -1,40 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, which are never in fp8, and layers of several parts: the product of each weight is in fp8 inside of fp8_autocast.
-
-    >>> import torch, fp8
-    >>> mlp = fp8.te.LayerNormMLP(64, 256, activation="swiglu", normalization="RMSNorm")
-    >>> with fp8.te.fp8_autocast(True, fp8_recipe="nvidia"):
-    ...     loss = mlp(torch.randn(16, 64).to("hpu")).square().mean()
-    >>> loss.backward()
-    >>> list(mlp.state_dict())
-    ['layer_norm_weight', 'fc1_weight', 'fc1_bias', 'fc2_weight', 'fc2_bias', '_extra_state']"""
+"""Norms, which are never in fp8, and layers of several parts: the product of each weight is in fp8 inside of fp8_autocast. What an
+argument of Transformer Engine asks for is done, or refused by name."""
 
 import math
-import typing
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from fp8 import _modules
-from fp8.te import _arguments, _attached, _region
+from fp8.te import _attached, _region
 
-Init = typing.Optional[typing.Callable[[torch.Tensor], typing.Any]]
-Results = typing.Union[torch.Tensor, tuple[typing.Any, ...]]
+Init = Callable[[torch.Tensor], Any] | None
+Results = torch.Tensor | tuple[Any, ...]
 _ACTIVATIONS, _GATED = ("gelu", "relu", "silu", "qgelu", "srelu"), ("glu", "geglu", "reglu", "swiglu", "qgeglu", "sreglu")
+
+_HIGH = (torch.float32, torch.bfloat16, torch.float16)
+# Of several processes, of CUDA, and of products that are not here: the values that ask for nothing.
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys("""sequence_parallel skip_weight_param_allocation fuse_wgrad_accumulation delay_wgrad_compute fp8_output
+        fp8_grad fp8_dpa fp8_mha save_original_input return_layernorm_output_gathered rotary_pos_interleaved ub_tp_comm_overlap ub_overlap_ag
+        ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad""".split(), (False, None)),
+    **dict.fromkeys("""tp_group get_rng_state_tracker rng_tracker_name parameters_split cp_group cp_global_ranks cp_stream inference_params
+        core_attention_bias alibi_slopes qk_norm_type activation_params""".split(), (None,)),
+    "tp_size": (1,), "parallel_mode": (None, "row", "column"), "softmax_type": ("vanilla",), "core_attention_bias_type": ("no_bias",),
+    "drop_path_rate": (0,), "set_parallel_mode": (False, True), "fast_zero_fill": (True, False), "pad_between_seqs": (None, False)}
+_IGNORED = {"layer_number", "seq_length", "micro_batch_size", "ub_name", "cp_comm_type"}  # they choose kernels and name buffers
+_HINTS = {"fp8_mha": "fp8_dpa has attention in fp8, whose q, k and v come in high precision"}
+
+
+def refuse(where: str, found: Mapping[str, Any]) -> None:
+    """Raises ValueError for the first that asks for something, TypeError for what is no argument."""
+    for key, value in found.items():
+        if key in _NOTHING:
+            alone = key == "tp_group" and hasattr(value, "size") and value.size() == 1
+            one_of(where, key, None if alone else value, *_NOTHING[key])
+        elif key not in _IGNORED:
+            raise TypeError(f"{where}: found an unexpected argument '{key}'")
+
+
+def one_of(where: str, key: str, found: Any, *allowed: Any) -> None:
+    said = f"a tensor of sizes {list(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
+    expect(found in allowed, where, key, said, ", ".join(map(repr, allowed)) + (f"; {_HINTS[key]}" if key in _HINTS else ""))
+
+
+def expect(holds: bool, where: str, key: str, found: Any, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{where}: {key}: found {found}, allowed: {allowed}")
+
+
+def sizes(where: str, **found: int) -> None:
+    for key, size in found.items():
+        expect(type(size) is int and 1 <= size <= 1 << 30, where, key, size, f"1 to {1 << 30}")
 
 
 class _Norm:
     zero_centered_gamma: bool
 
-    def __init__(self, normalized_shape: int, eps: float = 1e-5, *, params_dtype: typing.Optional[torch.dtype] = None,
-                 zero_centered_gamma: bool = False, device: typing.Any = "hpu", **nothing: typing.Any) -> None:
+    def __init__(self, normalized_shape: int, eps: float = 1e-5, *, params_dtype: torch.dtype | None = None,
+                 zero_centered_gamma: bool = False, device: Any = "hpu", **nothing: Any) -> None:
         _check(f"te.{type(self).__name__}", nothing, params_dtype, eps, normalized_shape=normalized_shape)
         super().__init__(normalized_shape, eps, device=device, dtype=params_dtype)  # type: ignore[call-arg]
         self.zero_centered_gamma = zero_centered_gamma
         if zero_centered_gamma:
             torch.nn.init.zeros_(self.weight)  # type: ignore[attr-defined]
 
-    def forward(self: typing.Any, input: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         return _normalized(f"te.{type(self).__name__}", input, self.weight, getattr(self, "bias", None), self.eps, self.zero_centered_gamma)
 
 
@@ -46,25 +77,25 @@ class RMSNorm(_Norm, torch.nn.RMSNorm):
     """torch.nn.RMSNorm. zero_centered_gamma: gamma is 1 + weight, which begins as zeros."""
 
 
-_NORMS: dict[str, typing.Any] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
+_NORMS: dict[str, Any] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
-def norm(where: str, features: int, eps: float, normalization: str = "LayerNorm", **options: typing.Any) -> torch.nn.Module:
-    _arguments.one_of(where, "normalization", normalization, *_NORMS)
-    return typing.cast(torch.nn.Module, _NORMS[normalization](features, eps, **options))
+def norm(where: str, features: int, eps: float, normalization: str = "LayerNorm", **options: Any) -> Any:
+    one_of(where, "normalization", normalization, *_NORMS)
+    return _NORMS[normalization](features, eps, **options)
 
 
-def _check(where: str, nothing: dict[str, typing.Any], dtype: typing.Optional[torch.dtype], eps: float, **sizes: int) -> None:
-    _arguments.refuse(where, nothing)
-    _arguments.sizes(where, **sizes)
-    _arguments.one_of(where, "params_dtype", dtype or torch.get_default_dtype(), *_arguments.HIGH)
-    _arguments.expect(math.isfinite(eps) and eps >= 0, where, "eps", eps, "finite numbers >= 0")
+def _check(where: str, nothing: dict[str, Any], dtype: torch.dtype | None, eps: float, **counts: int) -> None:
+    refuse(where, nothing)
+    sizes(where, **counts)
+    one_of(where, "params_dtype", dtype or torch.get_default_dtype(), *_HIGH)
+    expect(math.isfinite(eps) and eps >= 0, where, "eps", eps, "finite numbers >= 0")
 
 
-def _normalized(where: str, x: torch.Tensor, weight: torch.Tensor, bias: typing.Any, eps: float, centered: bool) -> torch.Tensor:
+def _normalized(where: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, eps: float, centered: bool) -> torch.Tensor:
     """Without a bias RMSNorm."""
-    _arguments.expect(x.shape[-1:] == weight.shape, where, "input", f"sizes {list(x.shape)}", f"[..., {weight.numel()}]")
-    return typing.cast(torch.Tensor, torch.ops.fp8.normalized(x, weight, bias, eps, centered))
+    expect(x.shape[-1:] == weight.shape, where, "input", f"sizes {list(x.shape)}", f"[..., {weight.numel()}]")
+    return torch.ops.fp8.normalized(x, weight, bias, eps, centered)
 
 
 def _begin(weight: torch.Tensor, init_method: Init) -> None:
@@ -81,14 +112,13 @@ class Linear(torch.nn.Linear):
     others raise ValueError."""
     attaches_itself = True
 
-    def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: typing.Any = None, tp_size: int = 1,
-                 get_rng_state_tracker: typing.Any = None, init_method: Init = None, bias: bool = True,
-                 return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None,
-                 parallel_mode: typing.Optional[str] = None, skip_weight_param_allocation: bool = False, device: typing.Any = "hpu",
-                 minimize_memory: bool = False, name: typing.Optional[str] = None, **nothing: typing.Any) -> None:
-        _arguments.refuse("te.Linear", {
-            "sequence_parallel": sequence_parallel, "tp_group": tp_group, "tp_size": tp_size, "get_rng_state_tracker": get_rng_state_tracker,
-            "parallel_mode": parallel_mode, "skip_weight_param_allocation": skip_weight_param_allocation, **nothing})
+    def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: Any = None, tp_size: int = 1,
+                 get_rng_state_tracker: Any = None, init_method: Init = None, bias: bool = True, return_bias: bool = False,
+                 params_dtype: torch.dtype | None = None, parallel_mode: str | None = None, skip_weight_param_allocation: bool = False,
+                 device: Any = "hpu", minimize_memory: bool = False, name: str | None = None, **nothing: Any) -> None:
+        asked = {"sequence_parallel": sequence_parallel, "tp_group": tp_group, "tp_size": tp_size, "parallel_mode": parallel_mode}
+        refuse("te.Linear", {**asked, "get_rng_state_tracker": get_rng_state_tracker, "skip_weight_param_allocation": skip_weight_param_allocation,
+                             **nothing})
         super().__init__(in_features, out_features, bias, device, params_dtype)
         _begin(self.weight, init_method)
         if self.bias is not None:
@@ -97,11 +127,10 @@ class Linear(torch.nn.Linear):
         weight = _modules.Weight(name or f"te.Linear({in_features}, {out_features})", "weight", "Linear", self, "weight")
         _attached.Attached(weight, minimize_memory=minimize_memory)
 
-    def forward(self, inp: torch.Tensor, weight: typing.Optional[torch.Tensor] = None,  # type: ignore[override]
-                bias: typing.Optional[torch.Tensor] = None, is_first_microbatch: typing.Optional[bool] = None) -> Results:
+    def forward(self, inp: torch.Tensor, weight: torch.Tensor | None = None,  # type: ignore[override]
+                bias: torch.Tensor | None = None, is_first_microbatch: bool | None = None) -> Results:
         """is_first_microbatch: True casts the weight and keeps it, False uses the kept one."""
-        if weight is not None or bias is not None:
-            name = "weight" if weight is not None else "bias"
+        for name in (name for name, found in (("weight", weight), ("bias", bias)) if found is not None):
             raise ValueError(f"te.Linear: {name}: found a tensor, allowed: None (its own parameter has the scales)")
         with _region.microbatch(is_first_microbatch):
             return (torch.nn.functional.linear(inp, self.weight), self.bias) if self.return_bias else super().forward(inp)
@@ -111,9 +140,8 @@ class _Products(torch.nn.Module):
     attaches_itself = True
     return_bias: bool
 
-    def __init__(self, name: str, sizes: dict[str, int], eps: float = 0.0, *, init_method: Init = None, bias: bool = True,
-                 return_bias: bool = False, params_dtype: typing.Optional[torch.dtype] = None, device: typing.Any = "hpu",
-                 minimize_memory: bool = False, **nothing: typing.Any) -> None:
+    def __init__(self, name: str, sizes: dict[str, int], eps: float = 0.0, *, init_method: Init = None, bias: bool = True, return_bias: bool = False,
+                 params_dtype: torch.dtype | None = None, device: Any = "hpu", minimize_memory: bool = False, **nothing: Any) -> None:
         super().__init__()
         self._name, self._where, self._init, self._bias = name, f"te.{type(self).__name__}", init_method, bias
         self._made, self.return_bias, self._minimize_memory = {"device": device, "dtype": params_dtype}, return_bias, minimize_memory
@@ -131,18 +159,18 @@ class _Normed(_Products):
     return_layernorm_output: bool
 
     def __init__(self, name: str, sizes: dict[str, int], eps: float, *, normalization: str = "LayerNorm", zero_centered_gamma: bool = False,
-                 return_layernorm_output: bool = False, **options: typing.Any) -> None:
+                 return_layernorm_output: bool = False, **options: Any) -> None:
         super().__init__(name, sizes, eps, **options)
         self._eps, self._centered, self.return_layernorm_output = eps, zero_centered_gamma, return_layernorm_output
-        made: typing.Any = norm(self._where, next(iter(sizes.values())), eps, normalization, zero_centered_gamma=zero_centered_gamma,
-                                device=self._made["device"], params_dtype=self._made["dtype"])
+        made = norm(self._where, next(iter(sizes.values())), eps, normalization, zero_centered_gamma=zero_centered_gamma,
+                    device=self._made["device"], params_dtype=self._made["dtype"])
         self.layer_norm_weight: torch.nn.Parameter = made.weight
         self.register_parameter("layer_norm_bias", getattr(made, "bias", None))
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         return _normalized(self._where, x, self.layer_norm_weight, self.layer_norm_bias, self._eps, self._centered)
 
-    def _results(self, y: torch.Tensor, bias: typing.Any, normal: torch.Tensor) -> Results:
+    def _results(self, y: torch.Tensor, bias: Any, normal: torch.Tensor) -> Results:
         asked = [bias] * self.return_bias + [normal] * self.return_layernorm_output
         return (y, *asked) if asked else y
 
@@ -151,14 +179,14 @@ class LayerNormLinear(_Normed):
     """te.Linear of norm(x). normalization: "LayerNorm" or "RMSNorm". forward gives y, or with return_bias and return_layernorm_output
     (y without the bias, the bias, norm(x)). init_method, bias, zero_centered_gamma, params_dtype, device, name: as in te.Linear and te.LayerNorm."""
     weight: torch.nn.Parameter
-    bias: typing.Optional[torch.nn.Parameter]
+    bias: torch.nn.Parameter | None
 
-    def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, *, name: typing.Optional[str] = None, **options: typing.Any) -> None:
+    def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, *, name: str | None = None, **options: Any) -> None:
         super().__init__(name or "layernorm_linear", {"in_features": in_features, "out_features": out_features}, eps, **options)
         self._add("weight", out_features, in_features)
 
-    def forward(self, inp: torch.Tensor, is_first_microbatch: typing.Optional[bool] = None, **nothing: typing.Any) -> Results:
-        _arguments.refuse(self._where, nothing)
+    def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None, **nothing: Any) -> Results:
+        refuse(self._where, nothing)
         normal = self._norm(inp)
         with _region.microbatch(is_first_microbatch):
             return self._results(F.linear(normal, self.weight, None if self.return_bias else self.bias), self.bias, normal)
@@ -169,21 +197,21 @@ class LayerNormMLP(_Normed):
     has 2 ffn_hidden_size columns. checkpoint: backward computes it again, bit for bit. Others: as in LayerNormLinear, the bias is fc2's."""
     fc1_weight: torch.nn.Parameter
     fc2_weight: torch.nn.Parameter
-    fc1_bias: typing.Optional[torch.nn.Parameter]
-    fc2_bias: typing.Optional[torch.nn.Parameter]
+    fc1_bias: torch.nn.Parameter | None
+    fc2_bias: torch.nn.Parameter | None
     activation: str
     checkpoint: bool
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *, activation: str = "gelu", checkpoint: bool = False,
-                 output_layer_init_method: Init = None, name: typing.Optional[str] = None, **options: typing.Any) -> None:
+                 output_layer_init_method: Init = None, name: str | None = None, **options: Any) -> None:
         super().__init__(name or "layernorm_mlp", {"hidden_size": hidden_size, "ffn_hidden_size": ffn_hidden_size}, eps, **options)
-        _arguments.one_of(self._where, "activation", activation, *_ACTIVATIONS, *_GATED)
+        one_of(self._where, "activation", activation, *_ACTIVATIONS, *_GATED)
         self.activation, self.checkpoint = activation, checkpoint
         self._add("fc1_weight", ffn_hidden_size * (2 if activation in _GATED else 1), hidden_size, ".fc1")
         self._init = output_layer_init_method
         self._add("fc2_weight", hidden_size, ffn_hidden_size, ".fc2")
 
-    def forward(self, inp: torch.Tensor, is_first_microbatch: typing.Optional[bool] = None) -> Results:
+    def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Results:
         with _region.microbatch(is_first_microbatch):
             y, normal = _region.checkpoint(self._run, inp, use_reentrant=False, preserve_rng_state=False) if self.checkpoint else self._run(inp)
         return self._results(y, self.fc2_bias, normal)
@@ -201,18 +229,18 @@ class GroupedLinear(_Products):
     in_features: int
     out_features: int
 
-    def __init__(self, num_gemms: int, in_features: int, out_features: int, *, name: typing.Optional[str] = None, **options: typing.Any) -> None:
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, *, name: str | None = None, **options: Any) -> None:
         super().__init__(name or "grouped_linear", {"num_gemms": num_gemms, "in_features": in_features, "out_features": out_features}, **options)
         self.num_gemms, self.in_features, self.out_features = num_gemms, in_features, out_features
         for i in range(num_gemms):
             self._add(f"weight{i}", out_features, in_features, f".{i}")
 
-    def forward(self, inp: torch.Tensor, m_splits: typing.Sequence[int], is_first_microbatch: typing.Optional[bool] = None) -> Results:
+    def forward(self, inp: torch.Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Results:
         """m_splits: num_gemms numbers of rows, whose sum is inp's."""
-        _arguments.expect(inp.shape[-1:] == (self.in_features,), self._where, "input", f"sizes {list(inp.shape)}", f"[..., {self.in_features}]")
+        expect(inp.shape[-1:] == (self.in_features,), self._where, "input", f"sizes {list(inp.shape)}", f"[..., {self.in_features}]")
         rows, splits = inp.reshape(-1, self.in_features), [int(count) for count in m_splits]
         fits = len(splits) == self.num_gemms and min(splits) >= 0 and sum(splits) == rows.size(0)
-        _arguments.expect(fits, self._where, "m_splits", splits, f"{self.num_gemms} numbers >= 0 with a sum of {rows.size(0)}")
+        expect(fits, self._where, "m_splits", splits, f"{self.num_gemms} numbers >= 0 with a sum of {rows.size(0)}")
         weights, biases = ([getattr(self, f"{kind}{i}") for i in range(self.num_gemms)] for kind in ("weight", "bias"))
         with _region.microbatch(is_first_microbatch):
             parts = [F.linear(part, w, None if self.return_bias else b) for part, w, b in zip(rows.split(splits), weights, biases)]

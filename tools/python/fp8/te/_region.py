@@ -5,15 +5,14 @@ import contextlib
 import functools
 import sys
 import threading
-import typing
+from typing import Any, Callable, ContextManager, TypeVar, cast
 
 import torch
 from torch.utils import checkpoint as _torch_checkpoint
 
 from fp8.te import recipe as _recipe
 
-Function = typing.TypeVar("Function", bound=typing.Callable[..., typing.Any])
-_enabled = threading.local()
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def unseen(function: Function) -> Function:
@@ -21,9 +20,9 @@ def unseen(function: Function) -> Function:
     hidden = torch._compile._disable_dynamo(function)  # imports torch._dynamo, which takes a second
 
     @functools.wraps(function)
-    def call(*args: typing.Any) -> typing.Any:
+    def call(*args: Any) -> Any:
         return (hidden if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules else function)(*args)
-    return typing.cast(Function, call)
+    return cast(Function, call)
 
 
 class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the field
@@ -35,9 +34,8 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
     keeps them, False uses the kept ones; seed: of stochastic rounding. Regions nest: the innermost decides. After an exception no
     scale moves. Raises ValueError for what it can't take, RuntimeError naming modules that did not run in fp8."""
 
-    def __init__(self, enabled: bool = False, force_measurement: typing.Optional[bool] = None, fp8_recipe: _recipe.Argument = None,
-                 fp8_group: typing.Any = None, calibrating: bool = False, *, is_first_microbatch: typing.Optional[bool] = None,
-                 seed: int = 0) -> None:
+    def __init__(self, enabled: bool = False, force_measurement: bool | None = None, fp8_recipe: _recipe.Argument = None, fp8_group: Any = None,
+                 calibrating: bool = False, *, is_first_microbatch: bool | None = None, seed: int = 0) -> None:
         group = "" if fp8_group is None else getattr(fp8_group, "group_name", None)
         if not isinstance(group, str):
             raise ValueError(f"fp8_autocast: fp8_group: found {type(fp8_group).__name__}, allowed: a group of torch.distributed")
@@ -48,41 +46,30 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
         _enter(self._open, self._arguments)
         return self
 
-    def __exit__(self, kind: typing.Optional[type[BaseException]], *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         _exit(self._open, kind is not None)
 
 
 @unseen
-def _enter(numbers: dict[int, list[int]], arguments: tuple[typing.Any, ...]) -> None:
-    region = torch.ops.fp8.enter_autocast(*arguments)
-    numbers.setdefault(threading.get_ident(), []).append(region)
-    _regions().append(arguments[1])
+def _enter(numbers: dict[int, list[int]], arguments: tuple[Any, ...]) -> None:
+    numbers.setdefault(threading.get_ident(), []).append(torch.ops.fp8.enter_autocast(*arguments))
 
 
 @unseen
-def _exit(numbers: dict[int, list[int]], failed: bool) -> None:
-    _regions().pop()
-    torch.ops.fp8.exit_autocast(numbers[threading.get_ident()].pop(), failed)
-
-
-def _regions() -> list[bool]:
-    """Of this thread: whether each of its regions is enabled."""
-    if not hasattr(_enabled, "regions"):
-        _enabled.regions = []
-    return typing.cast(list[bool], _enabled.regions)
+def _exit(numbers: dict[int, list[int]], failed: bool) -> None: torch.ops.fp8.exit_autocast(numbers[threading.get_ident()].pop(), failed)
 
 
 def inside() -> bool:
     """Whether this thread is in any region, enabled or not."""
-    return bool(_regions())
+    return torch.ops.fp8.region_kind() > 0
 
 
 def is_fp8_enabled() -> bool:
     """Whether the innermost fp8_autocast of this thread is enabled."""
-    return bool(_regions()) and _regions()[-1]
+    return torch.ops.fp8.region_kind() > 1
 
 
-def microbatch(first: typing.Optional[bool]) -> typing.ContextManager[typing.Any]:
+def microbatch(first: bool | None) -> ContextManager[Any]:
     """The region of this thread, where it is enabled, as is_first_microbatch of a module's forward changes it."""
     return fp8_autocast(True, is_first_microbatch=first) if first is not None and is_fp8_enabled() else contextlib.nullcontext()
 
@@ -91,7 +78,7 @@ class _Runs:
     """The first run of a checkpointed part, then its others: with the regions and scales of the first."""
 
     def __init__(self) -> None:
-        self.run: typing.Optional[int] = None
+        self.run: int | None = None
 
     def __enter__(self) -> None:
         if self.run is None:
@@ -107,27 +94,25 @@ class _Runs:
             torch.ops.fp8.checkpoint_free(self.run)
 
 
-def checkpoint_contexts() -> tuple[typing.ContextManager[None], typing.ContextManager[None]]:
+def checkpoint_contexts() -> tuple[ContextManager[None], ContextManager[None]]:
     """The context_fn that torch.utils.checkpoint(use_reentrant=False) needs around modules that train in fp8."""
-    runs = typing.cast(typing.ContextManager[None], _Runs())
+    runs = cast(ContextManager[None], _Runs())
     return runs, runs
 
 
-def checkpoint(function: typing.Callable[..., typing.Any], *args: typing.Any, use_reentrant: bool = True, preserve_rng_state: bool = True,
-               distribute_saved_activations: bool = False, get_rng_state_tracker: typing.Any = None, tp_group: typing.Any = None,
-               **kwargs: typing.Any) -> typing.Any:
+def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = True, preserve_rng_state: bool = True,
+               distribute_saved_activations: bool = False, get_rng_state_tracker: Any = None, tp_group: Any = None, **kwargs: Any) -> Any:
     """function(*args, **kwargs), which backward runs once more with the scales of the first run: gradients keep their bits."""
-    for name, found, allowed in (("distribute_saved_activations", distribute_saved_activations, False),
-                                 ("get_rng_state_tracker", get_rng_state_tracker, None), ("tp_group", tp_group, None)):
-        if found is not allowed:
-            raise ValueError(f"checkpoint: {name}: found {found!r}, allowed: {allowed} (one process computes the whole of function)")
+    asked = {"distribute_saved_activations": distribute_saved_activations, "get_rng_state_tracker": get_rng_state_tracker, "tp_group": tp_group}
+    for name in (name for name, found in asked.items() if found):
+        raise ValueError(f"checkpoint: {name}: found {asked[name]!r}, allowed: None or False (one process computes the whole of function)")
     if use_reentrant:
         return _torch_checkpoint.checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True, preserve_rng_state=preserve_rng_state)
     return _torch_checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, context_fn=checkpoint_contexts,
                                         **kwargs)
 
 
-def give_contexts(model: torch.nn.Module, _: typing.Any) -> None:
+def give_contexts(model: torch.nn.Module, _: Any) -> None:
     """gradient_checkpointing_enable() of transformers leaves torch's function in the layers: it gets the context_fn."""
     for module in model.modules():
         found = module.__dict__.get("_gradient_checkpointing_func")

@@ -13,11 +13,14 @@ import dataclasses
 import enum
 import json
 import os
-import typing
+from typing import Any, ClassVar, Mapping, Union, cast
 
 import torch
 
 from fp8 import _library
+
+
+_JSON = {"use_power_2_scales": "power_of_two_scale"}  # where a file's name is another
 
 
 class Format(enum.Enum):
@@ -29,21 +32,23 @@ class Format(enum.Enum):
 
 class Recipe:
     """The base of the recipes. Each is a value; to_dict() is its JSON, as files of recipes have it."""
-    _name: typing.ClassVar[dict[str, typing.Any]] = {}
+    _name: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         for name in ("amax_compute_algo", "scaling_factor_compute_algo"):
             if callable(getattr(self, name, None)):
                 raise ValueError(f"{type(self).__name__}: {name}: found a callable, allowed: a name (C++ takes callables)")
         _library.require()
-        _parse(text_of(typing.cast(Argument, self)), type(self).__name__)
+        _parse(text_of(cast(Argument, self)), type(self).__name__)
 
-    def to_dict(self) -> dict[str, typing.Any]:
-        fields = dataclasses.asdict(typing.cast(typing.Any, self))
-        return {**self._name, **{name: value.value if isinstance(value, Format) else value for name, value in fields.items()}}
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: value.value if isinstance(value, Format) else value for name, value in dataclasses.asdict(cast(Any, self)).items()}
+        if "use_f32_scales" in fields:
+            fields["power_of_two_scale"] = not fields.pop("use_f32_scales")
+        return {**self._name, **{_JSON.get(name, name): value for name, value in fields.items()}}
 
 
-Argument = typing.Union[Recipe, typing.Mapping[str, typing.Any], str, "os.PathLike[str]", None]
+Argument = Union[Recipe, Mapping[str, Any], str, "os.PathLike[str]", None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +62,7 @@ class DelayedScaling(Recipe):
     override_linear_precision: tuple[bool, bool, bool] = (False, False, False)
     scaling_factor_compute_algo: None = None
     reduce_amax: bool = True
-    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "delayed", "preset": "habana"}
+    _name: ClassVar[dict[str, Any]] = {"recipe": "delayed", "preset": "habana"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +71,7 @@ class Float8CurrentScaling(Recipe):
     fp8_format: Format = Format.HYBRID
     use_power_2_scales: bool = False
     amax_epsilon: float = 0.0
-    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "current"}
-
-    def to_dict(self) -> dict[str, typing.Any]:
-        fields = super().to_dict()
-        return {"power_of_two_scale": fields.pop("use_power_2_scales"), **fields}
+    _name: ClassVar[dict[str, Any]] = {"recipe": "current"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,18 +82,14 @@ class Float8BlockScaling(Recipe):
     w_block_scaling_dim: int = 2
     grad_block_scaling_dim: int = 1
     use_f32_scales: bool = False
-    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "block"}
-
-    def to_dict(self) -> dict[str, typing.Any]:
-        fields = super().to_dict()
-        return {"power_of_two_scale": not fields.pop("use_f32_scales"), **fields}
+    _name: ClassVar[dict[str, Any]] = {"recipe": "block"}
 
 
 @dataclasses.dataclass(frozen=True)
 class MXFP8BlockScaling(Recipe):
     """A power of two for each 32 values."""
     fp8_format: Format = Format.E4M3
-    _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "mxfp8"}
+    _name: ClassVar[dict[str, Any]] = {"recipe": "mxfp8"}
 
 
 class nvidia:  # noqa: N801: a namespace
@@ -112,7 +109,7 @@ class nvidia:  # noqa: N801: a namespace
         scaling_factor_compute_algo: None = None
         reduce_amax: bool = True
         override_linear_precision: tuple[bool, bool, bool] = (False, False, False)
-        _name: typing.ClassVar[dict[str, typing.Any]] = {"recipe": "delayed", "preset": "nvidia"}
+        _name: ClassVar[dict[str, Any]] = {"recipe": "delayed", "preset": "nvidia"}
 
 
 def text_of(recipe: Argument) -> str:
@@ -121,7 +118,7 @@ def text_of(recipe: Argument) -> str:
         return recipe or ""
     if isinstance(recipe, Recipe):
         return json.dumps(recipe.to_dict())
-    return json.dumps(recipe) if isinstance(recipe, typing.Mapping) else os.fspath(recipe)
+    return json.dumps(recipe) if isinstance(recipe, Mapping) else os.fspath(recipe)
 
 
 def check(recipe: Argument) -> str:
