@@ -3,8 +3,8 @@
 
 import functools
 import json
-import typing
 import warnings
+from typing import Any
 
 import torch
 
@@ -18,11 +18,11 @@ def tell_of_the_cpu() -> None:
                   "warning", stacklevel=3)
 
 
-def watch_accelerate(state: typing.Any) -> None:
+def watch_accelerate(state: Any) -> None:
     """accelerate, and transformers' Trainer with it, look for Habana's package by name. Where they choose the CPU beside hpu, they say so."""
     chosen = state.PartialState.default_device.fget
 
-    def default_device(self: typing.Any) -> typing.Any:
+    def default_device(self: Any) -> Any:
         device = chosen(self)
         if device.type == "cpu" and torch.hpu.is_available():
             tell_of_the_cpu()
@@ -30,13 +30,13 @@ def watch_accelerate(state: typing.Any) -> None:
     state.PartialState.default_device = property(default_device)
 
 
-def keep_integers(utils: typing.Any) -> None:
+def keep_integers(utils: Any) -> None:
     """Where transformers finds a package of Habana's, it sends 64-bit integers on hpu through 32 bits: a bug of Gaudi's that is not here."""
     asked = utils.is_torch_hpu_available
     places = (torch, "gather"), (torch.Tensor, "gather"), (torch, "take_along_dim")
 
     @functools.cache
-    def available() -> typing.Any:
+    def available() -> Any:
         before = [getattr(owner, name) for owner, name in places]
         found = asked()
         for (owner, name), function in zip(places, before):
@@ -62,7 +62,7 @@ def check_pickled(tensor: torch.Tensor) -> None:
                            "precision: save or send the model's state_dict(), and torch.ops.fp8.save_training_state()")
 
 
-def pickle_parameter(parameter: torch.nn.Parameter) -> typing.Any:
+def pickle_parameter(parameter: torch.nn.Parameter) -> Any:
     """For torch.save and pickle."""
     check_pickled(parameter)
     return parameter.__reduce_ex__(2)

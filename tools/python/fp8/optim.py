@@ -12,28 +12,27 @@ Formulas: runtime/kernels/optim.h. Parameters are f32, bf16 or f16, on hpu."""
 
 import copy
 import math
-import typing
+from typing import Any, Callable, Iterable, Iterator, Sequence, cast
 
 import torch
 
 from fp8 import graphs
 
-Tensors = typing.Iterable[torch.Tensor]
-Closure = typing.Optional[typing.Callable[[], typing.Any]]
-Group = dict[str, typing.Any]
+Tensors = Iterable[torch.Tensor]
+Closure = Callable[[], Any] | None
+Group = dict[str, Any]
 _OPS = torch.ops.hpu
 _MOMENTS = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _scalar(value: float) -> torch.Tensor:
-    return torch.tensor([value], dtype=torch.float32, device="hpu")
+def _scalar(value: float) -> torch.Tensor: return torch.tensor([value], dtype=torch.float32, device="hpu")
 
 
 class _Fused(torch.optim.Optimizer):
     """step() is _update() for each group that has gradients."""
 
-    def _allow(self, group: Group) -> typing.Iterator[tuple[str, bool, str]]:
+    def _allow(self, group: Group) -> Iterator[tuple[str, bool, str]]:
         """Options with what is allowed, and whether they are."""
         yield "lr", 0 <= group["lr"] < math.inf, "0 or more"
         yield "weight_decay", 0 <= group.get("weight_decay", 0) < math.inf, "0 or more"
@@ -42,39 +41,31 @@ class _Fused(torch.optim.Optimizer):
         yield "betas", all(0 <= beta < 1 for beta in group.get("betas", ())), "two from 0 up to 1, without 1"
 
     def add_param_group(self, param_group: Group) -> None:
-        for key, right, allowed in self._allow({**self.defaults, **param_group}):
-            if not right:
-                raise ValueError(f"{type(self).__name__}: {key}: found {({**self.defaults, **param_group})[key]}, allowed: {allowed}")
+        options = {**self.defaults, **param_group}
+        for key, allowed in ((key, allowed) for key, right, allowed in self._allow(options) if not right):
+            raise ValueError(f"{type(self).__name__}: {key}: found {options[key]}, allowed: {allowed}")
         super().add_param_group(param_group)
 
-    def _taking_part(self) -> list[tuple[Group, list[torch.Tensor], list[torch.Tensor]]]:
-        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        for p in (p for _, params in groups for p in params):
-            if p.device.type != "hpu":
-                raise RuntimeError(f"{type(self).__name__}: found a parameter of sizes {list(p.shape)} on {p.device}, expected it on hpu")
-        return [(group, params, [typing.cast(torch.Tensor, p.grad) for p in params]) for group, params in groups if params]
-
     @torch.no_grad()
-    def step(self, closure: Closure = None) -> typing.Any:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Closure = None) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         if graphs.is_current_stream_capturing():
             raise RuntimeError(f"{type(self).__name__}: step() within a capture, expected it outside: a replay would keep its rate and its number")
-        taking_part = self._taking_part()
-        self._begin([grad for _, _, grads in taking_part for grad in grads])
-        for group, params, grads in taking_part:
-            self._update(group, params, grads)
+        learning = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        for p in (p for _, params in learning for p in params if p.device.type != "hpu"):
+            raise RuntimeError(f"{type(self).__name__}: found a parameter of sizes {list(p.shape)} on {p.device}, expected it on hpu")
+        self._begin([p.grad for _, params in learning for p in params])
+        for group, params in ((group, params) for group, params in learning if params):
+            self._update(group, params, [p.grad for p in params])
         return loss
 
     def _begin(self, grads: list[torch.Tensor]) -> None:
         """Of all groups."""
 
-    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-        raise NotImplementedError
+    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None: raise NotImplementedError
 
-    def _moments(self, p: torch.Tensor, **dtypes: torch.dtype) -> dict[str, typing.Any]:
+    def _moments(self, p: torch.Tensor, **dtypes: torch.dtype) -> dict[str, Any]:
         state = self.state[p]
         for name, dtype in dtypes.items():
             if name not in state:
@@ -83,15 +74,13 @@ class _Fused(torch.optim.Optimizer):
                     state[name + "_scale"] = _scalar(1.0)
         return state
 
-    def load_state_dict(self, state_dict: dict[str, typing.Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Moments keep their dtype: torch would give them that of the parameter."""
         super().load_state_dict(state_dict)
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, p in zip(saved, [p for group in self.param_groups for p in group["params"]]):
-            for name in _MOMENTS:
-                value = state_dict["state"].get(number, {}).get(name)
-                if value is not None:
-                    self.state[p][name] = value.detach().to(p.device, copy=True)
+            moments = {name: value for name, value in state_dict["state"].get(number, {}).items() if name in _MOMENTS and value is not None}
+            self.state[p].update({name: value.detach().to(p.device, copy=True) for name, value in moments.items()})
 
 
 class FusedAdamW(_Fused):
@@ -100,12 +89,12 @@ class FusedAdamW(_Fused):
 
     moments_dtype: of both moments, or a pair; fp8 ones have a scale each and are rounded stochastically."""
 
-    def __init__(self, params: typing.Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
-                 weight_decay: float = 0.0, bias_correction: bool = True, moments_dtype: typing.Any = None, eps_mode: str = "habana") -> None:
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+                 weight_decay: float = 0.0, bias_correction: bool = True, moments_dtype: Any = None, eps_mode: str = "habana") -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
                                   "moments_dtype": moments_dtype, "eps_mode": eps_mode})
 
-    def _allow(self, group: Group) -> typing.Iterator[tuple[str, bool, str]]:
+    def _allow(self, group: Group) -> Iterator[tuple[str, bool, str]]:
         yield from super()._allow(group)
         yield "eps_mode", group["eps_mode"] in ("habana", "torch"), "habana, torch"
 
@@ -123,11 +112,10 @@ class FusedAdamW(_Fused):
 class FusedSGD(_Fused):
     """torch.optim.SGD."""
 
-    def __init__(self, params: typing.Any, lr: float, momentum: float = 0, weight_decay: float = 0, dampening: float = 0,
-                 nesterov: bool = False) -> None:
+    def __init__(self, params: Any, lr: float, momentum: float = 0, weight_decay: float = 0, dampening: float = 0, nesterov: bool = False) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": dampening, "nesterov": nesterov})
 
-    def _allow(self, group: Group) -> typing.Iterator[tuple[str, bool, str]]:
+    def _allow(self, group: Group) -> Iterator[tuple[str, bool, str]]:
         yield from super()._allow(group)
         right = not group["nesterov"] or (group["momentum"] > 0 and group["dampening"] == 0)
         yield "nesterov", right, "False without momentum, or with dampening"
@@ -145,7 +133,7 @@ class FusedLamb(_Fused):
     """LAMB. Gradients of all groups are divided by their norm / max_grad_norm where that is more than 1 (0: never; the least of the
     groups counts). use_lamb: the trust ratio also where weight_decay is 0."""
 
-    def __init__(self, params: typing.Any, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999),
+    def __init__(self, params: Any, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-6, weight_decay: float = 0.01, amsgrad: bool = False, adam_w_mode: bool = True, grad_averaging: bool = True,
                  set_grad_none: bool = True, max_grad_norm: float = 1.0, use_lamb: bool = False) -> None:
         for key, found, allowed in (("amsgrad", amsgrad, False), ("adam_w_mode", adam_w_mode, True)):
@@ -155,7 +143,7 @@ class FusedLamb(_Fused):
         super().__init__(params, {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                                   "grad_averaging": grad_averaging, "max_grad_norm": max_grad_norm, "use_lamb": use_lamb})
 
-    def zero_grad(self, set_to_none: typing.Optional[bool] = None) -> None:  # type: ignore[override]
+    def zero_grad(self, set_to_none: bool | None = None) -> None:  # type: ignore[override]
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     def _begin(self, grads: list[torch.Tensor]) -> None:
@@ -174,7 +162,7 @@ class FusedResourceApplyMomentum(_Fused):
     """buffer = momentum * buffer - gradient; p = p + buffer: for gradients that are steps already, as FusedLars makes them. lr and
     weight_decay are FusedLars's to read."""
 
-    def __init__(self, params: typing.Any, lr: float, momentum: float = 0, weight_decay: float = 0, nesterov: bool = False) -> None:
+    def __init__(self, params: Any, lr: float, momentum: float = 0, weight_decay: float = 0, nesterov: bool = False) -> None:
         if nesterov:
             raise ValueError("FusedResourceApplyMomentum: nesterov: found True, allowed: False")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -194,7 +182,7 @@ class FusedLars(_Fused):
     eeta: float
     eps: float
 
-    def __init__(self, optimizer: FusedResourceApplyMomentum, skip_mask: typing.Sequence[int], eeta: float = 0.001, eps: float = 1e-8) -> None:
+    def __init__(self, optimizer: FusedResourceApplyMomentum, skip_mask: Sequence[int], eeta: float = 0.001, eps: float = 1e-8) -> None:
         if not isinstance(optimizer, FusedResourceApplyMomentum):
             raise ValueError(f"FusedLars: optimizer: found {type(optimizer).__name__}, allowed: FusedResourceApplyMomentum (others apply lr "
                              "once more)")
@@ -205,7 +193,7 @@ class FusedLars(_Fused):
     def _share(self) -> None:
         self.__dict__.update(param_groups=self.optim.param_groups, state=self.optim.state)
 
-    def load_state_dict(self, state_dict: dict[str, typing.Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optim.load_state_dict(state_dict)
         self._share()
 
@@ -239,8 +227,7 @@ class FusedEMA:
         names = [name for name, value in averages.items() if value.is_floating_point()]
         _OPS.optimizer_ema([inputs[name] for name in names], [averages[name] for name in names], _scalar(decay))
 
-    def update_attr(self, model: torch.nn.Module, include: typing.Sequence[str] = (),
-                    exclude: typing.Sequence[str] = ("process_group", "reducer")) -> None:
+    def update_attr(self, model: torch.nn.Module, include: Sequence[str] = (), exclude: Sequence[str] = ("process_group", "reducer")) -> None:
         """Copies attributes of the model: all public ones, or those to include."""
         for name, value in vars(model).items():
             if not name.startswith("_") and name not in exclude and (not include or name in include):
@@ -257,8 +244,8 @@ class FusedClipNorm:
         self.max_norm: float = float(max_norm)
 
     @torch.no_grad()
-    def clip_norm(self, parameters: typing.Union[torch.Tensor, Tensors]) -> torch.Tensor:
+    def clip_norm(self, parameters: torch.Tensor | Tensors) -> torch.Tensor:
         """Returns the norm before."""
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         grads = [p.grad for p in parameters if p.grad is not None]
-        return typing.cast(torch.Tensor, _OPS.fused_clip_norm([*grads, _scalar(0.0)], _scalar(self.max_norm), 2.0))[0]
+        return cast(torch.Tensor, _OPS.fused_clip_norm([*grads, _scalar(0.0)], _scalar(self.max_norm), 2.0))[0]

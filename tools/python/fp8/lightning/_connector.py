@@ -2,7 +2,7 @@
 """What Lightning's Trainer and Fabric choose for hpu. Three methods of their connectors choose strategy, "auto" and precision by
 names that know no hpu; with it they come here, and go on as they were with any other accelerator."""
 
-import typing
+from typing import Any
 
 import torch
 
@@ -13,17 +13,17 @@ _OTHERS = ("hpu_parallel", "hpu_ddp", "hpu_fsdp", "hpu_deepspeed", "hpu_deepspee
            "hpu_deepspeed_stage_3", "hpu_deepspeed_stage_3_offload", "hpu_deepspeed_stage_3_offload_nvme")
 
 
-def teach_trainer(module: typing.Any) -> None:
+def teach_trainer(module: Any) -> None:
     """module: trainer.connectors.accelerator_connector of lightning.pytorch or pytorch_lightning."""
     _teach(module, module._AcceleratorConnector, module.__name__.rpartition(".trainer.")[0], module.AcceleratorRegistry, module.StrategyRegistry)
 
 
-def teach_fabric(module: typing.Any) -> None:
+def teach_fabric(module: Any) -> None:
     """module: connector of lightning.fabric or lightning_fabric."""
     _teach(module, module._Connector, module.__name__.rpartition(".")[0], module.ACCELERATOR_REGISTRY, module.STRATEGY_REGISTRY)
 
 
-def _teach(module: typing.Any, connector: typing.Any, package: str, accelerators: typing.Any, strategies: typing.Any) -> None:
+def _teach(module: Any, connector: Any, package: str, accelerators: Any, strategies: Any) -> None:
     choose_accelerator, choose_strategy = connector._choose_auto_accelerator, connector._choose_strategy
     init_precision, unify = connector._check_and_init_precision, module._convert_precision_to_unified_args
     wrong = _stack.misconfiguration(package)
@@ -32,7 +32,7 @@ def _teach(module: typing.Any, connector: typing.Any, package: str, accelerators
         chosen = choose_accelerator()
         return "hpu" if chosen == "cpu" and torch.hpu.is_available() else str(chosen)
 
-    def strategy(self: typing.Any) -> typing.Any:
+    def strategy(self: Any) -> Any:
         if not isinstance(self.accelerator, _classes.Accelerator):
             return choose_strategy(self)
         count = len(self._parallel_devices) * self._num_nodes_flag
@@ -40,7 +40,7 @@ def _teach(module: typing.Any, connector: typing.Any, package: str, accelerators
             raise wrong(f"accelerator='hpu': found {count} devices, allowed: 1 (devices=1, num_nodes=1); `fp8 train` has several")
         return _stack.made(package, "SingleHPUStrategy")()
 
-    def precision(self: typing.Any) -> typing.Any:
+    def precision(self: Any) -> Any:
         given = self._precision_plugin_flag if hasattr(self, "_precision_plugin_flag") else self._precision_instance
         flag = self._precision_flag if hasattr(self, "_precision_flag") else self._precision_input
         here = isinstance(self.accelerator, _classes.Accelerator)
@@ -49,7 +49,7 @@ def _teach(module: typing.Any, connector: typing.Any, package: str, accelerators
             return _stack.made(package, "HPUPrecisionPlugin")(flag)
         return init_precision(self)
 
-    def _check(self: typing.Any, given: typing.Any, flag: str, here: bool) -> None:
+    def _check(self: Any, given: Any, flag: str, here: bool) -> None:
         """Nothing that is asked for is of another device, which would compute in f32 or on the CPU without a word."""
         found, device = type(self.strategy).__name__, getattr(self.strategy, "_root_device", None)
         on_hpu = device is not None and device.type == "hpu"

@@ -4,14 +4,14 @@
 import json
 import os
 import pathlib
-import typing
+from typing import Any, Union
 
 import torch
 
 from fp8 import quant as fp8_quant
 
 
-def convert(model: torch.nn.Module, quant: typing.Any, folder: typing.Union[str, "os.PathLike[str]", None]) -> torch.nn.Module:
+def convert(model: torch.nn.Module, quant: Any, folder: Union[str, "os.PathLike[str]", None]) -> torch.nn.Module:
     """quant: False measures, True quantizes: with the keys of QUANT_CONFIG where it is set, else with scale_method maxabs_hw, and the
     measurement below `folder`, else $HABANA_LOGS. A file or a dict is a QUANT_CONFIG, and its mode says which.
 
@@ -31,7 +31,7 @@ def convert(model: torch.nn.Module, quant: typing.Any, folder: typing.Union[str,
     return fp8_quant.prepare(model, config) if config.mode in ("MEASURE", "SHAPE") else fp8_quant.convert(model, config)
 
 
-def _default(folder: typing.Union[str, "os.PathLike[str]", None]) -> dict[str, typing.Any]:
+def _default(folder: Union[str, "os.PathLike[str]", None]) -> dict[str, Any]:
     given = os.environ.get("QUANT_CONFIG")
     if given:
         return dict(fp8_quant.FP8Config.from_json_file(given).to_dict())
@@ -40,7 +40,7 @@ def _default(folder: typing.Union[str, "os.PathLike[str]", None]) -> dict[str, t
     return {"scale_method": "maxabs_hw", "dump_stats_path": _below(folder)}
 
 
-def _below(folder: typing.Union[str, "os.PathLike[str]"]) -> str: return os.path.join(os.fspath(folder), "inc_output", "measure")
+def _below(folder: Union[str, "os.PathLike[str]"]) -> str: return os.path.join(os.fspath(folder), "inc_output", "measure")
 
 
 def finish(model: torch.nn.Module) -> None:

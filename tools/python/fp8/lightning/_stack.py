@@ -5,7 +5,7 @@ import functools
 import importlib
 import importlib.util
 import sys
-import typing
+from typing import Any, cast
 
 _HALVES = {"pytorch": ("lightning.pytorch", "pytorch_lightning"), "fabric": ("lightning.fabric", "lightning_fabric")}
 
@@ -32,7 +32,7 @@ def home(half: str) -> str:
 
 
 @functools.cache
-def made(package: str, name: str) -> typing.Any:
+def made(package: str, name: str) -> Any:
     """The class of that name for "lightning.pytorch", "lightning.fabric", "pytorch_lightning" or "lightning_fabric"."""
     module, behaviour, below, base = _BASES[name]
     does, on = getattr(importlib.import_module(module), behaviour), getattr(importlib.import_module(f"{package}.{below}"), base)
@@ -42,4 +42,4 @@ def made(package: str, name: str) -> typing.Any:
 
 def misconfiguration(package: str) -> type[Exception]:
     """Lightning's error for arguments that do not go together."""
-    return typing.cast(type[Exception], importlib.import_module(f"{package}.utilities.exceptions").MisconfigurationException)
+    return cast(type[Exception], importlib.import_module(f"{package}.utilities.exceptions").MisconfigurationException)

@@ -14,16 +14,13 @@
 Arguments, and what the emulated device does with them: tools/pages/python.md."""
 
 from fp8 import _alias
-from fp8.optimum import distributed as distributed
-from fp8.optimum import utils as utils
-from fp8.optimum._arguments import GaudiConfig as GaudiConfig
-from fp8.optimum._arguments import GaudiSeq2SeqTrainingArguments as GaudiSeq2SeqTrainingArguments
-from fp8.optimum._arguments import GaudiTrainingArguments as GaudiTrainingArguments
-from fp8.optimum._trainer import GaudiSeq2SeqTrainer as GaudiSeq2SeqTrainer
-from fp8.optimum._trainer import GaudiTrainer as GaudiTrainer
-from fp8.optimum.utils import adapt_transformers_to_gaudi as adapt_transformers_to_gaudi
+from fp8.optimum import distributed, utils
+from fp8.optimum._arguments import GaudiConfig, GaudiSeq2SeqTrainingArguments, GaudiTrainingArguments
+from fp8.optimum._trainer import GaudiSeq2SeqTrainer, GaudiTrainer
+from fp8.optimum.utils import adapt_transformers_to_gaudi
 
-__all__ = ["GaudiConfig", "GaudiSeq2SeqTrainer", "GaudiSeq2SeqTrainingArguments", "GaudiTrainer", "GaudiTrainingArguments"]
+__all__ = ["GaudiConfig", "GaudiSeq2SeqTrainer", "GaudiSeq2SeqTrainingArguments", "GaudiTrainer", "GaudiTrainingArguments",
+           "adapt_transformers_to_gaudi", "distributed", "utils"]
 
 # Modules of optimum.habana below its transformers.
 _MODULES = ("", "gaudi_configuration", "modeling_utils", "trainer", "trainer_seq2seq", "training_args", "training_args_seq2seq")

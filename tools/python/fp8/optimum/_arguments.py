@@ -3,13 +3,12 @@
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import json
 import os
 import pathlib
-import typing
 import warnings
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Union
 
 import torch
 import transformers
@@ -19,8 +18,8 @@ from transformers.utils import hub
 
 from fp8 import _config
 
-Bool = typing.Optional[bool]
-Int = typing.Optional[int]
+Bool = bool | None
+Int = int | None
 
 # Arguments that change no result, with their defaults: they are accepted.
 _ACCEPTED = [
@@ -37,11 +36,11 @@ _ONLY = {
     "ddp_backend": (None, "hccl", "gloo"), "flash_attention_fp8": (False,)}
 _HABANAS = ("use_lazy_mode", "use_hpu_graphs", "use_hpu_graphs_for_inference", "use_hpu_graphs_for_training", "gaudi_config_name", "fp8")
 
-if typing.TYPE_CHECKING:
+if TYPE_CHECKING:
     class _More: ...
 else:  # the fields that these tables alone need
     _fields = transformers.TrainingArguments.__dataclass_fields__
-    _More = dataclasses.make_dataclass("_More", [*_ACCEPTED, *((name, typing.Union[type(values[0]), None], values[0])
+    _More = dataclasses.make_dataclass("_More", [*_ACCEPTED, *((name, Union[type(values[0]), None], values[0])
                                                                for name, values in _ONLY.items() if name not in _fields)])
 
 
@@ -52,7 +51,7 @@ def _tell(names: str) -> None:
 
 
 @contextlib.contextmanager
-def _hpu_is_there() -> typing.Iterator[None]:
+def _hpu_is_there() -> Iterator[None]:
     """transformers and accelerate look for Habana's package by name. Inside they take hpu without it."""
     asked = ((state, "is_hpu_available"), (training_args, "is_torch_hpu_available"), (training_args, "is_torch_bf16_gpu_available"))
     before = [(module, name, getattr(module, name)) for module, name in asked]
@@ -74,7 +73,7 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
 
     Raises ValueError naming the argument for what can't be done. What can't change a result is accepted, and a warning says so once."""
     use_habana: Bool = False
-    gaudi_config_name: typing.Optional[str] = None
+    gaudi_config_name: str | None = None
     use_lazy_mode: Bool = True
     use_hpu_graphs: Bool = False
     use_hpu_graphs_for_inference: Bool = False
@@ -90,19 +89,19 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
     profiling_steps_eval: int = 0
     profiling_record_shapes: bool = True
     profiling_with_stack: bool = False
-    attn_implementation: typing.Optional[str] = None
+    attn_implementation: str | None = None
     fp8: Bool = False
     minimize_memory: Bool = False
     half_precision_backend: str = "hpu_amp"
     warmup_ratio: float = 0.0
     # Optimum's defaults of transformers' arguments.
-    optim: typing.Union[training_args.OptimizerNames, str] = "adamw_torch"
+    optim: training_args.OptimizerNames | str = "adamw_torch"
     adam_epsilon: float = 1e-6
     logging_nan_inf_filter: bool = False
     ddp_bucket_cap_mb: Int = 230
     ddp_find_unused_parameters: Bool = False
 
-    def _allow(self) -> typing.Iterator[tuple[str, bool, str]]:
+    def _allow(self) -> Iterator[tuple[str, bool, str]]:
         """Arguments, whether they are right, and what is allowed."""
         on_hpu, graphs = bool(self.use_habana), self.use_hpu_graphs or self.use_hpu_graphs_for_inference or self.use_hpu_graphs_for_training
         for name, values in _ONLY.items():
@@ -142,10 +141,13 @@ class GaudiSeq2SeqTrainingArguments(GaudiTrainingArguments, transformers.Seq2Seq
     """GaudiTrainingArguments with those of transformers.Seq2SeqTrainingArguments."""
 
 
-Path = typing.Union[str, "os.PathLike[str]"]
+Path = Union[str, "os.PathLike[str]"]
 _FILE = "gaudi_config.json"
-# Of files: keys that say nothing here, and are not written again.
-_PASSED_OVER = ("hmp_bf16_ops", "hmp_fp32_ops", "hmp_is_verbose", "hmp_opt_level", "optimum_version", "transformers_version")
+
+
+def _check(keys: Mapping[str, Any], source: str) -> None:
+    for problem in torch.ops.fp8.gaudi_config_problems(json.dumps(keys, default=repr), source):
+        raise ValueError(problem)
 
 
 @dataclasses.dataclass
@@ -159,51 +161,36 @@ class GaudiConfig:
         False
     """
     use_torch_autocast: bool = False
-    autocast_bf16_ops: typing.Optional[list[str]] = None
-    autocast_fp32_ops: typing.Optional[list[str]] = None
+    autocast_bf16_ops: list[str] | None = None
+    autocast_fp32_ops: list[str] | None = None
     use_dynamic_shapes: bool = False
     use_fused_adam: bool = False
     use_fused_clip_norm: bool = False
 
-    def __post_init__(self) -> None:
-        for key, value in self.to_dict().items():
-            ops = key.startswith("autocast")
-            names = value is None or isinstance(value, list) and all(isinstance(name, str) for name in value)
-            if not (names if ops else isinstance(value, bool)):
-                raise ValueError(f"GaudiConfig: {key}: found {value!r}, allowed: {'a list of names, None' if ops else 'True, False'}")
-        if (self.autocast_bf16_ops is None) != (self.autocast_fp32_ops is None):
-            raise ValueError("GaudiConfig: found one of autocast_bf16_ops and autocast_fp32_ops, allowed: both or none")
+    def __post_init__(self) -> None: _check({key: value for key, value in self.to_dict().items() if value is not None}, "GaudiConfig")
 
     @classmethod
-    def from_dict(cls, config_dict: typing.Mapping[str, typing.Any]) -> "GaudiConfig":
+    def from_dict(cls, config_dict: Mapping[str, Any]) -> "GaudiConfig":
         """Raises ValueError for an unknown key (the nearest is named)."""
-        keys = {key: value for key, value in config_dict.items() if key not in _PASSED_OVER}
-        if keys.pop("use_habana_mixed_precision", False):
-            raise ValueError("GaudiConfig: use_habana_mixed_precision: found True, allowed: False; use_torch_autocast has replaced it")
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in (key for key in keys if key not in known):
-            near = difflib.get_close_matches(key, known, 1)
-            raise ValueError(f"GaudiConfig: unknown key '{key}'" + (f", did you mean '{near[0]}'?" if near else f", allowed: {', '.join(known)}"))
-        return cls(**keys)
+        _check(config_dict, "GaudiConfig")
+        return cls(**{field.name: config_dict[field.name] for field in dataclasses.fields(cls) if field.name in config_dict})
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Path, **kwargs: typing.Any) -> "GaudiConfig":
+    def from_pretrained(cls, pretrained_model_name_or_path: Path, **kwargs: Any) -> "GaudiConfig":
         """The gaudi_config.json of a folder, a file, or what transformers' cached_file(**kwargs) finds on the Hub."""
-        file: typing.Any = os.fspath(pretrained_model_name_or_path)
+        file: Any = os.fspath(pretrained_model_name_or_path)
         if not os.path.isfile(file):
             file = hub.cached_file(file, _FILE, **kwargs)
         keys = _config.read_object(file)
-        try:
-            return cls.from_dict(keys)
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
+        _check(keys, file)
+        return cls.from_dict(keys)
 
     def save_pretrained(self, save_directory: Path) -> None:
         os.makedirs(save_directory, exist_ok=True)
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True)
         pathlib.Path(save_directory, _FILE).write_text(text + "\n", encoding="utf-8")
 
-    def to_dict(self) -> dict[str, typing.Any]: return dataclasses.asdict(self)
+    def to_dict(self) -> dict[str, Any]: return dataclasses.asdict(self)
 
     def write_bf16_fp32_ops_to_text_files(self, path_to_bf16_file: Path, path_to_fp32_file: Path) -> None:
         """As LOWER_LIST and FP32_LIST name them: a name on a line."""

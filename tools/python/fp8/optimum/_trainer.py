@@ -4,8 +4,8 @@
 import copy
 import functools
 import time
-import typing
 import warnings
+from typing import Any
 
 import torch
 import transformers
@@ -15,8 +15,7 @@ from fp8.optimum import distributed, utils
 from fp8.optimum._arguments import GaudiConfig, GaudiTrainingArguments
 from fp8.te import _attached
 
-Metrics = dict[str, typing.Any]
-Any = typing.Any
+Metrics = dict[str, Any]
 _ADAMW = (transformers.training_args.OptimizerNames.ADAMW_TORCH, transformers.training_args.OptimizerNames.ADAMW_TORCH_FUSED)
 
 
@@ -50,11 +49,11 @@ class _OnHpu:
     """What stands before a Trainer of transformers."""
     args: GaudiTrainingArguments
     fp8_recipe: te.recipe.Argument = te.recipe.DelayedScaling(fp8_format=te.recipe.Format.HYBRID, interval=16, reduce_amax=False)
-    fp8_report: typing.Optional[quant.Report] = None
+    fp8_report: quant.Report | None = None
     _rates: Metrics = {}
-    _graphed: typing.Optional[torch.nn.Module] = None
+    _graphed: torch.nn.Module | None = None
 
-    def __init__(self, model: Any = None, gaudi_config: typing.Optional[GaudiConfig] = None, args: typing.Optional[GaudiTrainingArguments] = None,
+    def __init__(self, model: Any = None, gaudi_config: GaudiConfig | None = None, args: GaudiTrainingArguments | None = None,
                  *positional: Any, **named: Any) -> None:
         args = GaudiTrainingArguments(output_dir="tmp_trainer", use_habana=True) if args is None else args
         if not isinstance(args, GaudiTrainingArguments):

@@ -4,12 +4,12 @@
 import os
 import random
 import time
-import typing
+from typing import Any, ClassVar, Optional
 
 import torch
 
-Device = typing.Union[torch.device, str, int, None]
-Number = typing.Optional[float]
+Device = torch.device | str | int | None
+Number = float | None
 
 
 def adapt_transformers_to_gaudi() -> None: """Nothing has to be adapted: models of transformers run on hpu as they are."""
@@ -45,30 +45,28 @@ def speed_metrics(split: str, start_time: float, num_samples: Number = None, num
 class HabanaProfile:
     """A trace of `active` steps, after `wait` and `warmup` ones, as a file in output_dir/name; active=0: none. Operators of hpu stand in it
     as the CPU's do. One runs at a time: start() stops another."""
-    _running: typing.ClassVar[typing.Optional["HabanaProfile"]] = None
+    _running: ClassVar[Optional["HabanaProfile"]] = None
 
     def __init__(self, warmup: int = 0, active: int = 0, record_shapes: bool = True, with_stack: bool = False, name: str = "",
                  output_dir: str = "./hpu_profile", wait: int = 0) -> None:
-        torch_profiler = torch.profiler
-        self._profiler = None if active <= 0 else torch_profiler.profile(
-            activities=[torch_profiler.ProfilerActivity.CPU], schedule=torch_profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-            on_trace_ready=torch_profiler.tensorboard_trace_handler(os.path.join(output_dir, name)), record_shapes=record_shapes,
-            with_stack=with_stack)
+        made, write = torch.profiler, torch.profiler.tensorboard_trace_handler(os.path.join(output_dir, name))
+        self._profiler: Any = None if active <= 0 else made.profile(
+            activities=[made.ProfilerActivity.CPU], schedule=made.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            on_trace_ready=write, record_shapes=record_shapes, with_stack=with_stack)
 
     def start(self) -> None:
-        running = HabanaProfile._running
-        if self._profiler is not None and running is not self:
-            if running is not None:
-                running.stop()
+        if self._profiler is not None and HabanaProfile._running is not self:
+            if HabanaProfile._running is not None:
+                HabanaProfile._running.stop()
             HabanaProfile._running = self
             self._profiler.start()
 
     def step(self) -> None:
-        if self._profiler is not None and HabanaProfile._running is self:
+        if HabanaProfile._running is self:
             self._profiler.step()
 
     def stop(self) -> None:
-        if self._profiler is not None and HabanaProfile._running is self:
+        if HabanaProfile._running is self:
             HabanaProfile._running = None
             self._profiler.stop()
 
