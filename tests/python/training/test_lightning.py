@@ -5,6 +5,8 @@ import importlib
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 import types
@@ -235,6 +237,27 @@ def test_a_checkpoint_resumes(tmp_path, precision):
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
+def test_an_interrupt_leaves_a_checkpoint_that_resumes(tmp_path):
+    """SIGINT in the third step of fit, in fp8: what the second one saved goes on with the bits of a run of four steps."""
+    class Interrupt(lightning.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            if trainer.global_step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+    data = torch.utils.data.DataLoader(torch.randn(4, 32, generator=torch.Generator().manual_seed(0)), batch_size=4)
+
+    def fit(folder, callbacks=(), **asked):
+        torch.manual_seed(0)
+        model, saves = Model(), lightning.pytorch.callbacks.ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
+        lightning.Trainer(accelerator="hpu", precision="fp8", callbacks=[saves, *callbacks], **{**QUIET, "max_steps": 4}).fit(model, data, **asked)
+        return model
+    whole = fit(tmp_path / "whole")
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        fit(tmp_path / "cut", [Interrupt()])
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["step=1.ckpt", "step=2.ckpt"]
+    resumed = fit(tmp_path / "again", ckpt_path=tmp_path / "cut" / "step=2.ckpt", weights_only=False)
+    assert torch.equal(resumed.layer.weight, whole.layer.weight) and resumed.fp8_steps == whole.fp8_steps == 4
+
+
 def test_a_checkpoint_is_whole(tmp_path, monkeypatch):
     """One that fails leaves the one before; tied weights are one."""
     file, weight = tmp_path / "a.ckpt", torch.ones(64, 64, device="hpu")
@@ -280,6 +303,50 @@ def test_inference(tmp_path, run):
         assert list(tmp_path.glob("inc_output/measure_hooks_maxabs.json"))
     after = torch.cat(trainer.predict(model, dataloaders=data)).float().cpu()
     assert model.seen >= {("hpu", torch.bfloat16)} and 0 < (after - before).norm() / before.norm() < 0.1
+
+
+ELSEWHERE = """
+import sys, torch, lightning
+sys.path[:0] = {path!r}
+from test_lightning import HPUPrecisionPlugin, Model
+torch.manual_seed(0)
+plugin, model = HPUPrecisionPlugin("fp8"), Model()
+plugin.convert_modules(model, inference=True, quant=False, fp8_data_path={folder!r})
+data = torch.utils.data.DataLoader(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)), batch_size=4)
+lightning.Trainer(accelerator="hpu", plugins=plugin, logger=False, enable_progress_bar=False).predict(model, dataloaders=data)
+"""
+
+
+def test_measured_in_another_process_and_by_the_package(tmp_path):
+    """The files and the results are those of one process, and those of fp8.quant's own prepare, finalize_calibration and convert."""
+    def model():
+        torch.manual_seed(0)
+        return Model()
+    data = torch.utils.data.DataLoader(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)), batch_size=4)
+
+    def run(quant, folder, made):
+        plugin = HPUPrecisionPlugin("fp8")
+        plugin.convert_modules(made, inference=True, quant=quant, fp8_data_path=folder)
+        trainer = lightning.Trainer(accelerator="hpu", plugins=plugin, logger=False, enable_progress_bar=False)
+        return torch.cat(trainer.predict(made, dataloaders=data)).cpu()
+    one, other, own = tmp_path / "one", tmp_path / "other", tmp_path / "own"
+    run(False, one, model())
+    subprocess.run([sys.executable, "-c", ELSEWHERE.format(path=sys.path, folder=str(other))], check=True, capture_output=True)
+    keys = {"dump_stats_path": str(own / "inc_output" / "measure"), "observer": "maxabs"}
+    with torch.autocast("hpu", torch.bfloat16):
+        measured = model().to("hpu")
+        fp8.quant.prepare(measured, fp8.quant.FP8Config(mode="MEASURE", **keys))
+        for rows in data:
+            measured(rows.to("hpu"))
+    fp8.quant.finalize_calibration(measured)
+    names = sorted(path.name for path in (one / "inc_output").iterdir())
+    assert "measure_hooks_maxabs.json" in names
+    for folder in other, own:
+        assert sorted(path.name for path in (folder / "inc_output").iterdir()) == names
+    texts = [json.loads((folder / "inc_output" / "measure_hooks_maxabs.json").read_text())["Nodes"] for folder in (one, other, own)]
+    assert texts[0] == texts[1] == texts[2]
+    found = [run(True, folder, model()) for folder in (one, other, own)]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 def test_device_stats():

@@ -432,3 +432,84 @@ def test_compiled_and_in_graphs():
     assert same(train(model, on("nvidia"), call=torch.hpu.ModuleCacher()(model)), expected)
     model = converted().bfloat16()
     assert len([key for key in model.state_dict() if "extra" in key]) == 2
+
+
+def test_a_second_derivative_is_refused_by_name():
+    model = converted()
+    x = data(1)[0].requires_grad_()
+    with on()():
+        y = model(x)
+    [first] = torch.autograd.grad(y.square().mean(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="derivative"):
+        torch.autograd.grad(first.square().sum(), x)
+
+
+class Adapted(torch.nn.Module):
+    """LoRA: a frozen layer, and two small ones that learn."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = (torch.nn.Linear(*sizes, bias=False, device="hpu") for sizes in ((base.in_features, 16), (16, base.out_features)))
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("name", ["habana", "nvidia"])
+def test_adapters_beside_frozen_weights(name):
+    """All three products in fp8: the bits of the bare operators, and frozen weights stay."""
+    def adapted():
+        model = net()
+        torch.manual_seed(3)
+        model[0] = Adapted(model[0])
+        return model
+    bare, ours = adapted(), adapted()
+    weights = [bare[0].base.weight, bare[0].down.weight, bare[0].up.weight, bare[2].weight]
+    OPS.attach_training(weights, ["0.base", "0.down", "0.up", "2"], ["Linear"] * 4, name)
+
+    @contextlib.contextmanager
+    def region():
+        number = OPS.enter_autocast(name)
+        yield
+        OPS.exit_autocast(number)
+    frozen = weights[0].detach().clone()
+    assert [m.name for m in fp8.te.convert_modules(ours).converted] == ["0.base", "0.down", "0.up", "2"]
+    expected = train(bare, region)
+    assert same(train(ours, on(name)), expected) and not same(expected, train(adapted(), PLAIN))
+    assert torch.equal(ours[0].base.weight, frozen) and ours[0].base.weight.grad is None and expected[0][-1] < expected[0][0]
+
+
+def test_modules_of_te_beside_converted_ones():
+    """The bits of the same layers when all are converted ones."""
+    def both():
+        model = net()
+        model[2] = fp8.te.Linear(model[2].in_features, model[2].out_features, name="2")
+        model[2].load_state_dict(net()[2].state_dict(), strict=False)
+        return model
+    expected, mixed = train(converted(), on()), both()
+    assert [m.name for m in fp8.te.convert_modules(mixed).converted] == ["0"]
+    assert same(train(mixed, on()), expected) and state(mixed, "2")["step"] == state(mixed)["step"] == 20
+
+
+def test_a_llama_is_near_its_run_in_bf16():
+    """Twenty steps, each loss within 1 %."""
+    def losses(region):
+        torch.manual_seed(0)
+        model = llama().to("hpu")
+        if region is not None:
+            converted(model=model)
+        optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+        for step in range(20):
+            tokens = torch.randint(0, 64, (4, 32), generator=torch.Generator().manual_seed(step % 5)).to("hpu")
+            with torch.autocast("hpu", torch.bfloat16), region() if region else PLAIN():
+                loss = model(input_ids=tokens, labels=tokens).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+    bf16 = losses(None)
+    for recipe in (HYBRID, "nvidia", "current", "block", "mxfp8"):
+        low = losses(on(recipe))
+        assert low != bf16 and max(abs(a - b) / b for a, b in zip(low, bf16)) < 0.01
