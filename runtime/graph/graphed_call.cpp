@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
@@ -106,6 +107,7 @@ const std::vector<at::Tensor>& GraphedCall::begin(at::TensorList inputs) {
     first_inputs_.push_back(x.detach().requires_grad_(differentiates && x.requires_grad()));
   if (g_hooks.backward != nullptr) around_backward_ = g_hooks.backward();
   recorder_ = std::make_unique<Recorder>();
+  if (differentiates) recorder_->take_gradients_apart();
   capturing_ = std::make_unique<Capturing>();
   for (const at::Tensor& x : first_inputs_) {
     inputs_.push_back(recorder_->given(x));
@@ -124,15 +126,17 @@ std::vector<at::Tensor> GraphedCall::end(at::TensorList inputs, std::vector<at::
   recorder_->pause();
   capturing_.reset();
   backward_begins_ = recorder_->position();
+  find_leaves(results);
+  refuse_hidden_gradients();
   refusal_ = recorder_->refusal();
   if (!refusal_.empty()) recorder_.reset();
-  first_results_ = results;
-  find_leaves(first_results_);
-  if (with_gradient_.empty()) {
+  const bool in_its_own_graph = recorder_ == nullptr && std::ranges::find(input_needs_, true) == input_needs_.end();
+  if (with_gradient_.empty() || in_its_own_graph) {
     finish();
-    first_inputs_.clear(), first_results_.clear();
+    first_inputs_.clear(), leaves_.clear();
     return results;
   }
+  first_results_ = results;
   return in_graph(c10::make_intrusive<Frame>(shared_from_this()), inputs, results);
 }
 
@@ -171,7 +175,37 @@ void GraphedCall::find_leaves(at::TensorList results) {
   }
 }
 
+void GraphedCall::refuse_hidden_gradients() {
+  if (!recorder_->takes_gradients_apart()) return;
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const at::Tensor& leaf : leaves_) known.insert(leaf.unsafeGetTensorImpl());
+  for (const auto* owner : recorder_->read_without_gradients())
+    if (!known.contains(owner))
+      recorder_->refuse(
+          "a parameter that learns is read where gradients are off, and the graph of the results has it nowhere else "
+          "(activation checkpointing?)");
+}
+
+/// All of the first call's graph, as without a capture: leaves get their gradients here.
+std::vector<at::Tensor> GraphedCall::backward_as_it_is(at::TensorList gradients) {
+  std::vector<at::Tensor> roots, given;
+  for (std::size_t i = 0; i < with_gradient_.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    roots.push_back(first_results_[with_gradient_[i]]);
+    given.push_back(gradients[i]);
+  }
+  const auto around = around_backward_ ? around_backward_() : nullptr;
+  torch::autograd::backward(roots, given, /*retain_graph=*/true);
+  std::vector<at::Tensor> all;
+  for (at::Tensor& x : first_inputs_) all.push_back(std::exchange(x.mutable_grad(), at::Tensor()));
+  all.resize(all.size() + leaves_.size());
+  return all;
+}
+
 std::vector<at::Tensor> GraphedCall::first_backward(at::TensorList gradients) {
+  if (!refusal_.empty() && !first_results_.empty() &&
+      torch::autograd::Engine::get_default_engine().is_checkpoint_valid())
+    return backward_as_it_is(gradients);
   std::vector<at::Tensor> roots, wanted;
   for (const auto i : with_gradient_) roots.push_back(first_results_[i]);
   for (const at::Tensor& x : first_inputs_)

@@ -5,7 +5,8 @@
 //   later calls     nodes [0, backward) and, within a node of autograd, [backward, end)
 //
 // Each call has memory of its own for what its backward reads, so several may come before the first backward. Gradients
-// are given to autograd as eager mode's are: it adds them up.
+// are given to autograd as eager mode's are: it adds them up. A function whose backward runs a backward() of its own
+// (activation checkpointing) adds to .grad where no recording hears of it: it runs as it is.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -61,6 +62,9 @@ class GraphedCall : public std::enable_shared_from_this<GraphedCall> {
   void finish();
   void find_what_backward_reads();
   void find_leaves(at::TensorList results);
+  /// Refuses where a parameter's gradient may come by another way than the graph of the results.
+  void refuse_hidden_gradients();
+  std::vector<at::Tensor> backward_as_it_is(at::TensorList gradients);
   std::vector<at::Tensor> first_backward(at::TensorList gradients);
   std::vector<at::Tensor> backward(Frame& frame, at::TensorList gradients);
   void note_versions(Frame& frame) const;

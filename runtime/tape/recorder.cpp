@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
@@ -169,10 +170,14 @@ std::int32_t Recorder::given(const at::Tensor& tensor) { return window_on(slot_o
 
 std::int32_t Recorder::window_of(const at::Tensor& tensor) {
   const auto slot = slot_of(tensor, Kind::outside);
-  if (tape_.slots[static_cast<std::size_t>(slot)].kind == Kind::outside &&
-      outside_known_.insert(tensor.unsafeGetTensorImpl()).second)
+  const bool outside = tape_.slots[static_cast<std::size_t>(slot)].kind == Kind::outside;
+  if (outside && outside_known_.insert(tensor.unsafeGetTensorImpl()).second)
     outside_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), storage_impl_of(tensor),
                         tensor.requires_grad()});
+  if (outside && !at::GradMode::is_enabled()) {
+    const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
+    if (owner.requires_grad()) read_without_gradients_.insert(owner.unsafeGetTensorImpl());
+  }
   return window_on(slot, tensor);
 }
 

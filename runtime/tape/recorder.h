@@ -63,6 +63,12 @@ class Recorder final : LeafListener {
     bool requires_grad;
   };
   std::vector<Outside> take_outside() { return std::move(outside_); }
+  /// Tensors with requires_grad that were there before and were read while gradients were off. To be compared alone.
+  const std::unordered_set<const c10::TensorImpl*>& read_without_gradients() const { return read_without_gradients_; }
+
+  /// Its backward is autograd::grad(): what a backward() inside of that adds to .grad would be lost.
+  void take_gradients_apart() { gradients_apart_ = true; }
+  bool takes_gradients_apart() const { return gradients_apart_; }
 
   /// The recording is of use for as long as `holds` says true.
   void depends_on(std::function<bool()> holds) { conditions_.push_back(std::move(holds)); }
@@ -117,6 +123,8 @@ class Recorder final : LeafListener {
   std::vector<Outside> outside_;
   std::vector<std::function<bool()>> conditions_;
   std::unordered_set<c10::TensorImpl*> outside_known_;
+  std::unordered_set<const c10::TensorImpl*> read_without_gradients_;
+  bool gradients_apart_ = false;
   std::unique_ptr<Listening> listening_;
 };
 

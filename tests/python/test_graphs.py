@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import fp8
 
@@ -68,6 +69,37 @@ def test_hooks_are_called():
     for _ in range(3):
         model(torch.ones(4, 8, device="hpu"))
     assert len(calls) == 3 and counts(model) == (0, 0, 0)
+
+
+class Recomputing(torch.nn.Module):
+    def __init__(self, reentrant, learns):
+        super().__init__()
+        self.inner, self.head, self.reentrant, self.learns = net(), torch.nn.Linear(8, 8).to("hpu"), reentrant, learns
+
+    def forward(self, x):
+        if self.learns:
+            x = x.requires_grad_()  # as transformers does for reentrant checkpoints
+        return self.head(torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("learns", ["", "inside", "outside"])
+def test_activation_checkpointing_runs_as_it_is(reentrant, learns):
+    if reentrant and not learns:
+        return  # torch itself warns that there are no gradients
+    found = []
+    for graphs in (False, True):
+        torch.manual_seed(2)
+        model = Recomputing(reentrant, learns == "inside")
+        if graphs:
+            torch.hpu.ModuleCacher()(model)
+        for step in range(3):
+            x = torch.full((4, 8), 0.5 + step, device="hpu", requires_grad=learns == "outside")
+            model(x).square().mean().backward()
+            found.append([x.grad] * (learns == "outside") + [p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for e, g in zip(found[:3], found[3:]) for a, b in zip(e, g))
+    assert len(found[0]) == len(list(model.parameters())) + (learns == "outside")
+    assert counts(model) == (1, 0, 2) and len(model.forward.cache.refusals()) == 1
 
 
 def test_fp8_follows_the_weights():

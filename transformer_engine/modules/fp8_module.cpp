@@ -25,6 +25,7 @@
 
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/common/edge.h"
+#include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
@@ -286,6 +287,13 @@ struct CheckpointRun {
   std::optional<GoingOn> going_on;
 };
 
+/// A recording hears the second run as a call of its own, and not where its scales and gradients belong.
+void refuse_recording() {
+  auto* recorder = runtime::Recorder::current();
+  if (recorder != nullptr && (recorder->takes_gradients_apart() || current_region() != nullptr))
+    recorder->refuse("activation checkpointing, which runs a part of the call again within its backward");
+}
+
 /// Not destroyed at the program's end: see the regions of training_operators.cpp.
 runtime::ops::Handles<CheckpointRun>& runs() {
   static auto& all = *new runtime::ops::Handles<CheckpointRun>("run");
@@ -314,6 +322,7 @@ std::optional<StepScales> ReplayLog::given(const Fp8State& state) {
 std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs,
                                    const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return function(inputs);
+  refuse_recording();
   auto node = c10::make_intrusive<Recompute>();
   node->function = function;
   node->log = ReplayLog(current_replay_log());
@@ -360,6 +369,7 @@ at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& functi
 }
 
 std::int64_t checkpoint_begin() {
+  refuse_recording();
   const auto run = std::make_shared<CheckpointRun>();
   run->going_on.emplace(&run->log);
   return runs().add(run);
