@@ -207,7 +207,10 @@ EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, 
     stage.step();
   }
   loop.merge();
-  EvaluationResult result{.loss = loop.loss(), .speed = loop.speed(of.split)};
+  EvaluationResult result{.loss = loop.loss(),
+                          .speed = loop.speed(of.split),
+                          .graphs = of_this_loop.counts(),
+                          .graph_refusals = of_this_loop.refusals()};
   auto row = metrics_.take_means(Metrics::Stage::evaluation, ranks());
   for (const auto& [name, value] : row.items()) result.metrics[name] = metrics_.known().at(name);
   if (result.metrics.emplace(of.loss_name, result.loss).second && alone) row[of.loss_name] = result.loss;

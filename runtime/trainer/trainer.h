@@ -186,6 +186,8 @@ struct EvaluationResult {
   std::map<std::string, double> metrics = {};
   io::Json speed = io::Json::object();  ///< speed_metrics("eval" or "test", ...)
   bool stopped = false;
+  runtime::GraphCounts graphs = {};  ///< of a loop outside of fit()
+  std::vector<std::string> graph_refusals = {};
 };
 
 /// The tensors of predict_step() for one batch, on the device where it left them.

@@ -261,9 +261,9 @@ void add_graphs(const std::optional<runtime::GraphCounter>& counter, io::Json& j
                     {"host_reads", std::move(reads)}};
 }
 
-/// What --hpu-graphs did, without it nothing.
-void add_replays(const trainer::FitResult& result, const TrainOptions& o, const Context& context, io::Json& json,
-                 Table& table) {
+/// What --hpu-graphs did, without it nothing. result: a FitResult or an EvaluationResult.
+template <class Result>
+void add_replays(const Result& result, const TrainOptions& o, const Context& context, io::Json& json, Table& table) {
   if (!o.hpu_graphs && !o.hpu_graphs_inference) return;
   for (const auto& reason : result.graph_refusals) context.warn("--hpu-graphs: steps run as they are: " + reason);
   const auto& [captured, replayed, eager] = result.graphs;
@@ -373,7 +373,8 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
   if (result.stopped) throw Interrupted();
   if (ranks.first())
     print_metrics(context, o, test ? "test" : "validate", result.metrics, result.speed,
-                  {{"stage", test ? "test" : "validate"}, {"loss", result.loss}});
+                  {{"stage", test ? "test" : "validate"}, {"loss", result.loss}},
+                  [&](io::Json& to, Table& table) { add_replays(result, o, context, to, table); });
 }
 
 /// The CPU's work is not captured: who asks for graphs of it would wait for a speed that does not come.

@@ -74,7 +74,10 @@ TEST_F(RunFile, OtherStagesHaveTheirOwnDataAndWrite) {
   const auto fitted = log_of(folder / "a").back()["eval_loss"].get<double>();
   EXPECT_EQ(value({"validate", "--ckpt_path", checkpoint})["metrics"]["val_loss"], fitted);
   EXPECT_NE(value({"validate"})["metrics"]["val_loss"], fitted);
-  EXPECT_EQ(value({"validate", "--ckpt_path=last"})["metrics"]["val_loss"], fitted);
+  const auto graphed = value({"validate", "--ckpt_path=last", "--trainer.use_hpu_graphs_for_inference=true"});
+  EXPECT_EQ(graphed["metrics"]["val_loss"], fitted);
+  EXPECT_GE(graphed["hpu_graphs"]["captured"], 1) << graphed.dump();
+  EXPECT_EQ(graphed["hpu_graphs"]["as_they_are"], 0) << graphed.dump();
   EXPECT_EQ(value({"test", "--ckpt_path=" + checkpoint, "--trainer.limit_test_batches=2"})["metrics"]["test_loss"],
             fitted);
   const auto predicted = value({"predict", "--ckpt_path", checkpoint, "--trainer.limit_predict_batches", "2"});
