@@ -108,6 +108,8 @@
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
 //     training_state_bytes(Tensor weight) -> Tensor          of one weight, whatever its name
 //     set_training_state_bytes(Tensor weight, Tensor bytes) -> ()
+//     state_of(Tensor weight, str recipe="", bool minimize_memory=False) -> State
+//                                                            an attached weight's, which outlives it
 //     linear(Tensor x, Tensor weight, Tensor? bias, State state) -> Tensor
 //                                                            a product whose module has the fp8 state,
 //                                                            torch.classes.fp8.State(name)

@@ -159,6 +159,7 @@ void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes)
 class State final : public torch::CustomClassHolder {
  public:
   State(const std::string& name, std::string recipe, bool minimize_memory, bool attention = false);
+  State(std::shared_ptr<TrainingHandler> handler, std::string recipe, bool minimize_memory);
 
   /// For one product. Throws c10::Error where it is of a linear product and an attention's is asked for, or the other
   /// way round.
@@ -181,5 +182,10 @@ class State final : public torch::CustomClassHolder {
 
 /// Makes the class known, once: files whose operators take one call it before they register these.
 bool register_state();
+
+/// A converted weight's own state, for its module: it outlives the weight, which an engine that shards parameters puts
+/// another in place of. recipe, minimize_memory: what it was converted with. Throws c10::Error for a weight that is not
+/// converted.
+c10::intrusive_ptr<State> state_of_weight(const at::Tensor& weight, std::string recipe, bool minimize_memory);
 
 }  // namespace fp8::te

@@ -117,6 +117,9 @@ State::State(const std::string& name, std::string recipe, bool minimize_memory, 
   handler_ = std::make_shared<TrainingHandler>(state, product_options(minimize_memory, std::nullopt, true));
 }
 
+State::State(std::shared_ptr<TrainingHandler> handler, std::string recipe, bool minimize_memory)
+    : recipe_(std::move(recipe)), minimize_memory_(minimize_memory), handler_(std::move(handler)) {}
+
 std::string State::values() const { return state_of(*handler_->state()); }
 at::Tensor State::bytes() const { return bytes_of(*handler_->state()); }
 void State::set_bytes(const at::Tensor& bytes) { te::set_bytes("State", *handler_->state(), bytes); }
@@ -260,6 +263,12 @@ void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes)
   set_bytes(op, *handler_of(op, weight).state(), bytes);
 }
 
+c10::intrusive_ptr<State> state_of_weight(const at::Tensor& weight, std::string recipe, bool minimize_memory) {
+  handler_of("state_of", weight);
+  auto handler = std::static_pointer_cast<TrainingHandler>(runtime::find_tag(weight)->handler);
+  return c10::make_intrusive<State>(std::move(handler), std::move(recipe), minimize_memory);
+}
+
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
   m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
@@ -287,6 +296,10 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
         &set_training_state_bytes);
   m.def(torch::schema(
       "linear(Tensor x, Tensor weight, Tensor? bias, __torch__.torch.classes.fp8.State state) -> Tensor", kEffect));
+  m.def(torch::schema("state_of(Tensor weight, str recipe=\"\", bool minimize_memory=False) -> "
+                      "__torch__.torch.classes.fp8.State",
+                      kEffect),
+        &state_of_weight);
   m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
 }
 

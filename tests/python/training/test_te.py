@@ -335,10 +335,8 @@ def test_state_that_is_missing_or_foreign_is_refused():
     converted(model=other)
     empty = {key: torch.empty(0, dtype=torch.uint8) if "extra" in key else value for key, value in saved.items()}
     other.load_state_dict(empty)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        kept = model.cpu().state_dict()
-    assert len(told) == 2 and "0.weight: without its fp8 training state" in str(told[0].message) and "0._extra_state" not in kept
+    kept = model.cpu().state_dict()
+    assert all(torch.equal(kept[key], saved[key]) for key in saved if "extra" in key)
 
 
 def test_a_pickle_is_refused_by_name():

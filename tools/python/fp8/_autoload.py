@@ -77,7 +77,8 @@ def _add_quantizer(auto: typing.Any) -> None:
 # Module: what is called with it when it is there, by pkgutil.resolve_name().
 _LATER = {
     "transformers.quantizers.auto": "fp8._autoload:_add_quantizer", "transformers.utils.import_utils": "fp8._trainers:keep_integers",
-    "accelerate.state": "fp8._trainers:watch_accelerate", f"lightning.pytorch.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
+    "accelerate.state": "fp8._trainers:watch_accelerate", "deepspeed.accelerator.real_accelerator": "fp8._trainers:choose_for_deepspeed",
+    f"lightning.pytorch.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
     f"pytorch_lightning.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
     "lightning.fabric.connector": f"{_CONNECTOR}:teach_fabric", "lightning_fabric.connector": f"{_CONNECTOR}:teach_fabric"}
 

@@ -2,7 +2,11 @@
 """What accelerate and Optimum's arguments ask of the device, for who trains with them; and parameters that learn in fp8 in pickles."""
 
 import functools
+import importlib
+import importlib.util
 import json
+import os
+import sys
 import warnings
 from typing import Any
 
@@ -28,6 +32,13 @@ def watch_accelerate(state: Any) -> None:
             tell_of_the_cpu()
         return device
     state.PartialState.default_device = property(default_device)
+
+
+def choose_for_deepspeed(real: Any) -> None:
+    """DeepSpeed takes hpu where fp8.deepspeed is imported, where DS_ACCELERATOR says so, and where there is a package of Habana's."""
+    chosen = os.environ.get("DS_ACCELERATOR", "hpu" if importlib.util.find_spec("habana_frameworks") else "")
+    if (chosen == "hpu" or "fp8.deepspeed" in sys.modules) and torch.hpu.is_available():
+        importlib.import_module("fp8.deepspeed").know(real)
 
 
 def keep_integers(utils: Any) -> None:

@@ -154,7 +154,7 @@ class Strategy:
         module = getattr(self, "lightning_module", None)
         for part, attached in _attached.within(module) if module is not None else ():
             if attached.live and attached.weight(part).owned.device.type == "hpu":
-                attached.pending, attached.live, attached.training = attached.state(part), False, None
+                attached.pending, attached.state, attached.training = attached.saved(), None, None
         super().teardown()  # type: ignore[misc]
 
     def _measured(self) -> None:

@@ -7,56 +7,103 @@
 
 import copy
 import json
-import warnings
+import types
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from torch.nn import functional as F  # noqa: N812
+
 from fp8 import _library, _modules
 from fp8._modules import TRAINING as MARK
-from fp8.te import _region
+from fp8.te import _region, _sharded
 
+_CALLED_BY_OTHERS = torch.nn.modules.linear.NonDynamicallyQuantizableLinear  # by MultiheadAttention, never its forward
 _KEY, _BLOCK = "_extra_state", 1 << 15
 _NONE = {"version": 1, "state": None, "tensors": ""}
 
 
+def _nothing() -> None: """Of a weight that the library does not know."""
+
+
 class Attached:
-    """A weight of a module. live: the library knows it in this process; else it will at the first use on hpu in a region, and begins
-    with `pending`, the state that was loaded until then. recipe: its own, whatever a region says; "": none."""
+    """A weight of a module. state: its fp8 state, which outlives the weight; None: it has one at the first use on hpu in a region, that
+    begins with `pending`, what was loaded until then. recipe: its own, whatever a region says; "": none.
+
+    The library knows the weight itself, so that any product of it is in fp8. Engines that shard (FSDP, ZeRO-3, DTensor) put other tensors
+    in its place: then product() multiplies with what the module has, and with this state."""
 
     def __init__(self, weight: _modules.Weight, recipe: str = "", minimize_memory: bool = False) -> None:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
-        self.recipe, self.minimize_memory, self.live = recipe, minimize_memory, False
+        self.recipe, self.minimize_memory = recipe, minimize_memory
+        self.state: Any = None
+        self.known: Callable[[], torch.Tensor | None] = _nothing  # the parameter that the library knows
         self.training: bool | None = None
         self.pending: dict[str, Any] = _NONE
         self.held: torch.Tensor | None = None  # the library's books know a transposed weight by its upright view
         beside = of(weight.owner)
+        self.replaces = type(weight.owner).forward is torch.nn.Linear.forward and not isinstance(weight.owner, _CALLED_BY_OTHERS)
+        self.multiplies = self.replaces or hasattr(weight.owner, "attaches_itself")  # its module calls product()
+        if self.replaces:
+            weight.owner.forward = types.MethodType(forward, weight.owner)  # type: ignore[method-assign]
         weight.owner.__dict__[MARK] = [*beside, self]
-        self.hooks = [] if beside else [weight.owner.register_forward_pre_hook(follow), weight.owner._register_state_dict_hook(_write),
-                                        weight.owner.register_load_state_dict_pre_hook(_read)]
+        self.hooks: list[Any] = []
+        if not beside:
+            self.hook(weight.owner)
+
+    def hook(self, owner: torch.nn.Module) -> None:
+        """What follows the module, once for all of its weights."""
+        if of(owner)[0] is self:
+            self.hooks = [owner.register_forward_pre_hook(follow), owner._register_state_dict_hook(_write),
+                          owner.register_load_state_dict_pre_hook(_read)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attached":
         """The copied weight has a state of its own, which follows this one until it trains."""
         made = Attached.__new__(Attached)
-        made.__dict__ = {**self.__dict__, "training": None, "held": None, "hooks": copy.deepcopy(self.hooks, memo)}
+        known = memo.get(id(self.known()))
+        made.__dict__ = {**self.__dict__, "training": None, "held": None, "known": _nothing, "hooks": copy.deepcopy(self.hooks, memo)}
+        if known is not None:
+            made._keep(known, known.detach().transpose(-2, -1) if self.transposed else known)
+        elif self.live:
+            made.state = copy.deepcopy(self.state)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         if self.live:
             raise RuntimeError(f"{self.name}: learns in fp8, and a pickled module would go on in high precision: save or send the model's "
                                "state_dict()")
-        return {**self.__dict__, "hooks": []}
+        return {**self.__dict__, "hooks": [], "multiplies": self.multiplies and not self.replaces}  # of a pickled module forward is its class's
 
     def weight(self, owner: torch.nn.Module) -> _modules.Weight:
         return _modules.Weight(self.name, f"{self.name}.{self.parameter}".lstrip("."), self.kind, owner, self.parameter, self.transposed)
 
-    def begin(self, tensor: torch.Tensor) -> None:
-        """The library knows the weight from here on."""
-        self.live, self.held = True, tensor if self.transposed else None
-        _set_state(tensor, self.pending)
+    @property
+    def live(self) -> bool: return self.state is not None
 
-    def state(self, owner: torch.nn.Module) -> dict[str, Any]:
-        return json.loads(bytes(torch.ops.fp8.training_state_bytes(self.weight(owner).tensor).tolist())) if self.live else self.pending
+    def begin(self, owner: torch.nn.Module) -> None:
+        """The library knows the weight from here on."""
+        weight = self.weight(owner)
+        self.held = weight.tensor if self.transposed else None
+        self._keep(weight.owned, weight.tensor)
+        self.state.set_bytes(_bytes(json.dumps(self.pending).encode()))
+
+    def _keep(self, owned: torch.Tensor, tensor: torch.Tensor) -> None:
+        self.known, self.state = weakref.ref(owned), torch.ops.fp8.state_of(tensor, self.recipe, self.minimize_memory)
+
+    def stop(self, owner: torch.nn.Module) -> None:
+        """The library knows neither weight nor state any more."""
+        if getattr(owner, self.parameter) is self.known():
+            put_back()
+            torch.ops.fp8.untag(self.weight(owner).tensor)
+        self.state, self.training, self.held, self.known = None, None, None, _nothing
+
+    def values(self) -> str:
+        """What fp8::training_state gives."""
+        return str(self.state.values())
+
+    def saved(self) -> Any: return json.loads(bytes(self.state.bytes().tolist())) if self.live else self.pending
 
 
 def of(module: torch.nn.Module) -> list[Attached]: return module.__dict__.get(MARK, [])
@@ -68,11 +115,40 @@ def put_back() -> None:
     torch.ops.fp8.exit_autocast(torch.ops.fp8.enter_autocast(), True)
 
 
+def is_taken(weight: torch.Tensor, attached: Attached) -> bool:
+    """Whether an engine has put another tensor in the place of the one that the library knows, or gathers it for each product."""
+    return weight is not attached.known() or hasattr(weight, "ds_id") or F.linear is not torch._C._nn.linear
+
+
+def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, parameter: str = "weight") -> torch.Tensor:
+    """F.linear, whatever an engine has made of the weight and of F.linear (DeepSpeed's function for ZeRO-3 takes autograd's place)."""
+    weight = getattr(module, parameter)
+    attached = next((attached for attached in of(module) if attached.parameter == parameter), None)
+    if attached is None or not attached.live or torch.compiler.is_compiling() or not is_taken(weight, attached):
+        return F.linear(x, weight, bias)
+    if hasattr(weight, "placements"):
+        return _sharded.product(attached.name, x, weight, bias, attached.state)
+    return torch.ops.fp8.linear(x, weight, bias, attached.state)
+
+
+def forward(module: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
+    """torch.nn.Linear's."""
+    return product(module, input, module.bias)
+
+
 def follow(module: torch.nn.Module, _: Any) -> None:
-    """Amaxes are recorded while the module trains."""
+    """Amaxes are recorded while the module trains. Raises RuntimeError for a class that multiplies by itself with a weight of an engine."""
     for attached in of(module):
         if not (attached.live and attached.training is module.training):
             _tell(module, attached)
+        if not attached.multiplies and attached.live and _region.inside() and is_taken(getattr(module, attached.parameter), attached):
+            raise RuntimeError(f"{attached.name}: an engine that shards parameters has its weight, and {type(module).__name__} multiplies with it "
+                               "by itself, in high precision: have the engine leave it out, or convert_modules() (a rule of the recipe)")
+
+
+def flattened(model: torch.nn.Module) -> list[str]:
+    """Modules whose parameters FSDP has put into one, so that they are not found as weights."""
+    return [name for name, module in model.named_modules() if hasattr(module, "_flat_param")]
 
 
 @_region.unseen
@@ -80,37 +156,34 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
     weight = attached.weight(module)
     if weight.owned.device.type != "hpu" or not (attached.live or _region.inside()):
         return
-    if not attached.live:
+    if not attached.live and is_sharded(weight.owned):
+        attached.state = torch.classes.fp8.State(attached.name, attached.recipe, attached.minimize_memory)
+        attached.state.set_bytes(_bytes(json.dumps(attached.pending).encode()))
+    elif not attached.live:
         weight.turn()
         recipe = attached.recipe or "habana"
         torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], recipe, "", attached.minimize_memory, bool(attached.recipe))
-        attached.begin(weight.tensor)
-    try:
-        torch.ops.fp8.set_training([weight.tensor], module.training)
-        attached.training = module.training
-    except RuntimeError:  # to(dtype) took its handler off: the next region gives it back
-        attached.training = None
+        attached.begin(module)
+    attached.state.set_training(module.training)
+    attached.training = module.training
+
+
+def is_sharded(weight: torch.Tensor) -> bool:
+    """A DTensor (FSDP2, tensor parallel), a parameter of ZeRO-3, or one of FSDP's flat one."""
+    return hasattr(weight, "placements") or hasattr(weight, "ds_id") or weight.dim() < 2 or not weight.is_leaf
+
+
+def _bytes(text: bytes) -> torch.Tensor: return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def filled(text: bytes, count: int = 1) -> torch.Tensor:
     """The bytes, and spaces up to a multiple of 32 KiB for each of `count` weights."""
     block = _BLOCK * count
-    return torch.frombuffer(bytearray(text.ljust(-(-len(text) // block) * block)), dtype=torch.uint8)
-
-
-def _set_state(tensor: torch.Tensor, state: Any) -> None:
-    torch.ops.fp8.set_training_state_bytes(tensor, filled(json.dumps(state).encode()))
+    return _bytes(text.ljust(-(-len(text) // block) * block))
 
 
 def _write(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    found: dict[str, Any] = {}
-    for attached in of(module):
-        try:
-            put_back()
-            found[attached.parameter] = attached.state(module)
-        except RuntimeError as error:
-            warnings.warn(f"state_dict: {prefix + attached.parameter}: without its fp8 training state: {_library.sentence(error)}", stacklevel=2)
-            return
+    found = {attached.parameter: attached.saved() for attached in of(module)}
     if found:
         state[prefix + _KEY] = filled(json.dumps(found if len(found) > 1 else next(iter(found.values()))).encode(), len(found))
 
@@ -119,9 +192,7 @@ def _read(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata:
           _unexpected: list[str], errors: list[str]) -> None:
     for attached in (weights := of(module)):
         if attached.live and metadata.get("assign_to_params_buffers") and prefix + attached.parameter in state:
-            put_back()
-            torch.ops.fp8.untag(attached.weight(module).tensor)  # another parameter takes its place, and is attached at its first use
-            attached.live = False
+            attached.stop(module)  # another parameter takes its place, and is attached at its first use
     found = state.pop(prefix + _KEY, None) if weights else torch.empty(0)
     if found is None:
         missing.append(prefix + _KEY)
@@ -131,8 +202,7 @@ def _read(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata:
             said = said if len(weights) > 1 else {weights[0].parameter: said}
             for attached in weights:
                 if attached.live:
-                    put_back()
-                    _set_state(attached.weight(module).tensor, said[attached.parameter])
+                    attached.state.set_bytes(_bytes(json.dumps(said[attached.parameter]).encode()))
                 else:
                     attached.pending = said[attached.parameter]
         except (ValueError, AttributeError, TypeError, KeyError):

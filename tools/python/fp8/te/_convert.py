@@ -35,14 +35,17 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     if already := [weight.name for weight in found if _attached.of(weight.owner)]:
         raise ValueError(f"convert_modules: {already[0]}: the model is converted already: restore() it first")
     quant._on_hpu(found, "convert_modules")
+    if taken := [weight.name for weight in found if _attached.is_sharded(weight.owned)] + _attached.flattened(model):
+        raise ValueError(f"convert_modules: {taken[0]}: an engine has sharded its weight: convert the model before FSDP, ZeRO-3 or tensor "
+                         "parallel takes it")
     for weight in found:
         weight.turn()
     tensors, names, kinds = _modules.columns(found)
     said = json.loads(torch.ops.fp8.attach_training(tensors, names, kinds, text or "habana", "", minimize_memory, bool(text)))
     converted = {module["name"] for module in said["converted"]}
-    for weight, tensor in zip(found, tensors):
+    for weight in found:
         if weight.name in converted:
-            _attached.Attached(weight, text, minimize_memory).begin(tensor)
+            _attached.Attached(weight, text, minimize_memory).begin(weight.owner)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing_enable") and _CHECKPOINTING not in module.__dict__:
             module.__dict__[_CHECKPOINTING] = module.register_forward_pre_hook(_region.give_contexts)
@@ -57,13 +60,12 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
     found = _attached.within(model)
     if not found:
         raise ValueError("restore: found no module that trains in fp8: convert_modules() makes them so")
-    weights = [attached.weight(module) for module, attached in found if attached.live]
-    quant._on_hpu(weights, "restore")
-    _attached.put_back()
-    for weight in weights:
-        torch.ops.fp8.untag(weight.tensor)
+    quant._on_hpu([attached.weight(module) for module, attached in found if attached.live], "restore")
     for module, attached in found:
+        attached.stop(module)
         module.__dict__.pop(_attached.MARK, None)
+        if getattr(module.__dict__.get("forward"), "__func__", None) is _attached.forward:
+            del module.__dict__["forward"]
         for hook in attached.hooks:
             hook.remove()
     for module in model.modules():

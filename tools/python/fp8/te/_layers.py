@@ -133,7 +133,7 @@ class Linear(torch.nn.Linear):
         for name in (name for name, found in (("weight", weight), ("bias", bias)) if found is not None):
             raise ValueError(f"te.Linear: {name}: found a tensor, allowed: None (its own parameter has the scales)")
         with _region.microbatch(is_first_microbatch):
-            return (torch.nn.functional.linear(inp, self.weight), self.bias) if self.return_bias else super().forward(inp)
+            return (_attached.product(self, inp, None), self.bias) if self.return_bias else _attached.product(self, inp, self.bias)
 
 
 class _Products(torch.nn.Module):
@@ -189,7 +189,7 @@ class LayerNormLinear(_Normed):
         refuse(self._where, nothing)
         normal = self._norm(inp)
         with _region.microbatch(is_first_microbatch):
-            return self._results(F.linear(normal, self.weight, None if self.return_bias else self.bias), self.bias, normal)
+            return self._results(_attached.product(self, normal, None if self.return_bias else self.bias), self.bias, normal)
 
 
 class LayerNormMLP(_Normed):
@@ -218,8 +218,8 @@ class LayerNormMLP(_Normed):
 
     def _run(self, inp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normal = self._norm(inp)
-        inner = torch.ops.fp8.activated(F.linear(normal, self.fc1_weight, self.fc1_bias), self.activation)
-        return F.linear(inner, self.fc2_weight, None if self.return_bias else self.fc2_bias), normal
+        inner = torch.ops.fp8.activated(_attached.product(self, normal, self.fc1_bias, "fc1_weight"), self.activation)
+        return _attached.product(self, inner, None if self.return_bias else self.fc2_bias, "fc2_weight"), normal
 
 
 class GroupedLinear(_Products):
@@ -241,8 +241,9 @@ class GroupedLinear(_Products):
         rows, splits = inp.reshape(-1, self.in_features), [int(count) for count in m_splits]
         fits = len(splits) == self.num_gemms and min(splits) >= 0 and sum(splits) == rows.size(0)
         expect(fits, self._where, "m_splits", splits, f"{self.num_gemms} numbers >= 0 with a sum of {rows.size(0)}")
-        weights, biases = ([getattr(self, f"{kind}{i}") for i in range(self.num_gemms)] for kind in ("weight", "bias"))
+        biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)]
         with _region.microbatch(is_first_microbatch):
-            parts = [F.linear(part, w, None if self.return_bias else b) for part, w, b in zip(rows.split(splits), weights, biases)]
+            parts = [_attached.product(self, part, None if self.return_bias else b, f"weight{i}")
+                     for i, (part, b) in enumerate(zip(rows.split(splits), biases))]
         y = torch.cat(parts).reshape(*inp.shape[:-1], self.out_features)
         return (y, biases) if self.return_bias else y

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of two ranks on hpu: {engine} x {f32, bf16, fp8} x {converted before the engine takes the model, after}.
+
+    python matrix.py ENGINE:PRECISION:ORDER ...    a line of JSON for each cell: what both ranks found
+    python matrix.py all
+
+Each rank has a process with one thread. A cell that is refused ends its processes; the next ones have others."""
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+
+# DDP comes last: ZeRO-3 puts a function of its own in the place of F.linear, for as long as the process lives.
+ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "ddp")
+PRECISIONS, ORDERS, RANKS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), 2, 5, 10
+CELLS = [":".join(cell) for cell in itertools.product(ENGINES, PRECISIONS, ORDERS) if cell[1] == "fp8" or cell[2] == "before"]
+
+
+def net():
+    import torch
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).to("hpu")
+
+
+def batches():
+    """[8, 4, 64] for each step."""
+    import torch
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(8, 4, 64, generator=generator) for _ in range(STEPS)]
+
+
+def loss_of(y, x):
+    return (y.float() - x.flatten(1).mean(1)[:, None, None].to(y.device)).square().mean()
+
+
+def _deepspeed(model, name, precision):
+    import torch
+
+    import deepspeed
+    zero = {"stage": int(name[4]), "stage3_param_persistence_threshold": 0}
+    if name.endswith("offload"):
+        zero.update(offload_param={"device": "cpu"}, offload_optimizer={"device": "cpu"})
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "bf16": {"enabled": precision == "bf16"},
+              "zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), config=config)
+    return engine
+
+
+def _parallel(model, sequence):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    rows = Shard(1) if sequence else Replicate()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=rows)}
+    if sequence:
+        plan["4"] = ColwiseParallel(input_layouts=rows, output_layouts=Replicate())
+    return parallelize_module(model, init_device_mesh("hpu", (RANKS,)), plan)
+
+
+def taken(model, name, precision):
+    """The model as the engine has it."""
+    import torch
+    if name == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    if name == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("hpu", 0))
+    if name == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+        for layer in (model[0], model[2], model[4]):
+            fully_shard(layer)
+        return fully_shard(model)
+    if name.startswith("zero"):
+        return _deepspeed(model, name, precision)
+    return _parallel(model, name == "tp_sp")
+
+
+def train(model, engine, precision, rank, whole, group=True):
+    """Each step's loss of the whole batch, dtypes that the first layer gave, and what states() is after each step."""
+    import torch
+
+    import fp8
+    zero = hasattr(engine, "backward")
+    optimizer = None if zero else torch.optim.AdamW(engine.parameters(), lr=1e-2)
+    losses, dtypes, scales = [], set(), []
+    layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    layer.register_forward_hook(lambda module, given, out: dtypes.add(str(out.dtype)))
+    for x in batches():
+        x = (x if whole else x.chunk(RANKS)[rank]).to("hpu")
+        x = x.bfloat16() if zero and precision == "bf16" else x
+        with contextlib.ExitStack() as stack:
+            if precision == "bf16" and not zero:
+                stack.enter_context(torch.autocast("hpu", torch.bfloat16))
+            if precision == "fp8":
+                stack.enter_context(fp8.te.fp8_autocast(True, fp8_recipe="nvidia", fp8_group=torch.distributed.group.WORLD if group else None))
+            loss = loss_of(engine(x), x)
+        if zero:
+            engine.backward(loss)
+            engine.step()
+        else:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        loss = loss.detach().float().cpu()
+        if group:
+            torch.distributed.all_reduce(loss)
+        losses.append(loss.item() / (RANKS if group else 1))
+        scales.append(states(model) if precision == "fp8" else [])
+    return {"losses": losses, "dtypes": sorted(dtypes), "states": scales}
+
+
+def states(model):
+    """Of each weight that trains in fp8: its steps, and its scale_inv."""
+    from fp8.te import _attached
+    found = [json.loads(attached.values()) for _, attached in _attached.within(model)]
+    return [[state["step"], state["forward"]["scale"], state["backward"]["scale"]] for state in found]
+
+
+def run(cell, rank):
+    import fp8
+    name, precision, order = cell.split(":")
+    model = net()
+    if precision == "fp8" and order == "before":
+        fp8.te.convert_modules(model)
+    engine = taken(model, name, precision)
+    if precision == "fp8" and order == "after":
+        fp8.te.convert_modules(model if name != "fsdp1" else engine)
+    return train(model, engine, precision, rank, name.startswith("tp"))
+
+
+def alone(precision):
+    """What one process finds that has the whole batch, whose arithmetic is that of each engine."""
+    import fp8
+    model = net()
+    if precision == "fp8":
+        fp8.te.convert_modules(model)
+    return train(model, model, precision, 0, True, False)
+
+
+def work(rank, cells, folder):
+    """One rank: a file for each cell."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", FP8_HPU_DEVICES=str(RANKS),
+                      OMP_NUM_THREADS="1", DS_ACCELERATOR="hpu", GLOO_SOCKET_IFNAME="lo")
+    log = os.open(os.path.join(folder, f"log.{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    import datetime
+
+    import torch
+
+    import fp8  # noqa: F401
+    if any(cell.startswith("zero") for cell in cells):
+        import deepspeed  # noqa: F401
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("hccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS,
+                                         timeout=datetime.timedelta(seconds=SECONDS))
+    for number, cell in enumerate(cells):
+        begin, failed = time.time(), False
+        try:
+            said = run(cell, rank)
+        except BaseException as error:  # noqa: BLE001
+            import traceback
+            traceback.print_exc()
+            said, failed = {"error": f"{type(error).__name__}: {error}"}, True
+        said["seconds"] = time.time() - begin
+        pathlib.Path(folder, f"{number}.{rank}.part").write_text(json.dumps(said))
+        os.rename(f"{folder}/{number}.{rank}.part", f"{folder}/{number}.{rank}")
+        if failed:
+            os._exit(1)
+    os._exit(0)
+
+
+def pairs(cells):
+    """What both ranks found, cell by cell."""
+    cells = list(cells)
+    while cells:
+        folder = tempfile.mkdtemp()
+        ranks = [multiprocessing.get_context("spawn").Process(target=work, args=(rank, cells, folder)) for rank in range(RANKS)]
+        for rank in ranks:
+            rank.start()
+        for number, cell in enumerate(list(cells)):
+            found, ended = [None] * RANKS, None
+            while None in found:
+                for rank in range(RANKS):
+                    place = pathlib.Path(folder, f"{number}.{rank}")
+                    if found[rank] is None and place.exists():
+                        found[rank] = json.loads(place.read_text())
+                    elif found[rank] is None and not ranks[rank].is_alive() and not place.exists():
+                        found[rank] = {"error": f"ended with {ranks[rank].exitcode}"}
+                ended = ended or (time.time() if any(found) else None)
+                if ended and time.time() - ended > SECONDS + 5:
+                    found = [said or {"error": "hangs"} for said in found]
+                time.sleep(0.02)
+            yield cell, found
+            cells.remove(cell)
+            if any("error" in said for said in found):
+                break
+        for rank in ranks:
+            rank.kill() if any("error" in said for said in found) else rank.join(5)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    for cell, found in pairs(CELLS if sys.argv[1:] == ["all"] else sys.argv[1:]):
+        print(json.dumps([cell, found]), flush=True)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed on hpu. It is DeepSpeed's own (pip install deepspeed); importing this module gives it the device.
+
+    >>> import torch, fp8
+    >>> import fp8.deepspeed    # before the first use of deepspeed
+    >>> import deepspeed        # doctest: +SKIP
+    >>> engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config={"train_micro_batch_size_per_gpu": 4})    # doctest: +SKIP
+
+Models that train in fp8 are converted before or after deepspeed.initialize() (stage 3: before). tools/pages/several_machines.md"""
+
+import importlib
+import sys
+import typing
+
+import torch
+
+from fp8 import _library
+
+_library.require()
+
+
+class _FusedAdam:
+    """The kernel that DeepSpeed's FusedAdam asks its builder for."""
+
+    @staticmethod
+    def multi_tensor_adam(_chunk: int, _overflow: torch.Tensor, lists: typing.Sequence[list[torch.Tensor]], lr: float, beta1: float, beta2: float,
+                          eps: float, step: int, adam_w_mode: int, bias_correction: int, weight_decay: float, *_: typing.Any) -> None:
+        """lists: gradients, parameters, first and second moments. Raises ValueError for weight_decay as a part of the gradient."""
+        if weight_decay and not adam_w_mode:
+            raise ValueError(f"FusedAdam: adam_w_mode: found False with weight_decay {weight_decay}, allowed: True, or weight_decay 0")
+        torch.ops.fp8.adamw_step(*lists, [step] * len(lists[0]), lr, beta1, beta2, eps, weight_decay, bool(bias_correction), True)
+
+
+class _OnHpu:
+    """hpu for DeepSpeed. Operators of the host (CPU Adam, AsyncIO) are DeepSpeed's, which compiles them; FusedAdam is the runtime's."""
+
+    def __init__(self) -> None:
+        """Not the base's, which looks for Habana's package."""
+        self._name, self._communication_backend_name, self._compile_backend = "hpu", "hccl", "fp8"
+        self.hpu, self.fp16_supported = torch.hpu, torch.hpu.get_device_name() != "GAUDI"
+
+    # Operators have computed when they return.
+    def is_synchronized_device(self) -> bool: return True
+    def use_host_timers(self) -> bool: return True
+    def on_accelerator(self, tensor: torch.Tensor) -> bool: return tensor.device.type == "hpu"
+    def op_builder_dir(self) -> str: return "deepspeed.ops.op_builder.cpu"
+    def visible_devices_envs(self) -> list[str]: return []
+
+    @property
+    def Event(self) -> typing.Any: return torch.hpu.Event  # noqa: N802: DeepSpeed's name
+
+    def get_op_builder(self, class_name: str) -> typing.Any:
+        # Its operator inference_all_reduce_ reads memory that processes of the CPU share, which tensors on hpu are not in.
+        found = super().get_op_builder("NotImplementedBuilder" if class_name == "ShareMemCommBuilder" else class_name)  # type: ignore[misc]
+        return type(class_name, (found,), {"load": lambda *_: _FusedAdam}) if class_name == "FusedAdamBuilder" else found
+
+    def create_op_builder(self, class_name: str) -> typing.Any: return self.get_op_builder(class_name)()
+
+    # DeepSpeed asks for memory that is pinned, and the host's is the device's: any is.
+    def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor: return tensor
+    def _torch_is_pinned(self, tensor: torch.Tensor) -> bool: return tensor.device.type == "cpu"
+
+
+def know(real: typing.Any) -> None:
+    """real: deepspeed.accelerator.real_accelerator, which runs before DeepSpeed asks for the device."""
+    global HPUAccelerator
+    base = importlib.import_module("deepspeed.accelerator.hpu_accelerator").HPU_Accelerator
+    HPUAccelerator = type("HPUAccelerator", (_OnHpu, base), {"__doc__": _OnHpu.__doc__, "__module__": __name__})
+    real.ds_accelerator = HPUAccelerator()
+
+
+HPUAccelerator: typing.Any = None
+importlib.import_module("deepspeed")
+_found = sys.modules["deepspeed.accelerator.real_accelerator"].ds_accelerator
+if HPUAccelerator is None and _found is not None:
+    raise ImportError(f"fp8.deepspeed: found deepspeed on {_found._name}, expected `import fp8.deepspeed` before `import deepspeed`")
