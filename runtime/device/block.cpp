@@ -10,6 +10,8 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/pending.h"
+#include "fp8/runtime/leaf/pending_work.h"
 
 namespace fp8::runtime {
 namespace {
@@ -33,6 +35,7 @@ c10::intrusive_ptr<c10::StorageImpl> foreign_alias(void* memory, std::size_t byt
 /// The address that const_data_ptr() gives where it may be asked.
 const char* address_of(const at::Tensor& t) {
   if (t.numel() == 0 || !t.has_storage()) return nullptr;
+  if (t.device().type() == c10::kHPU) finish_work();
   return static_cast<const char*>(storage_impl_of(t)->_mutable_data_ptr_no_checks().get()) +
          t.storage_offset() * static_cast<std::int64_t>(t.element_size());
 }
@@ -66,8 +69,15 @@ c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex
 
 Block* block_of(const c10::StorageImpl* storage) {
   if (storage == nullptr || storage->device_type() != c10::kHPU) return nullptr;
+  finish_work(Access::lookup);
   const auto& pointer = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
-  return pointer.get_deleter() == &free_block ? static_cast<Block*>(pointer.get_context()) : nullptr;
+  if (pointer.get_deleter() == &free_block) [[likely]]
+    return static_cast<Block*>(pointer.get_context());
+  if (pending_of(storage) == nullptr) return nullptr;
+  finish_work();
+  if (const auto* pending = pending_of(storage))
+    TORCH_CHECK(false, "[lazy] this tensor has no memory: ", pending->failure);
+  return block_of(storage);
 }
 
 bool same_place(const at::Tensor& a, const at::Tensor& b) { return address_of(a) == address_of(b); }
@@ -77,6 +87,7 @@ namespace {
 std::atomic<void (*)()> g_alias_listener = nullptr;
 
 void tell_listener() {
+  finish_work();
   if (const auto heard = g_alias_listener.load(std::memory_order_relaxed)) [[unlikely]]
     heard();
 }
@@ -276,6 +287,7 @@ CodesReader::CodesReader(const at::Tensor& codes) {
 }
 
 CodesReader CodesReader::for_product(const at::Tensor& codes, bool reused) {
+  finish_work();
   Block* block = block_of(codes);
   if (block == nullptr || (!reused && block->order.load(std::memory_order_acquire) == nullptr))
     return CodesReader(codes);

@@ -18,6 +18,7 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/leaf/pending_work.h"
 
 namespace fp8::runtime {
 namespace {
@@ -39,7 +40,8 @@ void check_index(c10::Device device) {
 using Clock = std::chrono::steady_clock;
 using Moment = Clock::time_point;
 
-/// Work is done when a call returns, so one default stream serves all and events are always complete.
+/// Work is done when a call returns (in lazy mode, when somebody waits for it), so one default stream serves all and
+/// events are always complete.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kHPU; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -81,6 +83,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   /// Work is done when its call returns, so an event is the moment of its recording.
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+    finish_work();
     if (*event == nullptr) *event = new Moment;
     *static_cast<Moment*>(*event) = Clock::now();
   }
@@ -93,9 +96,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeStream(const c10::Stream&) const override { finish_work(); }
   void synchronizeEvent(void*) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const override { finish_work(); }
 };
 
 /// Two libraries that own the HPU key would answer each other's calls. Never destroyed, as everything that is

@@ -15,6 +15,7 @@
 
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/leaf/pending_work.h"
 
 namespace fp8::runtime {
 namespace {
@@ -283,7 +284,8 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
                          std::optional<double> scale, bool enable_gqa) {
   const c10::impl::ExcludeDispatchKeyGuard unheard(c10::DispatchKey::Fake);  // by recordings: it reads no values
-  if (query.key_set().has(c10::DispatchKey::Python)) {
+  // In lazy mode operands may have no memory yet, and the choice reads none.
+  if (query.key_set().has(c10::DispatchKey::Python) || detail::g_finish_work.load() != nullptr) {
     const c10::impl::ExcludeDispatchKeyGuard untraced(c10::python_ks);
     const auto mask =
         attn_mask.has_value() && attn_mask->defined() ? std::optional(shape_with_grad(*attn_mask)) : std::nullopt;

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 
 namespace fp8::runtime {
 namespace {
@@ -161,7 +162,9 @@ CompiledGraphs GraphCounter::counts() const {
 
 void mark_step(bool step_done) {
   auto& [alive, mutex, all] = counters();
-  if (alive.load(std::memory_order_relaxed) == 0) return;
+  const bool counted = alive.load(std::memory_order_relaxed) != 0;
+  end_lazy_step(/*sync=*/counted);  // its operations are the graph's
+  if (!counted) return;
   const std::lock_guard lock(mutex);
   for (GraphCounter* counter : all) counter->mark(step_done);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "fp8/runtime/device/pending.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -189,6 +190,7 @@ void untag_weight(const at::Tensor& weight) {
 }
 
 const WeightTag* find_tag(const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.has_storage() && pending_of(storage_impl_of(tensor)) != nullptr) return nullptr;
   Block* block = block_of(tensor);
   if (block == nullptr) return nullptr;
   if (block->tag) {

@@ -3,6 +3,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/function_schema.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,11 +21,13 @@
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/leaf/pending_work.h"
 
 namespace fp8::runtime {
 namespace detail {
 
 std::atomic<int> g_listeners{0};
+std::atomic<void (*)(Access)> g_finish_work{nullptr};
 
 /// Nodes [first, end) of autograd that this thread made belong to `module`. The newest 65536 ranges are kept.
 void remember_nodes(const std::string& module, std::int64_t first, std::int64_t end);
@@ -40,6 +43,7 @@ struct ThreadScopes {
   const char* phase = nullptr;
   const LeafRecord* leaf = nullptr;  ///< the outermost
   const char* op = nullptr;          ///< of the outermost OpScope
+  bool called = false;               ///< that op began outside of the dispatcher's calls, in lazy mode
   bool backward = false;
 };
 
@@ -220,14 +224,33 @@ void LeafScope::end() {
   detail::each_listener([&](LeafListener& listener) { listener.leaf_ends(record); });
 }
 
+namespace {
+
+constexpr auto kHeard = c10::DispatchKey::Fake;  // tape/recorder.h
+
+bool hears_calls() {
+  return c10::impl::tls_is_dispatch_key_included(kHeard) && !c10::impl::tls_is_dispatch_key_excluded(kHeard);
+}
+
+}  // namespace
+
 bool detail::OpEvent::enter(const char* op) {
   auto& scopes = thread_scopes();
   if (scopes.op != nullptr) return false;
+  if (g_finish_work.load(std::memory_order_relaxed) != nullptr && hears_calls()) [[unlikely]] {
+    finish_work();
+    c10::impl::tls_set_dispatch_key_excluded(kHeard, true);  // what it calls runs at once
+    scopes.called = true;
+  }
   scopes.op = op;
   return true;
 }
 
-void detail::OpEvent::leave() { thread_scopes().op = nullptr; }
+void detail::OpEvent::leave() {
+  auto& scopes = thread_scopes();
+  scopes.op = nullptr;
+  if (std::exchange(scopes.called, false)) c10::impl::tls_set_dispatch_key_excluded(kHeard, false);
+}
 
 const char* OpScope::current() { return thread_scopes().op; }
 

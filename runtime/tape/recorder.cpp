@@ -13,18 +13,23 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/leaf/pending_work.h"
+#include "fp8/runtime/tape/heard.h"
 
 namespace fp8::runtime {
 namespace {
 
-constexpr auto kKey = c10::DispatchKey::Fake;
+constexpr auto kKey = kHeardKey;
 using Kind = TapeSlot::Kind;
 
 std::atomic<Recorder*> g_recorder = nullptr;
+std::atomic<HeardCall> g_call = nullptr;  // without a recorder
 
-bool key_is_on() {
-  return c10::impl::tls_is_dispatch_key_included(kKey) && !c10::impl::tls_is_dispatch_key_excluded(kKey);
-}
+/// Lazy mode, which rests while something is recorded.
+struct Rest {
+  void (*finish)(Access) = nullptr;
+  bool was_heard = false;
+} g_rest;
 
 bool is_on_hpu(const at::Tensor& t) { return t.defined() && t.device().type() == c10::kHPU; }
 
@@ -48,15 +53,11 @@ struct Written {
   std::size_t bytes;
 };
 
-/// Operators that call others and have no kernel of the device: those are heard.
-bool is_composite(const c10::OperatorHandle& op) {
-  return !op.hasKernelForDispatchKey(c10::DispatchKey::HPU) &&
-         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-}
-
 void on_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   Recorder* recorder = g_recorder.load(std::memory_order_acquire);
+  const HeardCall other = recorder == nullptr ? g_call.load(std::memory_order_acquire) : nullptr;
+  if (other != nullptr) return other(op, below, stack);
   if (recorder == nullptr || is_composite(op)) return op.redispatchBoxed(below, stack);
   recorder->call(op, below, stack);
 }
@@ -86,13 +87,26 @@ std::string in_module(const std::string& name, std::string_view module) {
 
 }  // namespace
 
+bool is_composite(const c10::OperatorHandle& op) {
+  return !op.hasKernelForDispatchKey(c10::DispatchKey::HPU) &&
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+void set_heard_call(HeardCall call) {
+  TORCH_CHECK(call == nullptr || listens_at_key(),
+              "[lazy] another library of this process hears all operations at the "
+              "dispatch key ",
+              kKey, ", which lazy mode needs");
+  g_call.store(call, std::memory_order_release);
+}
+
 bool is_recording() { return Recorder::current() != nullptr; }
 
 bool Recorder::is_any_on() { return g_recorder.load(std::memory_order_acquire) != nullptr; }
 
 Recorder* Recorder::current() {
   Recorder* recorder = g_recorder.load(std::memory_order_acquire);
-  return recorder != nullptr && key_is_on() ? recorder : nullptr;
+  return recorder != nullptr && is_heard() ? recorder : nullptr;
 }
 
 Recorder::Recorder() {
@@ -105,8 +119,13 @@ Recorder::Recorder() {
 Recorder::~Recorder() { pause(); }
 
 void Recorder::resume() {
+  const bool was_heard = c10::impl::tls_is_dispatch_key_included(kKey);
+  TORCH_CHECK(was_heard || detail::g_finish_work.load() == nullptr,
+              "[graph] a capture on another thread than that of lazy mode: end lazy mode first");
+  finish_work();
   Recorder* none = nullptr;
   TORCH_CHECK(g_recorder.compare_exchange_strong(none, this), "[graph] another capture of this process has not ended");
+  g_rest = {detail::g_finish_work.exchange(nullptr), was_heard};
   set_alias_listener([] {
     if (Recorder* recorder = current())
       recorder->refuse(in_module("memory of the device is read outside of an operation", ModuleScope::current()));
@@ -119,7 +138,8 @@ void Recorder::resume() {
 
 void Recorder::pause() {
   if (listening_ == nullptr) return;
-  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  c10::impl::tls_set_dispatch_key_included(kKey, g_rest.was_heard);
+  detail::g_finish_work = g_rest.finish;
   listening_.reset();
   set_alias_listener(nullptr);
   g_recorder.store(nullptr, std::memory_order_release);
@@ -130,7 +150,7 @@ void Recorder::refuse(const std::string& reason) {
 }
 
 void Recorder::leaf_begins(const LeafRecord& leaf) {
-  if (key_is_on())
+  if (is_heard())
     refuse(in_module(std::string(leaf.op), leaf.module) + ": runs by a way of its own, which no capture repeats");
 }
 

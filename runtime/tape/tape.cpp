@@ -9,6 +9,8 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/leaf/pending_work.h"
+#include "fp8/runtime/tape/heard.h"
 
 namespace fp8::runtime {
 namespace {
@@ -141,6 +143,11 @@ void Tape::run(TapeFrame& frame, const TapeNode& node, torch::jit::Stack& stack)
 }
 
 void Tape::run(TapeFrame& frame, std::size_t first, std::size_t end) const {
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> at_once;  // in lazy mode, too
+  if (detail::g_finish_work.load() != nullptr) {
+    finish_work();
+    at_once.emplace(kHeardKey);
+  }
   c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
   torch::jit::Stack stack;
   for (std::size_t i = first; i < end; ++i) {

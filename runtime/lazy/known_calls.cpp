@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/lazy/known_calls.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/tape/heard.h"
+
+namespace fp8::runtime {
+namespace {
+
+/// What no tag of a schema says.
+constexpr std::pair<std::string_view, HeardOp::Way> kByName[] = {
+    {"aten::_fused_sdp_choice", HeardOp::Way::looks},
+    {"aten::_has_compatible_shallow_copy_type", HeardOp::Way::now},  // set_data is about to replace memory
+    {"aten::empty", HeardOp::Way::looks},
+    {"aten::empty_like", HeardOp::Way::looks},
+    {"aten::empty_permuted", HeardOp::Way::looks},
+    {"aten::empty_strided", HeardOp::Way::looks},
+    {"aten::index", HeardOp::Way::learns},  // masks are asked for at the call
+    {"aten::new_empty", HeardOp::Way::looks},
+    {"aten::new_empty_strided", HeardOp::Way::looks},
+    {"aten::resize_", HeardOp::Way::now},
+    {"aten::resize_as_", HeardOp::Way::now},
+    {"aten::set_", HeardOp::Way::now},
+};
+
+HeardOp::Way way_of(const c10::OperatorHandle& op) {
+  using Way = HeardOp::Way;
+  const c10::FunctionSchema& schema = op.schema();
+  if (is_composite(op)) return Way::inside;
+  if (!schema.name().starts_with("aten::")) return Way::now;
+  const auto* known =
+      std::ranges::find(kByName, std::string_view(schema.name()), [](const auto& row) { return row.first; });
+  if (known != std::end(kByName)) return known->second;
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) return Way::random;
+  if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
+      op.hasTag(at::Tag::inplace_view))
+    return Way::now;
+  return returns_view(schema) ? Way::looks : Way::learns;
+}
+
+}  // namespace
+
+HeardOp::HeardOp(const c10::OperatorHandle& op)
+    : way(way_of(op)),
+      looks_for_gradients(op.schema().name().find("scaled_dot_product") != std::string::npos),
+      takes_masks(op.schema().name() == "aten::index") {
+  for (const auto& argument : op.schema().arguments())
+    writes |= argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+CallLesson::CallLesson(at::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& value : arguments)
+    for_each_tensor(value, [&](const at::Tensor& t) {
+      if (!t.defined() || !t.is_hpu()) return;
+      arguments_.push_back({t, t.storage(), t.storage().nbytes(), at::DimVector(t.sizes()), at::DimVector(t.strides()),
+                            t.storage_offset()});
+    });
+}
+
+/// False: such a result can't be foreseen.
+bool CallLesson::add(KnownCall& call, const at::Tensor& result, std::vector<const void*>& made) const {
+  if (!result.defined()) return call.results.emplace_back(), true;
+  if (!result.is_hpu() || result.layout() != at::kStrided) return false;
+  const auto same = std::ranges::find_if(arguments_, [&](const Before& b) { return b.tensor.is_same(result); });
+  if (same != arguments_.end()) {
+    call.results.push_back({KnownResult::Kind::argument, static_cast<std::size_t>(same - arguments_.begin())});
+    return true;
+  }
+  const auto* memory = storage_impl_of(result);
+  const Block* block = block_of(memory);
+  const auto keys = c10::DispatchKeySet(c10::DispatchKey::HPU) | c10::DispatchKeySet(c10::DispatchKey::AutogradHPU) |
+                    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
+                    c10::DispatchKeySet(c10::DispatchKey::AutocastHPU);
+  if (block == nullptr || block->tag || !keys.has_all(result.key_set()) || result.storage_offset() != 0 ||
+      c10::isFloat8Type(result.scalar_type()) || std::ranges::count(made, memory) != 0 ||
+      std::ranges::any_of(arguments_, [&](const Before& b) { return b.memory.unsafeGetStorageImpl() == memory; }))
+    return false;
+  made.push_back(memory);
+  call.results.push_back({KnownResult::Kind::made, 0, at::DimVector(result.sizes()), at::DimVector(result.strides()),
+                          result.scalar_type(), result.storage().nbytes(), result.device().index()});
+  ++call.made;
+  return true;
+}
+
+KnownCall CallLesson::learn(const HeardOp& op, at::ArrayRef<c10::IValue> results) const {
+  for (const Before& b : arguments_)
+    if (storage_impl_of(b.tensor) != b.memory.unsafeGetStorageImpl() || b.memory.nbytes() != b.bytes ||
+        b.tensor.sizes() != b.sizes || b.tensor.strides() != b.strides || b.tensor.storage_offset() != b.offset)
+      return {};
+  const auto is_view = [&](const at::Tensor& t) {
+    return t.defined() && t.is_hpu() && std::ranges::any_of(arguments_, [&](const Before& b) {
+             return b.memory.unsafeGetStorageImpl() == storage_impl_of(t);
+           });
+  };
+  bool views = !op.writes && !results.empty();
+  for (const c10::IValue& value : results) {
+    if (!value.isTensor() && !value.isTensorList()) return {};
+    for_each_tensor(value, [&](const at::Tensor& t) { views = views && is_view(t); });
+  }
+  if (views) return {KnownCall::Way::looks};
+  KnownCall call{KnownCall::Way::later};
+  std::vector<const void*> made;
+  for (const c10::IValue& value : results) {
+    call.lists.push_back(value.isTensorList() ? static_cast<int>(value.toTensorVector().size()) : -1);
+    bool fits = true;
+    for_each_tensor(value, [&](const at::Tensor& t) { fits = fits && add(call, t, made); });
+    if (!fits) return {};
+  }
+  return call.made == 0 && !op.writes ? KnownCall{} : call;
+}
+
+const KnownCall* KnownCalls::find(const CallKey& key) const {
+  const auto found = calls_.find(key);
+  return found == calls_.end() ? nullptr : &found->second;
+}
+
+void KnownCalls::keep(const CallKey& key, KnownCall call) {
+  calls_.emplace(std::pair(key.hash(), Words(key.words().begin(), key.words().end())), std::move(call));
+}
+
+}  // namespace fp8::runtime

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/lazy/lazy_mode.h"
+
+#include <c10/util/ScopeExit.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/pending.h"
+#include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/lazy/lazy_work.h"
+#include "fp8/runtime/tape/heard.h"
+#include "fp8/runtime/tape/recorder.h"
+
+namespace fp8::runtime {
+namespace {
+
+constexpr std::size_t kMostKnown = 65536;
+constexpr std::int64_t kOften = 32;  // so many calls are worth a worker that sleeps
+
+struct Lazy {
+  std::mutex mutex;  // of all below
+  std::unordered_map<const c10::FunctionSchema*, HeardOp> ops;
+  CallKey key;
+  KnownCalls known;
+  LazyWork work;
+  Circumstances at;  ///< of the open batch
+  LazyOptions options;
+  LazyCounts counts;
+  std::vector<std::function<void()>> closures;
+  std::atomic<bool> has_work = false;
+  std::atomic<bool> on = false;  ///< in some thread
+
+  bool uses_worker() const { return options.worker && kernels::num_threads() > 1; }
+  void submit() {
+    work.submit(uses_worker());
+    has_work = work.has_work();
+  }
+};
+
+Lazy& lazy() {
+  static Lazy& lazy = *new Lazy;  // not destroyed: threads may outlive main()
+  return lazy;
+}
+
+void finish_lazily(Access access) {
+  Lazy& l = lazy();
+  if (LazyWork::is_running() || !l.has_work.load(std::memory_order_acquire)) return;
+  if (access == Access::lookup && is_heard()) return;
+  const std::lock_guard lock(l.mutex);
+  l.has_work = false;
+  ++l.counts.waits;
+  l.work.finish();
+}
+
+void run_unheard(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard within(kHeardKey);
+  op.redispatchBoxed(keys, stack);
+}
+
+/// True if no other tensor has the memory of any: so no call that waits does.
+bool are_alone(at::ArrayRef<c10::IValue> arguments) {
+  bool alone = true;
+  for (const c10::IValue& value : arguments)
+    for_each_tensor(value, [&](const at::Tensor& t) {
+      if (!t.defined() || !t.is_hpu()) return;
+      alone = alone && t.has_storage() && t.storage().use_count() == 1 && pending_of(storage_impl_of(t)) == nullptr;
+    });
+  return alone;
+}
+
+void run_now(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  if (are_alone(arguments)) {  // a batch on its way to the device, random numbers for a fresh tensor
+    const LazyWork::Running as_part_of_it;
+    return run_unheard(op, keys, stack);
+  }
+  finish_lazily(Access::memory);
+  run_unheard(op, keys, stack);
+}
+
+/// Runs it after all before it, and remembers how its results look.
+void learn(const HeardOp& heard, const CallKey& key, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+           torch::jit::Stack* stack) {
+  finish_lazily(Access::memory);
+  const std::size_t count = op.schema().arguments().size(), first = stack->size() - count;
+  const CallLesson lesson(torch::jit::last(*stack, count));
+  run_unheard(op, keys, stack);
+  KnownCall call = lesson.learn(heard, at::ArrayRef<c10::IValue>(*stack).slice(first));
+  Lazy& l = lazy();
+  const std::lock_guard lock(l.mutex);
+  if (l.known.size() >= kMostKnown && !l.work.has_work()) l.known.forget();
+  ++(call.way == KnownCall::Way::now ? l.counts.now : l.counts.learned);
+  l.known.keep(key, std::move(call));
+}
+
+/// A tensor that only the queue has: with the sizes that t has now, whatever becomes of them.
+at::Tensor operand_of(const at::Tensor& t, bool with_gradients) {
+  if (!t.defined()) return t;
+  if (!t.is_hpu()) {
+    if (t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
+    const c10::impl::ExcludeDispatchKeyGuard within(kHeardKey);
+    return t.detach().clone();  // the host may write it
+  }
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  at::Tensor copy(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+  if (with_gradients && t.requires_grad()) copy.set_requires_grad(true);
+  return copy;
+}
+
+at::Tensor promised(const KnownResult& like, LazyNode& node) {
+  const c10::Storage memory = pending_storage(like.bytes, like.device);
+  node.made.emplace_back(memory.getWeakStorageImpl());
+  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(memory), c10::DispatchKeySet(c10::DispatchKey::HPU), c10::scalarTypeToTypeMeta(like.dtype));
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes, like.strides);
+  return result;
+}
+
+/// The results of the call, as they will be, instead of its arguments.
+void promise(const KnownCall& known, LazyNode& node, torch::jit::Stack* stack, std::size_t count) {
+  std::vector<at::Tensor> arguments;
+  for (const c10::IValue& value : torch::jit::last(*stack, count))
+    for_each_tensor(value, [&](const at::Tensor& t) {
+      if (t.defined() && t.is_hpu()) arguments.push_back(t);
+    });
+  torch::jit::drop(*stack, count);
+  auto like = known.results.begin();
+  const auto next = [&] {
+    const KnownResult& result = *like++;
+    switch (result.kind) {
+      case KnownResult::Kind::argument: return arguments[result.argument];
+      case KnownResult::Kind::made: return promised(result, node);
+      default: return at::Tensor();
+    }
+  };
+  for (const int length : known.lists) {
+    if (length < 0) {
+      stack->emplace_back(next());
+      continue;
+    }
+    c10::List<at::Tensor> list;
+    for (int i = 0; i < length; ++i) list.push_back(next());
+    stack->emplace_back(std::move(list));
+  }
+}
+
+void queue(Lazy& l, const HeardOp& heard, const KnownCall& known, const c10::OperatorHandle& op,
+           c10::DispatchKeySet keys, const Circumstances& at, torch::jit::Stack* stack) {
+  if (l.work.queued() > 0 && l.at != at) l.submit();
+  l.at = at;
+  const std::size_t count = op.schema().arguments().size();
+  LazyNode node{op, keys, torch::jit::Stack(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end()), &known};
+  for (c10::IValue& value : node.arguments)
+    replace_tensors(value, [&](const at::Tensor& t) { return operand_of(t, heard.looks_for_gradients); });
+  promise(known, node, stack, count);
+  l.work.add(std::move(node), at);
+  l.has_work.store(true, std::memory_order_release);
+  ++l.counts.queued;
+  const auto queued = static_cast<std::int64_t>(l.work.queued());
+  if (queued >= l.options.max_queued || (queued % kOften == 0 && l.uses_worker() && l.work.worker().is_idle()))
+    l.submit();
+}
+
+/// True if someone reads the memory of an operand as a CPU tensor, and is no call on its way.
+bool is_aliased(Lazy& l) {
+  const auto any = [&] {
+    return std::ranges::any_of(l.key.tensors(), [](const c10::TensorImpl* t) {
+      const auto* memory = t->unsafe_storage().unsafeGetStorageImpl();
+      return pending_of(memory) == nullptr && block_of(memory)->has_alias();
+    });
+  };
+  if (!any()) return false;
+  l.work.worker().wait();
+  return any();
+}
+
+bool has_mask(at::ArrayRef<const c10::TensorImpl*> operands) {
+  return std::ranges::any_of(operands.slice(1), [](const c10::TensorImpl* t) {
+    return t->dtype() == caffe2::TypeMeta::Make<bool>() || t->dtype() == caffe2::TypeMeta::Make<std::uint8_t>();
+  });
+}
+
+void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (!keys.has(c10::DispatchKey::HPU)) return op.redispatchBoxed(keys, stack);
+  Lazy& l = lazy();
+  std::unique_lock lock(l.mutex);
+  const HeardOp& heard = l.ops.try_emplace(&op.schema(), op).first->second;
+  using Way = HeardOp::Way;
+  if (heard.way == Way::learns) {
+    const auto at = Circumstances::present();
+    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    if (l.key.set(op.schema(), arguments, at) && !(heard.takes_masks && has_mask(l.key.tensors()))) {
+      const KnownCall* known = l.known.find(l.key);
+      if (known == nullptr) {
+        const CallKey key = l.key;
+        lock.unlock();
+        return learn(heard, key, op, keys, stack);
+      }
+      if (known->way == KnownCall::Way::later && !(heard.writes && is_aliased(l)))
+        return queue(l, heard, *known, op, keys, at, stack);
+      lock.unlock();
+      return known->way == KnownCall::Way::looks ? run_unheard(op, keys, stack) : run_now(op, keys, stack);
+    }
+  }
+  if (heard.way != Way::inside && heard.way != Way::looks) ++l.counts.now;
+  lock.unlock();
+  if (heard.way == Way::inside) return op.redispatchBoxed(keys, stack);
+  heard.way == Way::looks ? run_unheard(op, keys, stack) : run_now(op, keys, stack);
+}
+
+/// A child of fork() has no worker. At exit a worker would run while the process is taken apart.
+void settle_with_the_process() {
+  static const bool done = [] {
+    pthread_atfork(
+        [] {
+          Lazy& l = lazy();
+          l.mutex.lock();
+          l.work.worker().wait();
+        },
+        [] { lazy().mutex.unlock(); },
+        [] {
+          lazy().work.worker().forget_thread();
+          lazy().mutex.unlock();
+        });
+    std::atexit([] { lazy().work.worker().wait(); });
+    return true;
+  }();
+  (void)done;
+}
+
+std::int64_t most_queued_of_environment() {
+  const char* value = io::environment_value("PT_HPU_MAX_COMPOUND_OP_SIZE");
+  if (value == nullptr || !io::environment_problem("PT_HPU_MAX_COMPOUND_OP_SIZE").empty())
+    return LazyOptions{}.max_queued;
+  return std::clamp<std::int64_t>(std::strtoll(value, nullptr, 10), 1, LazyOptions{}.max_queued);
+}
+
+}  // namespace
+
+bool is_lazy_mode() {
+  return detail::g_finish_work.load() != nullptr && c10::impl::tls_is_dispatch_key_included(kHeardKey);
+}
+
+bool set_lazy_mode(bool on) {
+  TORCH_CHECK(!Recorder::is_any_on(), "[lazy] found a capture that has not ended, expected none");
+  const bool was_on = is_lazy_mode();
+  if (on == was_on) return was_on;
+  Lazy& l = lazy();
+  if (on) {
+    require_registered();
+    set_heard_call(&lazy_call);
+    TORCH_CHECK(!l.on.exchange(true), "[lazy] found lazy mode on another thread, expected one thread in it");
+    settle_with_the_process();
+    static std::once_flag once;
+    std::call_once(once, [&] { l.options.max_queued = most_queued_of_environment(); });
+    detail::g_finish_work = &finish_lazily;
+  } else {
+    const auto over = c10::make_scope_exit([&] {
+      detail::g_finish_work = nullptr;
+      c10::impl::tls_set_dispatch_key_included(kHeardKey, false);
+      l.on = false;
+    });
+    end_lazy_step(/*sync=*/true);
+    return was_on;
+  }
+  c10::impl::tls_set_dispatch_key_included(kHeardKey, true);
+  return was_on;
+}
+
+void submit_work() {
+  Lazy& l = lazy();
+  if (LazyWork::is_running()) return;
+  const std::lock_guard lock(l.mutex);
+  l.submit();
+}
+
+void add_step_closure(std::function<void()> closure) {
+  if (!is_lazy_mode()) return closure();
+  Lazy& l = lazy();
+  const std::lock_guard lock(l.mutex);
+  l.closures.push_back(std::move(closure));
+}
+
+void end_lazy_step(bool sync) {
+  if (!is_lazy_mode() || LazyWork::is_running()) return;
+  Lazy& l = lazy();
+  std::vector<std::function<void()>> closures;
+  {
+    const std::lock_guard lock(l.mutex);
+    closures = std::exchange(l.closures, {});
+  }
+  submit_work();
+  if (sync || !closures.empty()) finish_work();
+  for (const auto& closure : closures) closure();
+}
+
+void set_lazy_options(const LazyOptions& options) {
+  TORCH_CHECK(options.max_queued >= 1, "[lazy] max_queued: found ", options.max_queued, ", allowed: 1 or more");
+  finish_work();
+  const std::lock_guard lock(lazy().mutex);
+  lazy().options = options;
+}
+
+LazyCounts lazy_counts() {
+  const std::lock_guard lock(lazy().mutex);
+  return lazy().counts;
+}
+
+namespace {
+
+/// For the thread that loads the library.
+[[maybe_unused]] const bool g_of_environment = [] {
+  const char* value = io::environment_value("PT_HPU_LAZY_MODE");
+  if (value == nullptr || (std::string_view(value) != "1" && std::string_view(value) != "0x1")) return false;
+  if (may_register(reinterpret_cast<const void*>(&lazy_call))) set_lazy_mode(true);
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace fp8::runtime

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls that wait, and those that are on their way. Not thread-safe, but for the worker, which runs what is submitted:
+//
+//   add()      a call beside those of the same circumstances
+//   submit()   they are the worker's (or run here)
+//   finish()   all have run, and their results have memory
+//
+// While the worker runs, memory of results is known to it alone (pending.h): operands of its calls are set to it.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/kernels/work_queue.h"
+#include "fp8/runtime/lazy/call_key.h"
+#include "fp8/runtime/lazy/known_calls.h"
+
+namespace fp8::runtime {
+
+struct LazyNode {
+  c10::OperatorHandle op;
+  c10::DispatchKeySet keys;
+  torch::jit::Stack arguments;  ///< tensors of its own, with the sizes that they had at the call
+  const KnownCall* known;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made = {};  ///< results' memory
+  std::size_t place = 0;
+};
+
+class LazyWork {
+ public:
+  void add(LazyNode node, const Circumstances& at);
+  std::size_t queued() const { return open_ == nullptr ? 0 : open_->nodes.size(); }
+  bool has_work() const { return open_ != nullptr || !submitted_.empty(); }
+  void submit(bool to_worker);
+  /// Throws the first exception of a call, with its name. All is run or dropped then.
+  void finish();
+  /// True on a thread that runs a call.
+  static bool is_running();
+  /// Makes it so.
+  class Running {
+   public:
+    Running();
+    ~Running();
+    Running& operator=(Running&&) = delete;
+
+   private:
+    bool before_;
+  };
+
+  kernels::WorkQueue& worker() { return worker_; }
+
+ private:
+  struct Place {
+    std::string module;
+    const char* phase;
+  };
+  struct Batch {
+    Circumstances at;
+    std::vector<LazyNode> nodes;
+    std::vector<Place> places;
+    std::exception_ptr error = nullptr;
+    std::string failure = {};
+  };
+  void run(Batch& batch, bool on_worker);
+  static void run(LazyNode& node, const Place& place);
+  static void keep_promise(LazyNode& node, const torch::jit::Stack& results);
+  std::exception_ptr settle_all();
+
+  std::unique_ptr<Batch> open_;
+  std::vector<std::unique_ptr<Batch>> submitted_;
+  std::string failure_;  // of the batches since the last finish(); what runs them has it
+  kernels::WorkQueue worker_;
+};
+
+}  // namespace fp8::runtime

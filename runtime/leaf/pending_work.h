@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work of the device that was called and has not run yet (lazy/lazy_mode.h). Whoever reaches memory without the
+// dispatcher asks for its end first. Where there is no lazy mode that is one load.
+#pragma once
+#include <atomic>
+
+namespace fp8::runtime {
+
+/// Why work is to end.
+enum class Access {
+  memory,  ///< elements are about to be read or written
+  lookup,  ///< where memory lies, its tag: enough for a call in lazy mode, which asks for elements later
+};
+
+namespace detail {
+/// Null: all work has run.
+extern std::atomic<void (*)(Access)> g_finish_work;
+}  // namespace detail
+
+/// Returns when all that was called has run, unless it is part of that work itself. Throws what a call threw.
+inline void finish_work(Access access = Access::memory) {
+  if (const auto finish = detail::g_finish_work.load(std::memory_order_acquire)) [[unlikely]]
+    finish(access);
+}
+
+}  // namespace fp8::runtime
