@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence, cast
 import torch
 
 from fp8 import graphs
+from fp8._library import expect
 
 Tensors = Iterable[torch.Tensor]
 Closure = Callable[[], Any] | None
@@ -42,8 +43,8 @@ class _Fused(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         options = {**self.defaults, **param_group}
-        for key, allowed in ((key, allowed) for key, right, allowed in self._allow(options) if not right):
-            raise ValueError(f"{type(self).__name__}: {key}: found {options[key]}, allowed: {allowed}")
+        for key, right, allowed in self._allow(options):
+            expect(right, type(self).__name__, key, options.get(key), allowed)
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -163,8 +164,7 @@ class FusedResourceApplyMomentum(_Fused):
     weight_decay are FusedLars's to read."""
 
     def __init__(self, params: Any, lr: float, momentum: float = 0, weight_decay: float = 0, nesterov: bool = False) -> None:
-        if nesterov:
-            raise ValueError("FusedResourceApplyMomentum: nesterov: found True, allowed: False")
+        expect(not nesterov, "FusedResourceApplyMomentum", "nesterov", nesterov, "False")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
@@ -183,9 +183,8 @@ class FusedLars(_Fused):
     eps: float
 
     def __init__(self, optimizer: FusedResourceApplyMomentum, skip_mask: Sequence[int], eeta: float = 0.001, eps: float = 1e-8) -> None:
-        if not isinstance(optimizer, FusedResourceApplyMomentum):
-            raise ValueError(f"FusedLars: optimizer: found {type(optimizer).__name__}, allowed: FusedResourceApplyMomentum (others apply lr "
-                             "once more)")
+        expect(isinstance(optimizer, FusedResourceApplyMomentum), "FusedLars", "optimizer", type(optimizer).__name__,
+               "FusedResourceApplyMomentum (others apply lr once more)")
         self.optim, self.skip_mask, self.eeta, self.eps = optimizer, list(skip_mask), eeta, eps
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
@@ -213,8 +212,7 @@ class FusedEMA:
     """The average of a model's values: ema, a copy in evaluation. Its decay grows: decay * (1 - exp(-updates / 2000))."""
 
     def __init__(self, model: torch.nn.Module, decay: float = 0.9999, updates: int = 0) -> None:
-        if not 0 <= decay <= 1:
-            raise ValueError(f"FusedEMA: decay: found {decay}, allowed: 0 to 1")
+        expect(0 <= decay <= 1, "FusedEMA", "decay", decay, "0 to 1")
         self.ema: torch.nn.Module = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay: float = decay
         self.updates: int = updates
@@ -238,8 +236,7 @@ class FusedClipNorm:
     """Scales gradients down where their L2 norm is more than max_norm."""
 
     def __init__(self, parameters: Tensors, max_norm: float) -> None:
-        if not max_norm >= 0:
-            raise ValueError(f"FusedClipNorm: max_norm: found {max_norm}, allowed: 0 or more")
+        expect(max_norm >= 0, "FusedClipNorm", "max_norm", max_norm, "0 or more")
         del parameters  # clip_norm() gets them
         self.max_norm: float = float(max_norm)
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import warnings
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Union
+from unittest import mock
 
 import torch
 import transformers
@@ -16,7 +17,7 @@ from accelerate import state
 from transformers import training_args
 from transformers.utils import hub
 
-from fp8 import _config
+from fp8 import _config, _library
 
 Bool = bool | None
 Int = int | None
@@ -53,15 +54,10 @@ def _tell(names: str) -> None:
 @contextlib.contextmanager
 def _hpu_is_there() -> Iterator[None]:
     """transformers and accelerate look for Habana's package by name. Inside they take hpu without it."""
-    asked = ((state, "is_hpu_available"), (training_args, "is_torch_hpu_available"), (training_args, "is_torch_bf16_gpu_available"))
-    before = [(module, name, getattr(module, name)) for module, name in asked]
-    try:
-        for module, name in asked:
-            setattr(module, name, lambda *_, **__: True)
+    with contextlib.ExitStack() as stack:
+        for module, name in ((state, "is_hpu_available"), (training_args, "is_torch_hpu_available"), (training_args, "is_torch_bf16_gpu_available")):
+            stack.enter_context(mock.patch.object(module, name, lambda *_, **__: True))
         yield
-    finally:
-        for module, name, function in before:
-            setattr(module, name, function)
 
 
 @dataclasses.dataclass
@@ -121,8 +117,7 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         for name, right, allowed in self._allow():
-            if not right:
-                raise ValueError(f"{type(self).__name__}: {name}: found {getattr(self, name)!r}, allowed: {allowed}")
+            _library.expect(right, type(self).__name__, name, repr(getattr(self, name)), allowed)
         # accelerate finds the backend of the device; warmup_steps is what transformers calls warmup_ratio too
         self.__dict__.update(ddp_backend=None, warmup_steps=self.warmup_steps or self.warmup_ratio, use_cpu=not self.use_habana)
         with _hpu_is_there() if self.use_habana else contextlib.nullcontext():

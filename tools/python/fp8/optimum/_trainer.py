@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from fp8 import optim, quant, te
+from fp8._library import expect
 from fp8.optimum import distributed, utils
 from fp8.optimum._arguments import GaudiConfig, GaudiTrainingArguments
 from fp8.te import _attached
@@ -56,22 +57,20 @@ class _OnHpu:
     def __init__(self, model: Any = None, gaudi_config: GaudiConfig | None = None, args: GaudiTrainingArguments | None = None,
                  *positional: Any, **named: Any) -> None:
         args = GaudiTrainingArguments(output_dir="tmp_trainer", use_habana=True) if args is None else args
-        if not isinstance(args, GaudiTrainingArguments):
-            raise ValueError(f"{type(self).__name__}: args: found {type(args).__name__}, allowed: GaudiTrainingArguments")
+        expect(isinstance(args, GaudiTrainingArguments), type(self).__name__, "args", type(args).__name__, "GaudiTrainingArguments")
         if gaudi_config is None and args.gaudi_config_name:
             gaudi_config = GaudiConfig.from_pretrained(args.gaudi_config_name)
         self.gaudi_config: GaudiConfig = copy.deepcopy(gaudi_config or GaudiConfig()) if args.use_habana else GaudiConfig()  # it is the device's
         if args.bf16 or args.fp8 or self.gaudi_config.use_torch_autocast:
             self.gaudi_config.declare_autocast_bf16_fp32_ops()
-        if self.gaudi_config.use_fused_adam and (args.optim not in _ADAMW or args.optim_args):
-            raise ValueError(f"GaudiConfig: use_fused_adam: found True with optim={args.optim.value!r}, optim_args={args.optim_args!r}, allowed: "
-                             "adamw_torch without optim_args")
+        fits = not self.gaudi_config.use_fused_adam or args.optim in _ADAMW and not args.optim_args
+        expect(fits, "GaudiConfig", "use_fused_adam", f"True with optim={args.optim.value!r}, optim_args={args.optim_args!r}",
+               "adamw_torch without optim_args")
         super().__init__(model, args, *positional, **named)
 
     def _build_accelerator_args(self, **kwargs: Any) -> Any:
         found = super()._build_accelerator_args(**kwargs)  # type: ignore[misc]
-        autocast = self.args.fp8 or self.gaudi_config.use_torch_autocast
-        return {**found, "mixed_precision": "bf16"} if autocast else found
+        return {**found, "mixed_precision": "bf16"} if self.args.fp8 or self.gaudi_config.use_torch_autocast else found
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
@@ -93,8 +92,7 @@ class _OnHpu:
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.gaudi_config.use_fused_adam and self.optimizer_cls_and_kwargs is None:
-            betas = self.args.adam_beta1, self.args.adam_beta2
-            options = {"lr": self.args.learning_rate, "betas": betas, "eps": self.args.adam_epsilon}
+            options = {"lr": self.args.learning_rate, "betas": (self.args.adam_beta1, self.args.adam_beta2), "eps": self.args.adam_epsilon}
             self.__dict__["optimizer_cls_and_kwargs"] = optim.FusedAdamW, options
         return super().create_optimizer(model)  # type: ignore[misc]
 

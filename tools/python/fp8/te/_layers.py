@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from fp8 import _modules
+from fp8._library import expect
 from fp8.te import _attached, _region
 
 Init = Callable[[torch.Tensor], Any] | None
@@ -42,11 +43,6 @@ def refuse(where: str, found: Mapping[str, Any]) -> None:
 def one_of(where: str, key: str, found: Any, *allowed: Any) -> None:
     said = f"a tensor of sizes {list(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
     expect(found in allowed, where, key, said, ", ".join(map(repr, allowed)) + (f"; {_HINTS[key]}" if key in _HINTS else ""))
-
-
-def expect(holds: bool, where: str, key: str, found: Any, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"{where}: {key}: found {found}, allowed: {allowed}")
 
 
 def sizes(where: str, **found: int) -> None:
@@ -130,8 +126,8 @@ class Linear(torch.nn.Linear):
     def forward(self, inp: torch.Tensor, weight: torch.Tensor | None = None,  # type: ignore[override]
                 bias: torch.Tensor | None = None, is_first_microbatch: bool | None = None) -> Results:
         """is_first_microbatch: True casts the weight and keeps it, False uses the kept one."""
-        for name in (name for name, found in (("weight", weight), ("bias", bias)) if found is not None):
-            raise ValueError(f"te.Linear: {name}: found a tensor, allowed: None (its own parameter has the scales)")
+        for key, found in (("weight", weight), ("bias", bias)):
+            expect(found is None, "te.Linear", key, "a tensor", "None (its own parameter has the scales)")
         with _region.microbatch(is_first_microbatch):
             return (_attached.product(self, inp, None), self.bias) if self.return_bias else _attached.product(self, inp, self.bias)
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, ContextManager, TypeVar, cast
 import torch
 from torch.utils import checkpoint as _torch_checkpoint
 
+from fp8._library import expect
 from fp8.te import recipe as _recipe
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,8 +38,7 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
     def __init__(self, enabled: bool = False, force_measurement: bool | None = None, fp8_recipe: _recipe.Argument = None, fp8_group: Any = None,
                  calibrating: bool = False, *, is_first_microbatch: bool | None = None, seed: int = 0) -> None:
         group = "" if fp8_group is None else getattr(fp8_group, "group_name", None)
-        if not isinstance(group, str):
-            raise ValueError(f"fp8_autocast: fp8_group: found {type(fp8_group).__name__}, allowed: a group of torch.distributed")
+        expect(isinstance(group, str), "fp8_autocast", "fp8_group", type(fp8_group).__name__, "a group of torch.distributed")
         self._arguments = (_recipe.check(fp8_recipe), bool(enabled), bool(calibrating), is_first_microbatch, seed, group, force_measurement)
         self._open: dict[int, list[int]] = {}
 
@@ -104,8 +104,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = T
                distribute_saved_activations: bool = False, get_rng_state_tracker: Any = None, tp_group: Any = None, **kwargs: Any) -> Any:
     """function(*args, **kwargs), which backward runs once more with the scales of the first run: gradients keep their bits."""
     asked = {"distribute_saved_activations": distribute_saved_activations, "get_rng_state_tracker": get_rng_state_tracker, "tp_group": tp_group}
-    for name in (name for name, found in asked.items() if found):
-        raise ValueError(f"checkpoint: {name}: found {asked[name]!r}, allowed: None or False (one process computes the whole of function)")
+    for name, found in asked.items():
+        expect(not found, "checkpoint", name, repr(found), "None or False (one process computes the whole of function)")
     if use_reentrant:
         return _torch_checkpoint.checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True, preserve_rng_state=preserve_rng_state)
     return _torch_checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, context_fn=checkpoint_contexts,
