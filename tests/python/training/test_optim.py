@@ -224,6 +224,15 @@ def test_clip_norm():
     assert float(optim.FusedClipNorm([], 1.0).clip_norm(net().parameters())) == 0
 
 
+def test_muon_has_the_bits_of_the_cpu():
+    found = []
+    for device in ("cpu", "hpu"):
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(2))).to(device)
+        model.load_state_dict({key: value for key, value in zip(model.state_dict(), torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0)))})
+        found.append(run(model, optim.Muon(model.parameters(), lr=0.02, weight_decay=0.1)))
+    assert torch.equal(*found) and float(found[0].abs().max()) > 0
+
+
 def test_ema():
     model = net()
     ema = optim.FusedEMA(model, decay=0.5, updates=1000)

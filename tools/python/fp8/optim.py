@@ -8,13 +8,14 @@
     >>> norm = fp8.optim.FusedClipNorm(layer.parameters(), max_norm=1.0).clip_norm(layer.parameters())
     >>> optimizer.step()
 
-Formulas: runtime/kernels/optim.h. Parameters are f32, bf16 or f16, on hpu."""
+Formulas: runtime/kernels/optim.h. Parameters are f32, bf16 or f16, on hpu. Muon is torch's own, which runs there as it is."""
 
 import copy
 import math
 from typing import Any, Callable, Iterable, Iterator, Sequence, cast
 
 import torch
+from torch.optim import Muon as Muon
 
 from fp8 import graphs
 from fp8._library import expect
