@@ -7,7 +7,6 @@
 
 import copy
 import json
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +46,7 @@ class Attached:
         self.replaces = type(weight.owner).forward is torch.nn.Linear.forward and not isinstance(weight.owner, _CALLED_BY_OTHERS)
         self.multiplies = self.replaces or hasattr(weight.owner, "attaches_itself")  # its module calls product()
         if self.replaces:
-            weight.owner.forward = types.MethodType(forward, weight.owner)  # type: ignore[method-assign]
+            weight.owner.forward = Forward(weight.owner)  # type: ignore[method-assign]
         weight.owner.__dict__[MARK] = [*beside, self]
         self.hooks: list[Any] = []
         if not beside:
@@ -131,9 +130,17 @@ def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None,
     return torch.ops.fp8.linear(x, weight, bias, attached.state)
 
 
-def forward(module: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
-    """torch.nn.Linear's."""
-    return product(module, input, module.bias)
+class Forward:
+    """torch.nn.Linear's. It does not keep its module: a model that nobody has any more goes at once."""
+
+    def __init__(self, module: torch.nn.Module) -> None: self.module = weakref.ref(module)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Forward": return Forward(memo.get(id(self.module()), self.module()))
+    def __reduce__(self) -> Any: return getattr, (self.module(), "forward")
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        module = self.module()
+        assert module is not None
+        return product(module, input, module.bias)  # type: ignore[arg-type]
 
 
 def follow(module: torch.nn.Module, _: Any) -> None:

@@ -64,7 +64,7 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
     for module, attached in found:
         attached.stop(module)
         module.__dict__.pop(_attached.MARK, None)
-        if getattr(module.__dict__.get("forward"), "__func__", None) is _attached.forward:
+        if isinstance(module.__dict__.get("forward"), _attached.Forward):
             del module.__dict__["forward"]
         for hook in attached.hooks:
             hook.remove()
