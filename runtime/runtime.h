@@ -15,6 +15,6 @@
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/module_cacher.h"
-#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/modules/op_modules.h"

@@ -135,6 +135,8 @@ struct Rules : KeyRules {
     }
     if (!graphs.empty() && training::is_false(json, "use_lazy_mode") && find("torch_compile_backend") == nullptr)
       refuse(graphs[0], "found true with use_lazy_mode false, allowed: use_lazy_mode true, or torch_compile_backend");
+    if (is("pipelining_fwd_bwd") && !is("use_lazy_mode"))
+      refuse("pipelining_fwd_bwd", "found true without use_lazy_mode, allowed: use_lazy_mode true");
     const std::string of_graphs = "allowed: with use_hpu_graphs_for_training or use_hpu_graphs_for_inference";
     if (graphs.empty() && is("disable_tensor_cache_hpu_graphs"))
       refuse("disable_tensor_cache_hpu_graphs", "found true without graphs, " + of_graphs);

@@ -13,6 +13,7 @@
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/metrics.h"
 #include "fp8/runtime/graph/module_cacher.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 
 namespace fp8::runtime {
 namespace {
@@ -107,7 +108,12 @@ bool register_classes() {
              const CompiledGraphs counts = self->until.has_value() ? *self->until : process_counts();
              return counts.host_read_lines();
            })
-      .def_static("mark_step", [] { mark_step(true); })
+      .def_static("mark_step",
+                  [](bool sync) {
+                    mark_step(true);
+                    if (sync) finish_work();
+                  })
+      .def_static("is_lazy", [] { return is_lazy_mode(); })
       .def_static("dump", [](const std::string& path, const std::string& format) { dump_metrics(path, format); });
   return true;
 }

@@ -83,7 +83,8 @@ bool are_alone(at::ArrayRef<c10::IValue> arguments) {
 
 void run_now(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-  if (are_alone(arguments)) {  // a batch on its way to the device, random numbers for a fresh tensor
+  // A batch on its way to the device, random numbers for a fresh tensor. Kernels of others may know more tensors.
+  if (op.schema().name().starts_with("aten::") && are_alone(arguments)) {
     const LazyWork::Running as_part_of_it;
     return run_unheard(op, keys, stack);
   }
@@ -245,7 +246,7 @@ std::int64_t most_queued_of_environment() {
   const char* value = io::environment_value("PT_HPU_MAX_COMPOUND_OP_SIZE");
   if (value == nullptr || !io::environment_problem("PT_HPU_MAX_COMPOUND_OP_SIZE").empty())
     return LazyOptions{}.max_queued;
-  return std::clamp<std::int64_t>(std::strtoll(value, nullptr, 10), 1, LazyOptions{}.max_queued);
+  return std::clamp<std::int64_t>(std::strtoll(value, nullptr, 0), 1, LazyOptions{}.max_queued);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 
 namespace fp8::trainer {
 namespace {
@@ -288,6 +289,7 @@ std::vector<c10::Device> HPUAccelerator::get_parallel_devices(int devices) {
 
 std::string HPUAccelerator::get_device_name() { return name_of(runtime::device_kind()); }
 
+bool HPUAccelerator::is_lazy() { return runtime::is_lazy_mode(); }
 Availability HPUAccelerator::is_fp8_available() { return with_second_generation(at::kFloat8_e4m3fn, "FP8"); }
 Availability HPUAccelerator::is_fp16_available() { return with_second_generation(at::kHalf, "FP16"); }
 

@@ -126,8 +126,8 @@ class HPUAccelerator {
   static std::vector<c10::Device> get_parallel_devices(int devices);
   /// GAUDI, GAUDI2 or GAUDI3 (FP8_HPU_DEVICE, or this thread's DeviceKindScope).
   static std::string get_device_name();
-  /// False whatever PT_HPU_LAZY_MODE says: operations run when they are called.
-  static bool is_lazy() { return false; }
+  /// True on a thread in lazy mode (PT_HPU_LAZY_MODE=1, set_lazy_mode()): operations run later than they are called.
+  static bool is_lazy();
   /// The first generation has neither; the reasons are the vendor's.
   static Availability is_fp8_available();
   static Availability is_fp16_available();

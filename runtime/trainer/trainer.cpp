@@ -13,6 +13,7 @@
 
 #include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
@@ -42,6 +43,9 @@ void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
       report.anomaly.empty() ? "" : "; detect_anomaly: " + report.anomaly);
 }
 
+/// In lazy mode a loss that is read waits for its forward, and ranks meet there.
+bool Trainer::reads_loss_later(const Run& run) { return runtime::is_lazy_mode() && run.group == nullptr; }
+
 /// The loss of this rank's batch, and what all ranks say of theirs.
 MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const ForwardInfo& info, at::Tensor& loss) {
   if (info.microbatch + 1 == info.microbatches) run.strategy->before_last_forward();
@@ -55,7 +59,7 @@ MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const For
   }
   if (options_.context_ended) options_.context_ended();
   const runtime::PhaseScope phase("loss");
-  MicroBatch::Part own{loss.item<double>()};
+  MicroBatch::Part own{reads_loss_later(run) ? 0 : loss.item<double>()};
   if (counts) {
     own.weight = static_cast<double>(weight_of(batch));
     own.samples = batch.samples;
@@ -83,12 +87,10 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
     each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
     metrics_.begin(Metrics::Stage::train, counts ? static_cast<double>(weight_of(batch)) : 0);
     at::Tensor loss;
-    const MicroBatch all = forward(run, batch, counts, {true, report.step, i, count}, loss);
+    MicroBatch all = forward(run, batch, counts, {true, report.step, i, count}, loss);
+    const at::Tensor unread = reads_loss_later(run) ? loss.detach() : at::Tensor();
+    if (options_.lazy.pipelining) runtime::mark_step();
     if (i == 0) first = all.weight() / ranks;
-    for (const auto& part : all.parts) {
-      sum += part.loss * (part.weight / first);
-      weights += part.weight / first;
-    }
     if (all.finite()) {
       const double weight = all.parts[rank].weight;
       const runtime::PhaseScope phase("loss");
@@ -99,6 +101,11 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
       const runtime::ProfiledAction action(options_.profiler.get(), "backward");
       run.strategy->backward(loss, i + 1 == count);
       runtime::mark_step();
+    }
+    if (unread.defined()) all.parts[rank].loss = unread.item<double>();
+    for (const auto& part : all.parts) {
+      sum += part.loss * (part.weight / first);
+      weights += part.weight / first;
     }
     run.stop_asked = run.stop_asked || all.stop();
     if (all.end()) end(run);
@@ -248,11 +255,33 @@ void Trainer::run_epoch(Run& run) {
   run.batch = run.whole_batch = 0;
 }
 
+namespace {
+
+/// Lazy mode for one fit().
+class LazyFit {
+ public:
+  explicit LazyFit(bool on) : before_(on ? runtime::set_lazy_mode(true) : true) {}
+  ~LazyFit() {
+    if (before_) return;
+    try {
+      runtime::set_lazy_mode(false);
+    } catch (const std::exception&) {  // of work behind what ended fit()
+    }
+  }
+  LazyFit& operator=(LazyFit&&) = delete;
+
+ private:
+  bool before_;
+};
+
+}  // namespace
+
 FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
   auto& autograd = c10::AutogradState::get_tls_state();
   const auto threads_as_before = c10::make_scope_exit(
       [&, before = autograd.get_multithreading_enabled()] { autograd.set_multithreading_enabled(before); });
   autograd.set_multithreading_enabled(false);  // backward runs on this thread
+  const LazyFit lazy(options_.lazy.on);
   const auto deterministic = deterministic_scope(options_.deterministic);
   Run run(module, train, val, options_);
   const Within within(*this, module, &run);
@@ -303,6 +332,7 @@ FitResult Trainer::fit_run(Run& run) {
   if (run.first_step > 0 && run.batch == run.train_batches) run_epoch(run);
   while (!finished(run) && !run.ends() && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))
     run_epoch(run);
+  runtime::finish_work();
   run.speed.end = now();
   run.check_gradients();
   // Epochs may end training at a step that was not known to be the last.

@@ -101,6 +101,12 @@ struct GraphUse {
   std::int64_t max_graphs = 10;              ///< kinds of steps; further ones run as they are
 };
 
+/// Lazy mode on hpu, with equal bits (runtime/lazy): operations run while the program continues.
+struct LazyUse {
+  bool on = false;
+  bool pipelining = false;  ///< forward runs from its end on, not from that of backward
+};
+
 enum class GradientClip : std::uint8_t { norm, value };
 
 struct TrainerOptions {
@@ -137,6 +143,9 @@ struct TrainerOptions {
   /// device's are in one order anyway. None: as it is.
   std::optional<Deterministic> deterministic = {};
   GraphUse hpu_graphs = {};
+  /// Of one rank, a loss is read after its backward then: one that is not finite has had its backward. Work that is not
+  /// done when fit() ends it waits for.
+  LazyUse lazy = {};
   bool enable_progress_bar = false;  ///< a ProgressBar, unless one is among the callbacks
   /// For f16: the loss is scaled. A step whose gradients overflow is left out with either value of `nonfinite`, unless
   /// the scale is at its least already.
@@ -275,6 +284,7 @@ class Trainer {
   double forward_backward(Run& run, std::int64_t count, StepReport& report);
   static void unscale_gradients(Run& run);
   void apply_gradients(Run& run, StepReport& report);
+  static bool reads_loss_later(const Run& run);
   [[noreturn]] static void fail_non_finite(const Run& run, const StepReport& report);
   static void drop_gradients(Run& run);
   void run_epoch(Run& run);

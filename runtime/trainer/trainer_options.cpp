@@ -171,6 +171,7 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
   check_at_least("save_every_n_steps", o.save_every_n_steps, 0);
   check_at_least("keep_checkpoints", o.keep_checkpoints, 1);
   check_at_least("hpu_graphs.max_graphs", o.hpu_graphs.max_graphs, 1);
+  if (o.lazy.pipelining && !o.lazy.on) refuse("lazy.pipelining", "true", "with lazy.on");
   if (!(o.gradient_clip_val >= 0) || std::isinf(o.gradient_clip_val))
     refuse("gradient_clip_val", std::to_string(o.gradient_clip_val), "0 (none) or more");
   if (!(o.max_time >= 0) || std::isinf(o.max_time))

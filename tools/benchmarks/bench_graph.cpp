@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step of training replayed, beside the step that its code runs: six blocks x + gelu(Linear(LayerNorm(x))), batch 8,
-// forward, backward, SGD. "torch_ns" is the eager step on hpu; "cpu" the ratio to plain torch on the CPU. fp8: NVIDIA's
+// forward, backward, SGD. "torch_ns" is the eager step on hpu; "cpu" the ratio to plain torch on the CPU, "lazy" that
+// of lazy mode to the eager step, "pipelined" that of lazy mode with a mark behind forward to lazy mode. fp8: NVIDIA's
 // delayed scaling.
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/zeros_like.h>
@@ -9,6 +10,7 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/graph/hpu_graph.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/transformer_engine/te.h"
 
@@ -44,7 +46,7 @@ class Step {
     parameters_ = net_->parameters();
     for (auto& p : parameters_) p.mutable_grad() = at::zeros_like(p);
   }
-  void operator()() {
+  void operator()(bool marks = false) {
     for (auto& p : parameters_) p.grad().zero_();
     at::Tensor y;
     if (fp8_) {
@@ -53,6 +55,7 @@ class Step {
     } else {
       y = net_->forward(x_);
     }
+    if (marks) runtime::submit_work();
     y.square().mean().backward();
     const at::NoGradGuard no_grad;
     for (auto& p : parameters_) p.sub_(p.grad(), 1e-4);
@@ -71,7 +74,13 @@ void run(Runner& runner) {
     for (const std::int64_t hidden : {16, 64, 256, 1024}) {
       const std::string name = std::string(fp8 ? "fp8" : "f32") + " step, hidden " + std::to_string(hidden);
       if (!runner.wants(name)) continue;
-      Step eager(hidden, at::kHPU, fp8), captured(hidden, at::kHPU, fp8), cpu(hidden, at::kCPU, false);
+      Step eager(hidden, at::kHPU, fp8), captured(hidden, at::kHPU, fp8), cpu(hidden, at::kCPU, false),
+          lazy(hidden, at::kHPU, fp8);
+      const auto lazily = [&](bool marks) {
+        runtime::set_lazy_mode(true);
+        lazy(marks);
+        runtime::set_lazy_mode(false);  // waits
+      };
       captured();
       runtime::HPUGraph graph;
       {
@@ -85,11 +94,15 @@ void run(Runner& runner) {
         return static_cast<double>(runtime::max_memory_allocated() - before);
       };
       const std::function<void()> replay = [&] { graph.replay(); };
-      const auto times = runner.medians({replay, [&] { eager(); }, [&] { cpu(); }});
+      const auto times =
+          runner.medians({replay, [&] { eager(); }, [&] { cpu(); }, [&] { lazily(false); }, [&] { lazily(true); }});
       runner.print({.name = name,
                     .ns = times[0],
                     .torch_ns = times[1],
-                    .extra = {{"cpu", times[0] / times[2]}, {"peak", peak(replay) / peak([&] { eager(); })}}});
+                    .extra = {{"cpu", times[0] / times[2]},
+                              {"lazy", times[3] / times[1]},
+                              {"pipelined", times[4] / times[3]},
+                              {"peak", peak(replay) / peak([&] { eager(); })}}});
     }
   }
 }

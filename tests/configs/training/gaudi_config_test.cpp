@@ -62,6 +62,11 @@ TEST(GaudiConfig, WhatItComesTo) {
   EXPECT_FALSE(autocast_ops(parse(R"({"autocast_bf16_ops": null, "autocast_fp32_ops": []})")));
 }
 
+TEST(TrainingArguments, PipeliningIsOfLazyMode) {
+  EXPECT_THAT(argument_problem(R"({"use_habana": true, "pipelining_fwd_bwd": true})"),
+              ::testing::HasSubstr("found true without use_lazy_mode, allowed: use_lazy_mode true"));
+}
+
 // The documents' examples on accelerating training, as a JSON.
 TEST(TrainingArguments, EveryKeyOfTheDocuments) {
   EXPECT_EQ(argument_problem(R"({"use_habana": true, "use_lazy_mode": true, "gaudi_config_name": "gaudi_config.json",
@@ -162,6 +167,7 @@ TEST(TrainingArguments, EveryKeyThatIsReadHasAnEffect) {
       parse(R"({"eval_strategy": "steps"})"),
       parse(R"({"profiling_steps": 2})"),
       parse(R"({"use_habana": true})"),
+      parse(R"({"use_habana": true, "use_lazy_mode": true})"),
       parse(R"({"use_habana": true, "use_hpu_graphs_for_training": true})"),
       parse(R"({"use_cpu": true, "bf16": true, "half_precision_backend": "cpu_amp"})"),
       parse(R"({"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0}})"),

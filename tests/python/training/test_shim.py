@@ -76,7 +76,7 @@ with warnings.catch_warnings(record=True) as said:
     htcore.mark_step()
     htcore.add_step_closure(done.append, (1,))
     htcore.mark_step(sync=True)
-assert done == [1] and len(said) == 1 and "has no lazy mode" in str(said[0].message) and said[0].filename == __file__
+assert done == [1] and len(said) == 1 and "there is no lazy mode" in str(said[0].message) and said[0].filename == __file__
 try:
     htcore.nothing
 except AttributeError as error:

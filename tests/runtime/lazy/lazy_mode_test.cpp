@@ -46,6 +46,22 @@ TEST(LazyMode, CallsThatRanBeforeWait) {
   }
 }
 
+TEST(LazyMode, TheExampleOfThePage) {
+  const auto x = ramp(), w = ramp();
+  const auto work = [&] {
+    // clang-format off
+set_lazy_mode(true);                            // this thread
+at::Tensor y = x.mm(w).relu();                  // at once, where neither ran before; later it is queued
+mark_step();                                    // what is queued runs, and the program continues
+const auto sum = y.sum().item<float>();         // waits
+set_lazy_mode(false);
+    // clang-format on
+    return sum;
+  };
+  const auto expected = x.cpu().mm(w.cpu()).relu().sum().item<float>();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(work(), expected);
+}
+
 TEST(LazyMode, AnAddressThatIsNotThereThrowsByName) {
   const auto x = ramp();
   const In lazy(Mode::lazy);

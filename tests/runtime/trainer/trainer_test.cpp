@@ -5,6 +5,7 @@
 
 #include <numbers>
 
+#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 #include "runtime/trainer/toy_task.h"
@@ -94,6 +95,37 @@ TEST(Trainer, GraphsChangeNoBit) {
     EXPECT_EQ(graphed.graphs.replayed, 3 * (4 + 2) - 4);
     EXPECT_THAT(graphed.graph_refusals, IsEmpty());
   }
+}
+
+TEST(Trainer, LazyModeChangesNoBit) {
+  for (const auto optimizer : {ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
+    const auto run = [&](LazyUse lazy, GraphUse graphs) {
+      ToyTask task(1, test::kHpu, optimizer);
+      OnHpu train(ToyBatches(7, 2)), val(ToyBatches(3, 2));
+      const auto recorder = std::make_shared<Recorder>();
+      TrainerOptions options{.max_epochs = 3, .accumulate_grad_batches = 2, .hpu_graphs = graphs, .lazy = lazy};
+      const auto queued = runtime::lazy_counts().queued;
+      const auto result = Trainer(options, {recorder}).fit(task, train, &val);
+      EXPECT_FALSE(runtime::is_lazy_mode());
+      EXPECT_EQ(runtime::lazy_counts().queued > queued, lazy.on);
+      std::vector<double> losses;
+      for (const auto& report : recorder->reports) losses.insert(losses.end(), {report.loss, report.grad_norm});
+      losses.push_back(*result.val_loss);
+      return std::tuple(torch::nn::utils::parameters_to_vector(task.net->parameters()).cpu(), losses, recorder->events,
+                        random_state());
+    };
+    const auto [values, losses, events, random] = run({}, {});
+    for (const LazyUse lazy : {LazyUse{.on = true}, LazyUse{.on = true, .pipelining = true}})
+      for (const bool graphs : {false, true}) {
+        const auto [same_values, same_losses, same_events, same_random] =
+            run(lazy, {.training = graphs, .inference = graphs});
+        EXPECT_TRUE(values.equal(same_values));
+        EXPECT_EQ(losses, same_losses);
+        EXPECT_EQ(events, same_events);
+        EXPECT_TRUE(random.equal(same_random));
+      }
+  }
+  EXPECT_REFUSED(Trainer({.lazy = {.pipelining = true}}), "lazy.pipelining: found true", "with lazy.on");
 }
 
 TEST(Trainer, StepsThatLogAreNotReplayed) {

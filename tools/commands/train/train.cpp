@@ -199,12 +199,30 @@ io::Json compared(io::Json tree) {
     for (const char* key : keys) found->erase(key);
     if (found->empty()) tree.erase(section);
   };
-  without("trainer", {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler",
-                      "logger", "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision",
-                      "accelerator", "use_hpu_graphs_for_training", "use_hpu_graphs_for_inference"});
-  without("fp8", {"precision", "recipe", "threads", "load", "save_every", "keep_checkpoints", "stats_every",
-                  "logging_steps", "throughput_warmup", "whole_time", "count_graphs", "hpu_graphs",
-                  "hpu_graphs_inference", "max_hpu_graphs", "logger", "profile", "profile_schedule", "rank_timeout"});
+  without("trainer",
+          {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler", "logger",
+           "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision", "accelerator",
+           "use_hpu_graphs_for_training", "use_hpu_graphs_for_inference", "use_lazy_mode", "pipelining_fwd_bwd"});
+  without("fp8", {"precision",
+                  "recipe",
+                  "threads",
+                  "load",
+                  "save_every",
+                  "keep_checkpoints",
+                  "stats_every",
+                  "logging_steps",
+                  "throughput_warmup",
+                  "whole_time",
+                  "count_graphs",
+                  "hpu_graphs",
+                  "hpu_graphs_inference",
+                  "max_hpu_graphs",
+                  "lazy",
+                  "pipelining",
+                  "logger",
+                  "profile",
+                  "profile_schedule",
+                  "rank_timeout"});
   return tree;
 }
 
@@ -377,11 +395,13 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
                   [&](io::Json& to, Table& table) { add_replays(result, o, context, to, table); });
 }
 
-/// The CPU's work is not captured: who asks for graphs of it would wait for a speed that does not come.
+/// The CPU's work is neither captured nor queued: who asks for that would wait for a speed that does not come.
 void check_graphs(const TrainOptions& o, const Context& context) {
-  if ((o.hpu_graphs || o.hpu_graphs_inference) && resolve_device(context).is_cpu())
-    throw UsageError(std::string(o.hpu_graphs ? "--hpu-graphs" : "--hpu-graphs-inference") +
-                     ": found with --device cpu, allowed: with --device hpu");
+  if (!resolve_device(context).is_cpu()) return;
+  for (const auto& [given, option] :
+       {std::pair(o.hpu_graphs, "--hpu-graphs"), std::pair(o.hpu_graphs_inference, "--hpu-graphs-inference"),
+        std::pair(o.lazy, "--lazy")})
+    if (given) throw UsageError(std::string(option) + ": found with --device cpu, allowed: with --device hpu");
 }
 
 /// A model of one's own, or any model for a stage that trains nothing.

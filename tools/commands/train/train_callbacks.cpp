@@ -146,6 +146,7 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.throughput_warmup_steps = o.throughput_warmup;
   t.adjust_throughput = !o.whole_time;
   t.hpu_graphs = {o.hpu_graphs, o.hpu_graphs_inference, o.max_hpu_graphs};
+  t.lazy = {o.lazy, o.pipelining};
   // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
   if (o.precision == "16-mixed") t.grad_scaler = trainer::GradScalerOptions{.init_scale = 1024};
   t.nonfinite = o.nonfinite;

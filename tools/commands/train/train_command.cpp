@@ -208,7 +208,7 @@ void check_train_options(const TrainOptions& o, const std::string& note) {
   if (!missing.empty()) fail_missing("train", missing, missing[0].starts_with("MODEL") ? note : "");
   if (!o.init.empty() && !o.model.empty()) throw UsageError("--init and MODEL: found both, allowed: one of them");
   // A run whose --precision was forgotten is a bf16 run: options of fp8 are refused with it.
-  for (const char* needs : {"eval", "precision=", "save_best"}) check_needs(o, needs);
+  for (const char* needs : {"eval", "precision=", "save_best", "lazy"}) check_needs(o, needs);
   check_loggers(o.callbacks.loggers);
   if (o.callbacks.clip_by_value && o.clip == 0)
     throw UsageError("--clip-by: found value with --clip 0, allowed: --clip above 0");

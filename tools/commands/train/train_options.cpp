@@ -88,6 +88,12 @@ TrainField choice(std::optional<E>& v, const EnumChoice<E>& among) {
   };
   return {declare, [&v] { return v ? io::Json(name_of(*v)) : io::Json(nullptr); }};
 }
+/// Its value is what comes of it.
+TrainField last_batch(TrainOptions& o) {
+  TrainField field = choice(o.last_batch, choice_of<trainer::LastBatch>());
+  field.value = [&o] { return name_of(last_batch_of(o)); };
+  return field;
+}
 /// Options that other commands have too.
 TrainField shared(std::function<void(Options&)> declare) {
   return {[declare = std::move(declare)](Options& o, const auto&, const auto&) { declare(o); }, [] { return nullptr; }};
@@ -218,8 +224,9 @@ Rows loop_rows(TrainOptions& o) {
        lm.with_key("model.activation_checkpointing").recorded("activation_checkpointing")},
       {"minimize_memory", flag(o.minimize_memory), "With fp8: weights are cast again in backward",
        also.needing("precision=fp8")},
-      {"last_batch", choice(o.last_batch),
-       "What is left over of an epoch: a smaller batch (default), none, or a whole one with its first chunks once more",
+      {"last_batch", last_batch(o),
+       "What is left over of an epoch: a smaller batch (default), none, or a whole one with its first chunks once more "
+       "(the default of --lazy)",
        lm.with_key("data.last_batch").recorded("last_batch?")},
       {"drop_last", flag(o.drop_last), "Another name of --last-batch drop",
        lm.with_key("data.drop_last").recorded("drop_last?").replacing("last_batch")},
@@ -241,6 +248,10 @@ Rows loop_rows(TrainOptions& o) {
        also.with_key("trainer.use_hpu_graphs_for_inference")},
       {"max_hpu_graphs", integer(o.max_hpu_graphs, 1),
        "Kinds of steps that are captured; further ones run as they are"},
+      {"lazy", flag(o.lazy), "Operations run while the program continues: equal bits, on a second core",
+       also.with_key("trainer.use_lazy_mode")},
+      {"pipelining", flag(o.pipelining), "Of --lazy: forward runs from its end on, not from that of backward",
+       also.needing("lazy").with_key("trainer.pipelining_fwd_bwd")},
       {"count_graphs", flag(o.count_graphs),
        "Count the graphs that Gaudi's lazy mode would compile, and say what makes each new one"},
   };

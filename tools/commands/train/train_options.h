@@ -124,7 +124,7 @@ struct TrainOptions {
   std::string measurements;                      ///< warm start; empty: none
   kernels::FloatType save_dtype = kernels::FloatType::BF16;
   trainer::NonFinite nonfinite = trainer::NonFinite::error;
-  trainer::LastBatch last_batch = trainer::LastBatch::keep;
+  std::optional<trainer::LastBatch> last_batch;  ///< none: keep, in lazy mode fill
   ProfileOptions profile;
   StrategySettings ranks;
   CallbackSettings callbacks;
@@ -134,9 +134,15 @@ struct TrainOptions {
   bool eval_each_epoch = false, save_each_epoch = false, drop_last = false, whole_time = false, minimize_memory = false;
   bool hpu_graphs = false, hpu_graphs_inference = false;  ///< of training steps, of those of evaluations
   std::int64_t max_hpu_graphs = 10;
+  bool lazy = false, pipelining = false;
   std::filesystem::path gaudi_config, training_args;
   std::optional<configs::AutocastOps> autocast_ops;  ///< of gaudi_config; empty: the environment's, or the default
 };
+
+/// Without --drop-last, which goes before it.
+inline trainer::LastBatch last_batch_of(const TrainOptions& o) {
+  return o.last_batch.value_or(o.lazy ? trainer::LastBatch::fill : trainer::LastBatch::keep);
+}
 
 /// The value of an option: how it is declared, which sets its type and range, and its value as train.json has it.
 struct TrainField {

@@ -205,7 +205,7 @@ TextBatches evaluation_batches(const text::DataFiles& files, const TrainOptions&
 
 TextBatches training_batches(const TrainOptions& o, const Context& context, const Start& start, int ranks) {
   auto chunks = chunks_of(o.data, o, start);
-  const auto last = o.drop_last ? trainer::LastBatch::drop : o.last_batch;
+  const auto last = o.drop_last ? trainer::LastBatch::drop : last_batch_of(o);
   const std::int64_t whole = o.batch * ranks;
   if (last == trainer::LastBatch::drop && chunks.count < whole)
     throw io::Error(fmt::format("{}: found {} chunks of {} tokens, allowed with --{}: {} or more, a whole batch",

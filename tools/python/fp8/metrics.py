@@ -64,6 +64,6 @@ def metrics_dump(file: typing.Union[str, "os.PathLike[str]"], format: str = "jso
 
 
 def mark_step(device_str: str = "", sync: bool = False) -> None:
-    """A step is done: what follows is another graph."""
-    del device_str, sync
-    torch.classes.fp8_graphs.Metrics.mark_step()
+    """A step is done: what follows is another graph. In lazy mode (PT_HPU_LAZY_MODE=1) its operations run; sync waits for them."""
+    del device_str
+    torch.classes.fp8_graphs.Metrics.mark_step(sync)

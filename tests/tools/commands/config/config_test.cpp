@@ -253,7 +253,7 @@ TEST_F(Config, MakesTheJsonOfAStrategy) {
 
 TEST_F(Config, TranslatesTrainingArgumentsAndGaudiConfig) {
   const auto run = run_fp8(
-      args("config explain {}", write(R"({"per_device_train_batch_size": 8, "bf16": true, "use_lazy_mode": false})")));
+      args("config explain {}", write(R"({"per_device_train_batch_size": 8, "bf16": true, "torch_compile": false})")));
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("fp8 train --batch: chunks of a forward"),
                              HasSubstr("\nfp8 train --precision bf16-mixed --batch 8 --grad-accum 1 --lr 5e-05 "),

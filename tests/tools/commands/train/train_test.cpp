@@ -98,9 +98,11 @@ TEST_F(Train, CountsGraphsAndNamesWhatMakesANewOne) {
   EXPECT_EQ(places[0], "module 'model.layers.0.input_layernorm'");
 }
 
-TEST_F(Train, GraphsChangeNoByte) {
-  io::Json keys = {{"use_habana", true}, {"use_lazy_mode", true}, {"learning_rate", 1e-3}};
+TEST_F(Train, GraphsAndLazyModeChangeNoByte) {
+  io::Json keys = {{"use_habana", true}, {"learning_rate", 1e-3}};
   io::write_json((folder / "eager.json").string(), keys);
+  keys.update({{"use_lazy_mode", true}, {"pipelining_fwd_bwd", true}});
+  io::write_json((folder / "lazy.json").string(), keys);
   keys.update({{"use_hpu_graphs_for_training", true}, {"use_hpu_graphs_for_inference", true}, {"max_hpu_graphs", 3}});
   io::write_json((folder / "graphed.json").string(), keys);
   for (const std::string precision : {"32-true", "bf16-mixed", "fp8"}) {
@@ -111,10 +113,12 @@ TEST_F(Train, GraphsChangeNoByte) {
                            precision + " --out {}",
                        folder / (name + ".json"), folder / (precision + name))));
     };
-    const auto eager = run("eager"), graphed = run("graphed");
-    EXPECT_EQ(read_file(folder / (precision + "eager/model.safetensors")),
-              read_file(folder / (precision + "graphed/model.safetensors")));
+    const auto eager = run("eager"), lazy = run("lazy"), graphed = run("graphed");
+    for (const char* other : {"lazy", "graphed"})
+      EXPECT_EQ(read_file(folder / (precision + "eager/model.safetensors")),
+                read_file(folder / (precision + other + "/model.safetensors")));
     EXPECT_EQ(eager["eval_loss"], graphed["eval_loss"]);
+    EXPECT_EQ(eager["eval_loss"], lazy["eval_loss"]);
     EXPECT_FALSE(eager.contains("hpu_graphs"));
     EXPECT_EQ(graphed["hpu_graphs"]["reasons"].size(), 0U) << graphed["hpu_graphs"].dump();
     const auto captured = graphed["hpu_graphs"]["captured"].get<int>();
@@ -124,6 +128,19 @@ TEST_F(Train, GraphsChangeNoByte) {
   const auto on_cpu = run_train(folder, "cpu", "--steps 2 --warmup 1 --device cpu --hpu-graphs");
   EXPECT_EQ(on_cpu.code, 2);
   EXPECT_THAT(on_cpu.err, ::testing::HasSubstr("--hpu-graphs: found with --device cpu, allowed: with --device hpu"));
+}
+
+TEST_F(Train, LazyModeFillsTheLastBatchAndGoesBeforePipelining) {
+  ASSERT_EQ(run_train(folder, "filled", "--last-batch fill --steps 3 --warmup 1 --batch 1000").code, 0);
+  ASSERT_EQ(run_train(folder, "lazy", "--lazy --steps 3 --warmup 1 --batch 1000").code, 0);
+  ASSERT_EQ(run_train(folder, "kept", "--lazy --last-batch keep --steps 3 --warmup 1 --batch 1000").code, 0);
+  const auto of = [&](const char* name) { return read_file(folder / name / "model.safetensors"); };
+  EXPECT_EQ(of("filled"), of("lazy"));
+  EXPECT_NE(of("kept"), of("lazy"));
+  EXPECT_THAT(run_train(folder, "alone", "--steps 2 --warmup 1 --pipelining").err,
+              ::testing::HasSubstr("--pipelining: found, but no --lazy"));
+  EXPECT_THAT(run_train(folder, "cpu", "--steps 2 --warmup 1 --device cpu --lazy").err,
+              ::testing::HasSubstr("--lazy: found with --device cpu, allowed: with --device hpu"));
 }
 
 TEST_F(Train, GoesOnFromACheckpoint) {

@@ -55,7 +55,7 @@ class Accelerator:
     @staticmethod
     def get_device_name(device: typing.Any = None) -> str: return torch.hpu.get_device_name(device)
     @staticmethod
-    def is_lazy() -> bool: return False
+    def is_lazy() -> bool: return bool(torch.classes.fp8_graphs.Metrics.is_lazy())
     @staticmethod
     def name() -> str: return "hpu"
 

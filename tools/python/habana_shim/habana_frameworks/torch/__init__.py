@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emulation: `habana_frameworks.torch` and its modules. `hpu` is torch.hpu, `transformer_engine` fp8.te, fused optimizers fp8.optim.
 
-The emulated device has no lazy mode: operators compute when they are called, and what `core` has for it is accepted and changes nothing,
-but that mark_step ends a graph where they are counted (torch.hpu.metrics)."""
+With PT_HPU_LAZY_MODE=1 the thread that imports torch is in lazy mode: mark_step lets what is queued run, add_step_closure waits for the next
+one. Without it operators compute when they are called, and what `core` has for lazy mode is accepted and changes nothing, but that mark_step
+ends a graph where they are counted (torch.hpu.metrics)."""
 
 import enum
 import os
@@ -21,25 +22,44 @@ _warned = False
 
 def _no_lazy_mode(name: str) -> None:
     global _warned
-    if not _warned:
+    if not _warned and not _is_lazy():
         _warned = True
-        warnings.warn(f"{name}: the emulated hpu has no lazy mode: operators have computed when they return", stacklevel=3)
+        warnings.warn(f"{name}: without PT_HPU_LAZY_MODE=1 there is no lazy mode: operators have computed when they return", stacklevel=3)
+
+
+def _is_lazy() -> bool:
+    """Of this thread."""
+    return bool(torch.classes.fp8_graphs.Metrics.is_lazy())
 
 
 def _accepted(name: str) -> typing.Callable[..., typing.Any]:
     def accept(model: typing.Any = None, *_: typing.Any, **__: typing.Any) -> typing.Any:
         _no_lazy_mode(name)
-        if name.endswith("mark_step"):
-            torch.hpu.metrics.mark_step()
         return model if isinstance(model, torch.nn.Module) else None
     accept.__name__ = accept.__qualname__ = name
     return accept
 
 
+_closures: list[typing.Callable[[], typing.Any]] = []
+
+
+def _mark_step(device_str: str = "", sync: bool = False) -> None:
+    """What is queued runs; with sync, or where closures wait, it has run."""
+    _no_lazy_mode("mark_step")
+    closures = list(_closures)
+    _closures.clear()
+    torch.hpu.metrics.mark_step(device_str, sync or bool(closures))
+    for closure in closures:
+        closure()
+
+
 def _add_step_closure(closure: typing.Callable[..., typing.Any], args: tuple[typing.Any, ...] = (), **_: typing.Any) -> None:
-    """The step is done: the closure runs now."""
+    """In lazy mode the closure runs at the next mark_step, else now: the step is done."""
     _no_lazy_mode("add_step_closure")
-    closure(*args)
+    if _is_lazy():
+        _closures.append(lambda: closure(*args))
+    else:
+        closure(*args)
 
 
 class _DeviceType(enum.Enum):
@@ -53,11 +73,12 @@ def _initialize_distributed_hpu(world_size: typing.Optional[int] = None, rank: t
             int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank)
 
 
-_CORE = """mark_step iter_mark_step hpu_set_env hpu_reset_env hpu_initialize hpu_set_inference_env hpu_inference_set_env hpu_inference_initialize
+_CORE = """hpu_set_env hpu_reset_env hpu_initialize hpu_set_inference_env hpu_inference_set_env hpu_inference_initialize
     hpu_teardown_inference_env"""
 # Module: its names, or the module of fp8 that has them.
 _MODULES: dict[str, typing.Union[str, dict[str, typing.Any]]] = {
-    "core": {**{name: _accepted(name) for name in _CORE.split()}, "add_step_closure": _add_step_closure},
+    "core": {**{name: _accepted(name) for name in _CORE.split()}, "mark_step": _mark_step, "iter_mark_step": _mark_step,
+             "add_step_closure": _add_step_closure},
     "hpex": {},
     "hpex.experimental": {},
     "hpex.experimental.transformer_engine": "fp8.te",
@@ -66,7 +87,7 @@ _MODULES: dict[str, typing.Union[str, dict[str, typing.Any]]] = {
     "hpex.normalization": "fp8.optim",
     "utils": {},
     "utils.experimental": {"synDeviceType": _DeviceType, "_get_device_type": lambda: _DeviceType(torch.hpu.get_device_name())},
-    "utils.internal": {"is_lazy": lambda: False},
+    "utils.internal": {"is_lazy": _is_lazy},
     "distributed": {},
     "distributed.hccl": {"initialize_distributed_hpu": _initialize_distributed_hpu},
 }
