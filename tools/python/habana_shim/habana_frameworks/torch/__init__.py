@@ -77,7 +77,7 @@ _CORE = """hpu_set_env hpu_reset_env hpu_initialize hpu_set_inference_env hpu_in
     hpu_teardown_inference_env"""
 # Module: its names, or the module of fp8 that has them.
 _MODULES: dict[str, typing.Union[str, dict[str, typing.Any]]] = {
-    "core": {**{name: _accepted(name) for name in _CORE.split()}, "mark_step": _mark_step, "iter_mark_step": _mark_step,
+    "core": {"mark_step": _mark_step, "iter_mark_step": _mark_step, **{name: _accepted(name) for name in _CORE.split()},
              "add_step_closure": _add_step_closure},
     "hpex": {},
     "hpex.experimental": {},
