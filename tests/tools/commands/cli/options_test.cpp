@@ -229,7 +229,7 @@ TEST(OptionShelves, NoCommandGrowsUnseen) {
       {"evaluate", {11, 2}},
       {"generate", {8, 5}},
       {"embed", {4, 3}},
-      {"train", {68, 13}},
+      {"train", {70, 13}},
       {"run", {7, 3}},
       {"inspect", {13, 7}},
       {"config", {6, 4}},
