@@ -115,10 +115,14 @@ State::State(const std::string& name, std::string recipe, bool minimize_memory, 
   const auto state = std::make_shared<Fp8State>(name, attention ? 4 : 2, attention ? 2 : 1);
   if (!recipe_.empty()) state->set_recipe(recipe_of("State", recipe_).recipe);
   handler_ = std::make_shared<TrainingHandler>(state, product_options(minimize_memory, std::nullopt, true));
+  handler_->add_module(1);
 }
 
 State::State(std::shared_ptr<TrainingHandler> handler, std::string recipe, bool minimize_memory)
-    : recipe_(std::move(recipe)), minimize_memory_(minimize_memory), handler_(std::move(handler)) {}
+    : recipe_(std::move(recipe)), minimize_memory_(minimize_memory), handler_(std::move(handler)) {
+  handler_->add_module(1);
+}
+State::~State() { handler_->add_module(-1); }
 
 std::string State::values() const { return state_of(*handler_->state()); }
 at::Tensor State::bytes() const { return bytes_of(*handler_->state()); }
@@ -134,6 +138,7 @@ const std::shared_ptr<Fp8State>& State::for_product(bool attention) const {
 
 at::Tensor State::linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   (void)for_product(false);
+  handler_->run_by_module();
   return handler_->product(x, weight, bias, [&] { return high_precision(x, weight, bias); });
 }
 

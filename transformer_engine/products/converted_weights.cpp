@@ -180,11 +180,11 @@ std::string error_of(const Problems& found) {
     return "[fp8_autocast] " + names + ": converted for fp8 training, and " + what;
   };
   if (!found.dropped.empty())
-    return say(
-        found.dropped,
-        "no product ran in fp8: expected the weights that were converted, found them gone (an engine that "
-        "shards or flattens parameters, or a module that was replaced?); in Python convert_modules() before it takes "
-        "the model, else fp8::attach_training after that; modules that do not run stay out of the conversion");
+    return say(found.dropped,
+               "no product ran in fp8: expected the weights that were converted, found them gone (an engine that "
+               "shards or flattens parameters, or a module that was replaced?); in Python convert before it takes the "
+               "model, else call "
+               "fp8::attach_training after that; modules that do not run stay out of the conversion");
   if (!found.lost.empty())
     return say(found.lost,
                "no product ran in fp8: expected the weights that were converted, found others in their place (an "
@@ -388,9 +388,12 @@ std::string check_converted(bool trained) {
                           });
     for (Conversion& conversion : all.conversions) {
       const bool some_ran = any_ran(conversion), suspect = none_ran || some_ran;
+      const bool in_use = std::ranges::any_of(conversion, [](const Entry& e) { return !e.parameter.expired(); });
       for (Entry& e : conversion) {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(found.lost, e);
-        if (suspect && !ran(e) && !e.owned && !e.handler->retired() && e.parameter.expired()) append(found.dropped, e);
+        const bool alive = in_use || none_ran || e.handler->has_module();
+        if (suspect && alive && !e.handler->by_module() && !e.owned && !e.handler->retired() && e.parameter.expired())
+          append(found.dropped, e);
         if (is_passed_by(e, some_ran)) append(found.passed_by, e);
         const bool unmet = none_ran && idle(e);
         if (!unmet || trained) e.in_vain = 0;

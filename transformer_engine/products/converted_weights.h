@@ -70,6 +70,13 @@ class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBack
   void retire() { retired_ = true; }
   bool retired() const { return retired_; }
 
+  /// A State (convert_training.h) shares it for as long as its module lives.
+  void add_module(int more) { states_ += more; }
+  bool has_module() const { return states_ > 0; }
+  /// That gives the weight of each product from now on, whichever tensor it is.
+  void run_by_module() { by_module_ = true; }
+  bool by_module() const { return by_module_; }
+
   /// How many products it has run in fp8 (or recorded for it) so far.
   std::int64_t products() const { return products_; }
   /// Those and all of its copies', and theirs.
@@ -90,7 +97,8 @@ class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBack
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<const torch::nn::Module>> modules_;
   std::optional<bool> training_;
-  std::atomic<bool> retired_{false}, told_{false};
+  std::atomic<bool> retired_{false}, told_{false}, by_module_{false};
+  std::atomic<int> states_{0};
   std::atomic<std::int64_t> products_{0}, in_functions_{0}, plain_{0};
   mutable std::atomic<std::int64_t> copies_{0};
   std::shared_ptr<std::atomic<std::int64_t>> with_copies_ = std::make_shared<std::atomic<std::int64_t>>(0);

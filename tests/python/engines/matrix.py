@@ -96,9 +96,9 @@ def train(model, engine, precision, rank, whole, group=True):
         x = (x if whole else x.chunk(RANKS)[rank]).to("hpu")
         x = x.bfloat16() if zero and precision == "bf16" else x
         with contextlib.ExitStack() as stack:
-            if precision == "bf16" and not zero:
+            if "bf16" in precision and not zero:
                 stack.enter_context(torch.autocast("hpu", torch.bfloat16))
-            if precision == "fp8":
+            if "fp8" in precision:
                 stack.enter_context(fp8.te.fp8_autocast(True, fp8_recipe="nvidia", fp8_group=torch.distributed.group.WORLD if group else None))
             loss = loss_of(engine(x), x)
         if zero:
@@ -112,7 +112,7 @@ def train(model, engine, precision, rank, whole, group=True):
         if group:
             torch.distributed.all_reduce(loss)
         losses.append(loss.item() / (RANKS if group else 1))
-        scales.append(states(model) if precision == "fp8" else [])
+        scales.append(states(model) if "fp8" in precision else [])
     return {"losses": losses, "dtypes": sorted(dtypes), "states": scales}
 
 
@@ -125,6 +125,9 @@ def states(model):
 
 def run(cell, rank):
     import fp8
+    if cell.startswith(("lightning", "document")):
+        import strategies
+        return strategies.run(cell, rank)
     name, precision, order = cell.split(":")
     model = net()
     if precision == "fp8" and order == "before":
@@ -139,7 +142,7 @@ def alone(precision):
     """What one process finds that has the whole batch, whose arithmetic is that of each engine."""
     import fp8
     model = net()
-    if precision == "fp8":
+    if "fp8" in precision:
         fp8.te.convert_modules(model)
     return train(model, model, precision, 0, True, False)
 
@@ -151,12 +154,13 @@ def work(rank, cells, folder):
     log = os.open(os.path.join(folder, f"log.{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.chdir(folder)
     import datetime
 
     import torch
 
     import fp8  # noqa: F401
-    if any(cell.startswith("zero") for cell in cells):
+    if any("zero" in cell or "deepspeed" in cell for cell in cells):
         import deepspeed  # noqa: F401
     torch.set_num_threads(1)
     torch.distributed.init_process_group("hccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS,

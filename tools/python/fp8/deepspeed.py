@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed on hpu. It is DeepSpeed's own (pip install deepspeed); importing this module gives it the device.
+"""DeepSpeed on hpu. It is DeepSpeed's own (pip install deepspeed); importing this module, before deepspeed itself, gives it the device.
 
-    >>> import torch, fp8
-    >>> import fp8.deepspeed    # before the first use of deepspeed
-    >>> import deepspeed        # doctest: +SKIP
-    >>> engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config={"train_micro_batch_size_per_gpu": 4})    # doctest: +SKIP
-
-Models that train in fp8 are converted before or after deepspeed.initialize() (stage 3: before). tools/pages/several_machines.md"""
+Models that train in fp8 are converted before deepspeed.initialize(), for stages 0 to 2 also after it. tools/pages/several_machines.md has
+an example."""
 
 import importlib
 import sys
@@ -44,6 +40,7 @@ class _OnHpu:
     def use_host_timers(self) -> bool: return True
     def on_accelerator(self, tensor: torch.Tensor) -> bool: return tensor.device.type == "hpu"
     def op_builder_dir(self) -> str: return "deepspeed.ops.op_builder.cpu"
+    def default_generator(self, device_index: int) -> torch.Generator: return torch.default_generator
     def visible_devices_envs(self) -> list[str]: return []
 
     @property

@@ -81,11 +81,10 @@ class Attached:
     @property
     def live(self) -> bool: return self.state is not None
 
-    def begin(self, owner: torch.nn.Module) -> None:
-        """The library knows the weight from here on."""
-        weight = self.weight(owner)
-        self.held = weight.tensor if self.transposed else None
-        self._keep(weight.owned, weight.tensor)
+    def begin(self, owner: torch.nn.Module, tensor: torch.Tensor) -> None:
+        """The library knows the weight by this tensor from here on."""
+        self.held = tensor if self.transposed else None
+        self._keep(getattr(owner, self.parameter), tensor)
         self.state.set_bytes(_bytes(json.dumps(self.pending).encode()))
 
     def _keep(self, owned: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -169,8 +168,9 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
     elif not attached.live:
         weight.turn()
         recipe = attached.recipe or "habana"
-        torch.ops.fp8.attach_training([weight.tensor], [weight.name], [weight.kind], recipe, "", attached.minimize_memory, bool(attached.recipe))
-        attached.begin(module)
+        tensor = weight.tensor
+        torch.ops.fp8.attach_training([tensor], [weight.name], [weight.kind], recipe, "", attached.minimize_memory, bool(attached.recipe))
+        attached.begin(module, tensor)
     attached.state.set_training(module.training)
     attached.training = module.training
 

@@ -43,9 +43,9 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     tensors, names, kinds = _modules.columns(found)
     said = json.loads(torch.ops.fp8.attach_training(tensors, names, kinds, text or "habana", "", minimize_memory, bool(text)))
     converted = {module["name"] for module in said["converted"]}
-    for weight in found:
+    for weight, tensor in zip(found, tensors):
         if weight.name in converted:
-            _attached.Attached(weight, text, minimize_memory).begin(weight.owner)
+            _attached.Attached(weight, text, minimize_memory).begin(weight.owner, tensor)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing_enable") and _CHECKPOINTING not in module.__dict__:
             module.__dict__[_CHECKPOINTING] = module.register_forward_pre_hook(_region.give_contexts)
