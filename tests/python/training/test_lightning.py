@@ -126,11 +126,10 @@ REFUSED = {
     "devices=2": ({"accelerator": "hpu", "devices": 2}, MisconfigurationException, "allowed: a count from 1 to 1"),
     "devices=[0]": ({"accelerator": "hpu", "devices": [0]}, MisconfigurationException, "must be int, string or None"),
     "devices='0,1'": ({"accelerator": "hpu", "devices": "0,1"}, MisconfigurationException, "found '0,1'"),
-    "num_nodes=2": ({"accelerator": "hpu", "num_nodes": 2}, MisconfigurationException, "found 2 devices, allowed: 1"),
     "ddp": ({"accelerator": "hpu", "strategy": "ddp"}, MisconfigurationException, "found DDPStrategy"),
     "auto, ddp": ({"strategy": "ddp"}, MisconfigurationException, "accelerator='cpu' computes on the CPU"),
-    "hpu_parallel": ({"accelerator": "hpu", "strategy": "hpu_parallel"}, NotImplementedError, "hpu_parallel: found a request for several"),
-    "hpu_deepspeed": ({"accelerator": "hpu", "strategy": "hpu_deepspeed_stage_2"}, NotImplementedError, "hpu_deepspeed_stage_2"),
+    "cpu, hpu_parallel": ({"accelerator": "cpu", "strategy": "hpu_parallel"}, AssertionError, "HPUParallelStrategy requires HPUAccelerator"),
+    "fsdp, 16-mixed": ({"accelerator": "hpu", "strategy": "hpu_fsdp", "precision": "16-mixed"}, ValueError, "allowed: 32-true, bf16-mixed, fp8"),
     "single_device": ({"accelerator": "hpu", "strategy": "single_device"}, MisconfigurationException, "found SingleDeviceStrategy"),
     "gpu": ({"accelerator": "gpu"}, MisconfigurationException, "No supported gpu backend"),
     "cpu, hpu_single": ({"accelerator": "cpu", "strategy": "hpu_single"}, AssertionError,
@@ -159,8 +158,8 @@ def test_refused_objects(monkeypatch):
         HPUPrecisionPlugin("f16-mixed")
     with pytest.raises(AssertionError, match="should only be used with precision=`fp8`"):
         HPUPrecisionPlugin("bf16-mixed").convert_modules(Model())
-    with pytest.raises(NotImplementedError, match="HPUDDPStrategy: found a request for several processes"):
-        fp8.lightning.pytorch.strategies.HPUDDPStrategy()
+    with pytest.raises(ValueError, match="HPUDDPStrategy: process_group_backend: found 'nccl', allowed: 'hccl'"):
+        fp8.lightning.pytorch.strategies.HPUDDPStrategy(process_group_backend="nccl")
     with pytest.raises(ImportError, match="cannot import name 'HPUNothing'"):
         from fp8.lightning.pytorch.accelerator import HPUNothing  # noqa: F401
     monkeypatch.setattr(torch.hpu, "get_device_name", lambda device=None: "GAUDI")
@@ -423,16 +422,6 @@ def test_documents(tmp_path, monkeypatch):
     assert set(seen) == {"hpu_intermediate.rst:1", *(f"hpu_intermediate_fp8.txt:{i}" for i in (1, 3, 4, 5))}
     assert all(pair == ("hpu", torch.bfloat16) for pairs in seen.values() for pair in pairs)
     assert all(names["trainer"].strategy.root_device.type == "hpu" for names in done.values() if "args" not in names)
-
-
-@pytest.mark.skipif(not documents.blocks(), reason="FP8_TEST_DATA has no documents")
-@pytest.mark.parametrize("name", [name for name, why in documents.LEFT_OUT.items() if "processes" in why])
-def test_documents_of_several_processes(name):
-    """They raise an error: none trains in one process without a word."""
-    code = re.sub(r"\blightning_habana\b", "fp8.lightning", documents.blocks()[name])
-    names = {key: getattr(fp8.lightning.pytorch, key) for key in ("HPUAccelerator", "HPUDeepSpeedStrategy")}
-    with pytest.raises((NotImplementedError, MisconfigurationException, ImportError, NameError)):
-        documents.run(code, names)
 
 
 def test_import_costs_little(monkeypatch):

@@ -15,14 +15,12 @@ __all__ = list(_stack.NAMES)
 _MODULES = {"pytorch": """accelerator strategies strategies.single strategies.parallel strategies.ddp strategies.fsdp strategies.deepspeed plugins
                 plugins.precision plugins.fsdp_precision plugins.deepspeed_precision plugins.io_plugin profiler profiler.profiler datamodule
                 datamodule.datamodule""", "fabric": "accelerator strategies strategies.single plugins plugins.precision"}
-_SEVERAL = ("HPUParallelStrategy", "HPUDDPStrategy", "HPUFSDPStrategy", "HPUDeepSpeedStrategy", "HPUDeepSpeedPrecisionPlugin", "HPUFSDPPrecision")
-
 
 def refused(name: str) -> typing.Callable[..., typing.NoReturn]:
-    """What stands where lightning_habana has a class for several processes."""
+    """What stands where Fabric has no class for several processes."""
     def refuse(*_: typing.Any, **__: typing.Any) -> typing.NoReturn:
-        raise NotImplementedError(f"{name}: found a request for several processes, allowed on hpu: one device, with SingleHPUStrategy "
-                                  "(strategy='hpu_single' or 'auto'); `fp8 train` has several")
+        raise NotImplementedError(f"{name}: found a request for several processes, allowed with Fabric on hpu: one device, with "
+                                  "SingleHPUStrategy (strategy='hpu_single' or 'auto'); lightning.pytorch has several")
     refuse.__name__ = refuse.__qualname__ = name
     return refuse
 
@@ -30,9 +28,8 @@ def refused(name: str) -> typing.Callable[..., typing.NoReturn]:
 def _named(name: str, half: str = "pytorch") -> typing.Any:
     name = {"HPUPrecision": "HPUPrecisionPlugin"}.get(name, name)
     if name in _stack.NAMES:
-        return _stack.made(_stack.home(half), name)
-    if name in _SEVERAL:
-        return refused(name)
+        home = _stack.home(half)
+        return _stack.made(home, name) if _stack.has(home, name) else refused(name)
     raise AttributeError(f"fp8.lightning has no '{name}', allowed: {', '.join(_stack.NAMES)}")
 
 

@@ -64,6 +64,7 @@ class Precision:
     """Precision of a training on hpu. precision: "32-true", "bf16-mixed", "16-mixed", or "fp8", which computes the products of linear
     layers in fp8 and the rest as "bf16-mixed" does. A model without modules in fp8 is converted when its training is set up."""
     package: str
+    allowed: tuple[str, ...] = tuple(_DTYPES)
 
     def __init__(self, precision: typing.Union[int, str] = "32-true", device: str = "hpu") -> None:
         name = _PRECISIONS.get(str(precision))
@@ -72,6 +73,8 @@ class Precision:
                              f"{tuple(_PRECISIONS)}.")
         if torch.device(device).type != "hpu":
             raise ValueError(f"HPUPrecisionPlugin: device: found {device!r}, allowed: 'hpu'")
+        if name not in self.allowed:
+            raise ValueError(f"{type(self).__name__}: precision: found {precision!r}, allowed: {', '.join(self.allowed)}")
         if name in ("16-mixed", "fp8") and torch.hpu.get_device_name() == "GAUDI":
             raise NotImplementedError(f"{'fp16' if name == '16-mixed' else 'fp8'} not supported: found GAUDI, Gaudi2 or higher required.")
         self.precision, self.device = name, device
@@ -111,7 +114,8 @@ class Precision:
                 stack.enter_context(torch.autocast("hpu", dtype=_DTYPES[self.precision], cache_enabled=False))
             if self.precision == "fp8" and not self._inference:
                 from fp8 import te
-                stack.enter_context(te.fp8_autocast(enabled=True, fp8_recipe=self.recipe))
+                several = torch.distributed.is_available() and torch.distributed.is_initialized()
+                stack.enter_context(te.fp8_autocast(enabled=True, fp8_recipe=self.recipe, fp8_group=torch.distributed.group.WORLD if several else None))
             yield
 
     def autocast_context_manager(self) -> typing.ContextManager[None]: return self.forward_context()
@@ -123,15 +127,9 @@ def _in_fp8(module: torch.nn.Module) -> bool:
     return bool(_attached.within(module))
 
 
-class Strategy:
-    """Strategy for one hpu in one process."""
+class OnHpu:
+    """What strategies for hpu share."""
     package: str
-    strategy_name = "hpu_single"
-
-    def __init__(self, device: typing.Any = "hpu", *args: typing.Any, **kwargs: typing.Any) -> None:
-        if torch.device(device).type != "hpu":
-            raise ValueError(f"SingleHPUStrategy: device: found {device}, allowed: hpu")
-        super().__init__(device, *args, **kwargs)  # type: ignore[call-arg]
 
     @property
     def checkpoint_io(self) -> typing.Any:
@@ -146,7 +144,7 @@ class Strategy:
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """The scales of a checkpoint go to modules that are converted when they are set up."""
-        return bool(self.precision_plugin.precision == "fp8")  # type: ignore[attr-defined]
+        return bool(self.precision_plugin.precision == "fp8" or super().restore_checkpoint_after_setup)  # type: ignore[attr-defined, misc]
 
     def teardown(self) -> None:
         """Lightning moves the model to the host: its scales wait there for the next run, and for checkpoints."""

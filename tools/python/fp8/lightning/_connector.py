@@ -7,11 +7,7 @@ from typing import Any
 import torch
 
 from fp8 import lightning
-from fp8.lightning import _classes, _stack
-
-_OTHERS = ("hpu_parallel", "hpu_ddp", "hpu_fsdp", "hpu_deepspeed", "hpu_deepspeed_stage_1", "hpu_deepspeed_stage_2", "hpu_deepspeed_stage_2_offload",
-           "hpu_deepspeed_stage_3", "hpu_deepspeed_stage_3_offload", "hpu_deepspeed_stage_3_offload_nvme")
-
+from fp8.lightning import _classes, _stack, _strategies
 
 def teach_trainer(module: Any) -> None:
     """module: trainer.connectors.accelerator_connector of lightning.pytorch or pytorch_lightning."""
@@ -36,9 +32,9 @@ def _teach(module: Any, connector: Any, package: str, accelerators: Any, strateg
         if not isinstance(self.accelerator, _classes.Accelerator):
             return choose_strategy(self)
         count = len(self._parallel_devices) * self._num_nodes_flag
-        if count > 1:
-            raise wrong(f"accelerator='hpu': found {count} devices, allowed: 1 (devices=1, num_nodes=1); `fp8 train` has several")
-        return _stack.made(package, "SingleHPUStrategy")()
+        if count > 1 and not _stack.has(package, "HPUParallelStrategy"):
+            raise wrong(f"accelerator='hpu': found {count} devices, allowed: 1 (devices=1, num_nodes=1); lightning.pytorch has several")
+        return _stack.made(package, "HPUParallelStrategy" if count > 1 else "SingleHPUStrategy")()
 
     def precision(self: Any) -> Any:
         given = self._precision_plugin_flag if hasattr(self, "_precision_plugin_flag") else self._precision_instance
@@ -46,15 +42,15 @@ def _teach(module: Any, connector: Any, package: str, accelerators: Any, strateg
         here = isinstance(self.accelerator, _classes.Accelerator)
         _check(self, given, flag, here)
         if here and given is None and not (flag.endswith("-true") and flag != "32-true"):
-            return _stack.made(package, "HPUPrecisionPlugin")(flag)
+            return _stack.made(package, getattr(self.strategy, "precision_name", "HPUPrecisionPlugin"))(flag)
         return init_precision(self)
 
     def _check(self: Any, given: Any, flag: str, here: bool) -> None:
         """Nothing that is asked for is of another device, which would compute in f32 or on the CPU without a word."""
         found, device = type(self.strategy).__name__, getattr(self.strategy, "_root_device", None)
-        on_hpu = device is not None and device.type == "hpu"
+        on_hpu = isinstance(self.strategy, _classes.OnHpu) or (device is not None and device.type == "hpu")
         if here and not on_hpu:
-            raise wrong(f"strategy: found {found}, allowed with accelerator='hpu': 'auto', 'hpu_single', SingleHPUStrategy()"
+            raise wrong(f"strategy: found {found}, allowed with accelerator='hpu': 'auto', {', '.join(map(repr, _strategies.NAMES))} and their classes"
                         "; accelerator='cpu' computes on the CPU")
         if not here and on_hpu:
             raise AssertionError(f"{found} requires HPUAccelerator. Found {type(self.accelerator).__name__}.")
@@ -69,9 +65,7 @@ def _teach(module: Any, connector: Any, package: str, accelerators: Any, strateg
                         "HPUPrecisionPlugin(precision='...')")
 
     accelerators.register("hpu", _stack.made(package, "HPUAccelerator"), description="HPUAccelerator")
-    strategies.register("hpu_single", _stack.made(package, "SingleHPUStrategy"), description="SingleHPUStrategy")
-    for name in _OTHERS:
-        strategies.register(name, lightning.refused(name), description="refused")
+    _strategies.register(package, strategies, lightning.refused)
     connector._choose_auto_accelerator = staticmethod(auto_accelerator)
     connector._choose_strategy, connector._check_and_init_precision = strategy, precision
     module._convert_precision_to_unified_args = lambda given: "fp8" if given == "fp8" else unify(given)

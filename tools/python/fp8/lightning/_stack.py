@@ -9,16 +9,29 @@ from typing import Any, cast
 
 _HALVES = {"pytorch": ("lightning.pytorch", "pytorch_lightning"), "fabric": ("lightning.fabric", "lightning_fabric")}
 
-# Name: what does the work on hpu; Lightning's module and class below it. Both halves have them, fabric as far as it has the base.
+# Name: what does the work on hpu; Lightning's module and class below it. Both halves have them, fabric as far as it has the base, and
+# none of several processes.
 _BASES = {
     "HPUAccelerator": ("fp8.lightning._classes", "Accelerator", "accelerators", "Accelerator"),
     "HPUPrecisionPlugin": ("fp8.lightning._classes", "Precision", "plugins", "MixedPrecision"),
     "HPUCheckpointIO": ("fp8.lightning._classes", "CheckpointIO", "plugins", "TorchCheckpointIO"),
-    "SingleHPUStrategy": ("fp8.lightning._classes", "Strategy", "strategies", "SingleDeviceStrategy"),
+    "SingleHPUStrategy": ("fp8.lightning._strategies", "Single", "strategies", "SingleDeviceStrategy"),
     "HPUProfiler": ("fp8.lightning._classes", "Profiler", "profilers", "PyTorchProfiler"),
     "HPUDataModule": ("fp8.lightning._classes", "DataModule", "core", "LightningDataModule"),
 }
+_SEVERAL = {
+    **dict.fromkeys(("HPUParallelStrategy", "HPUDDPStrategy"), ("fp8.lightning._strategies", "Ddp", "strategies", "DDPStrategy")),
+    "HPUFSDPStrategy": ("fp8.lightning._strategies", "Fsdp", "strategies", "FSDPStrategy"),
+    "HPUDeepSpeedStrategy": ("fp8.lightning._strategies", "DeepSpeed", "strategies", "DeepSpeedStrategy"),
+    "HPUFSDPPrecision": ("fp8.lightning._strategies", "FsdpPrecision", "plugins", "FSDPPrecision"),
+    "HPUDeepSpeedPrecisionPlugin": ("fp8.lightning._strategies", "DeepSpeedPrecision", "plugins", "DeepSpeedPrecision")}
+_BASES.update(_SEVERAL)
 NAMES = tuple(_BASES)
+
+
+def has(package: str, name: str) -> bool:
+    """Whether that package has a base for it."""
+    return name not in _SEVERAL or package in _HALVES["pytorch"]
 
 
 def home(half: str) -> str:

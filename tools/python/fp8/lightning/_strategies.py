@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies of one process and of several. Engines are torch's and DeepSpeed's: what stands here is which device and which precision.
+Each class stands before one of Lightning's own (_stack.py)."""
+
+import contextlib
+import importlib
+import typing
+
+import torch
+
+from fp8.lightning import _classes, _stack
+
+# By name: the class, and its arguments.
+_BY_NAME: dict[str, tuple[str, dict[str, typing.Any]]] = {
+    "hpu_single": ("SingleHPUStrategy", {}), "hpu_parallel": ("HPUParallelStrategy", {}), "hpu_ddp": ("HPUDDPStrategy", {}),
+    "hpu_fsdp": ("HPUFSDPStrategy", {}), "hpu_deepspeed": ("HPUDeepSpeedStrategy", {}),
+    **{f"hpu_deepspeed_stage_{stage}": ("HPUDeepSpeedStrategy", {"stage": stage}) for stage in (1, 2, 3)},
+    "hpu_deepspeed_stage_2_offload": ("HPUDeepSpeedStrategy", {"stage": 2, "offload_optimizer": True}),
+    "hpu_deepspeed_stage_3_offload": ("HPUDeepSpeedStrategy", {"stage": 3, "offload_optimizer": True, "offload_parameters": True}),
+    "hpu_deepspeed_stage_3_offload_nvme": ("HPUDeepSpeedStrategy", {
+        "stage": 3, "offload_optimizer": True, "offload_parameters": True, "remote_device": "nvme", "offload_params_device": "nvme",
+        "offload_optimizer_device": "nvme"})}
+
+
+NAMES = tuple(_BY_NAME)
+
+
+def register(package: str, registry: typing.Any, refused: typing.Callable[[str], typing.Any]) -> None:
+    """In Lightning's registry; refused(name) stands for a class that a half of Lightning has not."""
+    for name, (kind, arguments) in _BY_NAME.items():
+        known = _stack.has(package, kind)
+        registry.register(name, _stack.made(package, kind) if known else refused(name), description=kind, **arguments if known else {})
+
+
+class Single(_classes.OnHpu):
+    """Strategy for one hpu in one process."""
+    strategy_name = "hpu_single"
+
+    def __init__(self, device: typing.Any = "hpu", *args: typing.Any, **kwargs: typing.Any) -> None:
+        if torch.device(device).type != "hpu":
+            raise ValueError(f"SingleHPUStrategy: device: found {device}, allowed: hpu")
+        super().__init__(device, *args, **kwargs)  # type: ignore[call-arg]
+
+
+class _Several(_classes.OnHpu):
+    """Of several processes, whose messages are Gloo's. Each has a device of its own: FP8_HPU_DEVICES emulates as many."""
+    precision_name = "HPUPrecisionPlugin"
+
+    def __init__(self, *args: typing.Any, process_group_backend: typing.Optional[str] = "hccl", **kwargs: typing.Any) -> None:
+        if process_group_backend not in ("hccl", "gloo", None):
+            raise ValueError(f"{type(self).__name__}: process_group_backend: found {process_group_backend!r}, allowed: 'hccl', 'gloo'")
+        super().__init__(*args, process_group_backend=process_group_backend or "hccl", **kwargs)  # type: ignore[call-arg]
+
+    @property
+    def parallel_devices(self) -> typing.Any:
+        """Devices that are named without an index are taken in their order."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: typing.Any) -> None:
+        self._parallel_devices = devices and [torch.device(d.type, i if d.index is None else d.index) for i, d in enumerate(map(torch.device, devices))]
+
+    def setup_environment(self) -> None:
+        from fp8 import quant
+        if not isinstance(self.accelerator, _classes.Accelerator):  # type: ignore[attr-defined]
+            raise AssertionError(f"{type(self).__name__} requires HPUAccelerator. Found {type(self.accelerator).__name__}.")  # type: ignore[attr-defined]
+        if quant._CALIBRATION in getattr(self, "lightning_module", torch.nn.Module()).__dict__:
+            raise NotImplementedError(f"{type(self).__name__}: found a model that is being measured, allowed: SingleHPUStrategy, or `fp8 measure` "
+                                      "on several ranks (a converted model runs on several)")
+        self._begin()
+
+    def _begin(self) -> None:
+        super().setup_environment()  # type: ignore[misc]
+
+    def reduce(self, tensor: typing.Any, group: typing.Any = None, reduce_op: typing.Any = "mean") -> typing.Any:
+        """The mean of integers is a float: Gloo has none of theirs."""
+        whole = isinstance(tensor, torch.Tensor) and not tensor.is_floating_point() and reduce_op in ("mean", "avg")
+        return super().reduce(tensor.float() if whole else tensor, group, reduce_op)  # type: ignore[misc]
+
+
+class Ddp(_Several):
+    """Strategy for several hpus: DistributedDataParallel, which gives each process the mean of all gradients. Arguments are
+    DDPStrategy's, those of DistributedDataParallel too."""
+    strategy_name = "hpu_ddp"
+
+    def determine_ddp_device_ids(self) -> None:
+        """The model is on its device already."""
+
+
+class Fsdp(_Several):
+    """Strategy for several hpus: FullyShardedDataParallel. Arguments are FSDPStrategy's."""
+    strategy_name = "hpu_fsdp"
+    precision_name = "HPUFSDPPrecision"
+
+    def _determine_device_ids(self) -> None: """Gloo's barrier takes none."""
+
+
+class DeepSpeed(_Several):
+    """Strategy for several hpus: DeepSpeed. Arguments are DeepSpeedStrategy's."""
+    strategy_name = "hpu_deepspeed"
+    precision_name = "HPUDeepSpeedPrecisionPlugin"
+
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
+        importlib.import_module("fp8.deepspeed")
+        super().__init__(*args, **kwargs)
+
+    def _begin(self) -> None:
+        """Not DeepSpeedStrategy's, which asks for CUDA."""
+        importlib.import_module(f"{self.package}.strategies").DDPStrategy.setup_environment(self)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model.to(self.root_device)  # type: ignore[attr-defined]
+
+    def _initialize_deepspeed_train(self, model: torch.nn.Module) -> None:
+        """What configure_optimizers() gives is used, and what it does not give is the file's."""
+        overridden = importlib.import_module(f"{self.package}.utilities.model_helpers").is_overridden
+        if overridden("configure_optimizers", self.lightning_module):  # type: ignore[attr-defined]
+            self.config.pop("optimizer", None)  # type: ignore[attr-defined]
+        super()._initialize_deepspeed_train(model)  # type: ignore[misc]
+
+    def _init_optimizers(self) -> typing.Any:
+        optimizer, scheduler = super()._init_optimizers()  # type: ignore[misc]
+        if scheduler is not None:
+            self.config.pop("scheduler", None)  # type: ignore[attr-defined]
+        return optimizer, scheduler
+
+    def _initialize_deepspeed_inference(self, model: torch.nn.Module) -> None:
+        """DeepSpeedStrategy takes all hooks off; those of fp8 go on again."""
+        from fp8.te import _attached
+        super()._initialize_deepspeed_inference(model)  # type: ignore[misc]
+        for module, attached in _attached.within(model):
+            attached.hook(module)
+
+
+class FsdpPrecision(_classes.Precision):
+    """Precision of HPUFSDPStrategy: parameters and messages stay f32. "32-true", "bf16-mixed", "fp8"."""
+    allowed = ("32-true", "bf16-mixed", "fp8")
+    mixed_precision_config = None
+    def convert_input(self, data: typing.Any) -> typing.Any: return data
+    def convert_output(self, data: typing.Any) -> typing.Any: return data
+    def tensor_init_context(self) -> typing.ContextManager[None]: return contextlib.nullcontext()
+    module_init_context = tensor_init_context
+
+
+class DeepSpeedPrecision(_classes.Precision):
+    """Precision of HPUDeepSpeedStrategy. "bf16-mixed" and "16-mixed" are DeepSpeed's own (bf16, fp16), with master weights in f32."""
+
+    def __init__(self, precision: typing.Union[int, str] = "32-true", device: str = "hpu") -> None:
+        super().__init__(precision, device)
+        self.scaler, self._desired_dtype = None, torch.float32 if self.precision == "fp8" else self._desired_input_dtype
+
+    def forward_context(self) -> typing.ContextManager[None]:
+        return super().forward_context() if self.precision == "fp8" else contextlib.nullcontext()
+
+    def convert_input(self, data: typing.Any) -> typing.Any:
+        return torch.utils._pytree.tree_map(
+            lambda found: found.to(self._desired_dtype) if isinstance(found, torch.Tensor) and found.is_floating_point() else found, data)
+
+    def tensor_init_context(self) -> typing.ContextManager[None]: return contextlib.nullcontext()
+    module_init_context = tensor_init_context
