@@ -32,6 +32,14 @@ def watch_accelerate(state: Any) -> None:
             tell_of_the_cpu()
         return device
     state.PartialState.default_device = property(default_device)
+    set_device = state.PartialState.set_device
+
+    def set_own_device(self: typing.Any) -> None:
+        """On Gaudi each process sees one device. Here a process takes that of its number, as DeepSpeed does."""
+        if self.device is None and self.num_processes > 1 and torch.hpu.is_available() and torch.hpu.device_count() > self.local_process_index:
+            torch.hpu.set_device(max(self.local_process_index, 0))
+        set_device(self)
+    state.PartialState.set_device = set_own_device
 
 
 def choose_for_deepspeed(real: Any) -> None:
