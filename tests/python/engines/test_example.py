@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/examples/engines.py, whose blocks stand in tools/pages/several_machines.md."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+EXAMPLE = ROOT / "tools" / "examples" / "engines.py"
+pytestmark = pytest.mark.xdist_group("engines")
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "tensor_parallel", "deepspeed", "lightning"])
+def test_engines(name, tmp_path):
+    for needed in ("deepspeed", "lightning"):
+        pytest.importorskip(needed)
+    launcher = [] if name == "lightning" else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([sys.executable, *launcher, EXAMPLE, name], cwd=tmp_path, env={**os.environ, "FP8_HPU_DEVICES": "2", "OMP_NUM_THREADS": "1"},
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{name}: the loss falls" in done.stdout or (name == "lightning" and "`Trainer.fit` stopped: `max_steps=10` reached" in done.stderr)
