@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/examples/engines.py, whose blocks stand in tools/pages/several_machines.md."""
+"""tools/examples/engines.py, whose blocks stand in tools/pages/several_machines.md. FP8_ENGINES=all: each of them."""
 
 import os
 import subprocess
@@ -12,7 +12,10 @@ EXAMPLE = ROOT / "tools" / "examples" / "engines.py"
 pytestmark = pytest.mark.xdist_group("engines")
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "tensor_parallel", "deepspeed", "lightning"])
+ALL = ["ddp", "fsdp", "tensor_parallel", "deepspeed", "lightning"]
+
+
+@pytest.mark.parametrize("name", ALL if os.environ.get("FP8_ENGINES") == "all" else ["ddp", "deepspeed"])
 def test_engines(name, tmp_path):
     for needed in ("deepspeed", "lightning"):
         pytest.importorskip(needed)
