@@ -43,8 +43,10 @@ def tensor_parallel(model):
 def deepspeed(model):
     import fp8.deepspeed  # before deepspeed: it gives it the device
     import deepspeed  # isort: skip
-    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3}, "zero_allow_untested_optimizer": True}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), config=config)
+    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3},
+              "zero_allow_untested_optimizer": True}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
 
 
@@ -69,8 +71,9 @@ def lightning():
         def training_step(self, x, _): return (self.net(x) - x[:, :32]).square().mean()
         def configure_optimizers(self): return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
-    trainer = lightning.Trainer(accelerator="hpu", devices=2, strategy="hpu_deepspeed_stage_3", precision="fp8", max_steps=10, logger=False,
-                                enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(accelerator="hpu", devices=2, strategy="hpu_deepspeed_stage_3", precision="fp8",
+                                max_steps=10, **quiet)
     trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(160, 64), batch_size=8))
 
 

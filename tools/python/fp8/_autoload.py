@@ -78,8 +78,7 @@ def _add_quantizer(auto: typing.Any) -> None:
 _LATER = {
     "transformers.quantizers.auto": "fp8._autoload:_add_quantizer", "transformers.utils.import_utils": "fp8._trainers:keep_integers",
     "accelerate.state": "fp8._trainers:watch_accelerate", "deepspeed.accelerator.real_accelerator": "fp8._trainers:choose_for_deepspeed",
-    f"lightning.pytorch.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
-    f"pytorch_lightning.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
+    f"lightning.pytorch.{_TRAINER}": f"{_CONNECTOR}:teach_trainer", f"pytorch_lightning.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
     "lightning.fabric.connector": f"{_CONNECTOR}:teach_fabric", "lightning_fabric.connector": f"{_CONNECTOR}:teach_fabric"}
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerate and Optimum's arguments ask of the device, for who trains with them; and parameters that learn in fp8 in pickles."""
+"""What accelerate and Optimum's arguments ask of the device, for who trains with them; parameters that learn in fp8 in pickles;
+and how arguments are refused."""
 
 import functools
 import importlib
@@ -85,3 +86,15 @@ def pickle_parameter(parameter: torch.nn.Parameter) -> Any:
     """For torch.save and pickle."""
     check_pickled(parameter)
     return parameter.__reduce_ex__(2)
+
+
+def expect(holds: bool, where: str, key: str, found: object, allowed: str) -> None:
+    """Raises ValueError unless an argument holds."""
+    if not holds:
+        raise ValueError(f"{where}: {key}: found {found}, allowed: {allowed}")
+
+
+def require() -> None:
+    """The library, or a RuntimeError that says why it is not there."""
+    if reason := load():
+        raise RuntimeError(f"the hpu device is not available: {reason}")

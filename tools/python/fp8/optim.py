@@ -18,7 +18,7 @@ import torch
 from torch.optim import Muon as Muon
 
 from fp8 import graphs
-from fp8._library import expect
+from fp8._trainers import expect
 
 Tensors = Iterable[torch.Tensor]
 Closure = Callable[[], Any] | None

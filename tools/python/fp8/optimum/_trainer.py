@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from fp8 import optim, quant, te
-from fp8._library import expect
+from fp8._trainers import expect
 from fp8.optimum import distributed, utils
 from fp8.optimum._arguments import GaudiConfig, GaudiTrainingArguments
 from fp8.te import _attached

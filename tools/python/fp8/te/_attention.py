@@ -15,7 +15,7 @@ from typing import Any, ContextManager, Iterable, cast
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from fp8._library import expect
+from fp8._trainers import expect
 from fp8.te import _attached, _layers, _region
 from fp8.te._layers import one_of, refuse, sizes
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from fp8 import _modules
-from fp8._library import expect
+from fp8._trainers import expect
 from fp8.te import _attached, _region
 
 Init = Callable[[torch.Tensor], Any] | None

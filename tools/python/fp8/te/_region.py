@@ -10,7 +10,7 @@ from typing import Any, Callable, ContextManager, TypeVar, cast
 import torch
 from torch.utils import checkpoint as _torch_checkpoint
 
-from fp8._library import expect
+from fp8._trainers import expect
 from fp8.te import recipe as _recipe
 
 Function = TypeVar("Function", bound=Callable[..., Any])
