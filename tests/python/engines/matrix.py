@@ -190,7 +190,7 @@ def pairs(cells):
         for rank in ranks:
             rank.start()
         for number, cell in enumerate(list(cells)):
-            found, ended = [None] * RANKS, None
+            found, ended, began = [None] * RANKS, None, time.time()
             while None in found:
                 for rank in range(RANKS):
                     place = pathlib.Path(folder, f"{number}.{rank}")
@@ -199,7 +199,7 @@ def pairs(cells):
                     elif found[rank] is None and not ranks[rank].is_alive() and not place.exists():
                         found[rank] = {"error": f"ended with {ranks[rank].exitcode}"}
                 ended = ended or (time.time() if any(found) else None)
-                if ended and time.time() - ended > SECONDS + 5:
+                if (ended and time.time() - ended > SECONDS + 5) or time.time() - began > 120:
                     found = [said or {"error": "hangs"} for said in found]
                 time.sleep(0.02)
             yield cell, found

@@ -39,13 +39,16 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory):
+    for needed in ("accelerate", "deepspeed"):
+        pytest.importorskip(needed)
     return trained("ddp", tmp_path_factory.mktemp("ddp"))
 
 
 def trained(kind, folder):
     import json
     (folder / "train.py").write_text(SCRIPT)
-    path = os.pathsep.join([os.path.abspath(os.environ["PYTHONPATH"]), str(ROOT / "tools" / "python" / "habana_shim")])
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    path = os.pathsep.join([*map(os.path.abspath, given), str(ROOT / "tools" / "python" / "habana_shim")])
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", folder / "train.py", kind],
                           env={**os.environ, "PYTHONPATH": path, "FP8_HPU_DEVICES": "2", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
                           check=False, cwd=folder)
@@ -55,8 +58,6 @@ def trained(kind, folder):
 
 @pytest.mark.parametrize("kind", ["fsdp2", "deepspeed"])
 def test_accelerate(kind, ddp, tmp_path):
-    for needed in ("accelerate", "deepspeed"):
-        pytest.importorskip(needed)
     assert ddp[:2] == ["DistributedType.MULTI_HPU", "hpu"] and ddp[3] == [5, 5]
     found = trained(kind, tmp_path)
     assert found[1:] == ["hpu", pytest.approx(ddp[2], rel=1e-6), [5, 5]] and found[0] != ddp[0]

@@ -95,3 +95,9 @@ def load() -> str:
 def sentence(error: BaseException) -> str:
     """The first line of what went wrong: torch wraps what the loader says."""
     return (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
+
+
+def require() -> None:
+    """The library, or a RuntimeError that says why it is not there."""
+    if reason := load():
+        raise RuntimeError(f"the hpu device is not available: {reason}")

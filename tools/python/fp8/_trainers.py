@@ -35,7 +35,7 @@ def watch_accelerate(state: Any) -> None:
     state.PartialState.default_device = property(default_device)
     set_device = state.PartialState.set_device
 
-    def set_own_device(self: typing.Any) -> None:
+    def set_own_device(self: Any) -> None:
         """On Gaudi each process sees one device. Here a process takes that of its number, as DeepSpeed does."""
         if self.device is None and self.num_processes > 1 and torch.hpu.is_available() and torch.hpu.device_count() > self.local_process_index:
             torch.hpu.set_device(max(self.local_process_index, 0))
@@ -92,9 +92,3 @@ def expect(holds: bool, where: str, key: str, found: object, allowed: str) -> No
     """Raises ValueError unless an argument holds."""
     if not holds:
         raise ValueError(f"{where}: {key}: found {found}, allowed: {allowed}")
-
-
-def require() -> None:
-    """The library, or a RuntimeError that says why it is not there."""
-    if reason := load():
-        raise RuntimeError(f"the hpu device is not available: {reason}")

@@ -35,7 +35,7 @@ class _OnHpu:
         self._name, self._communication_backend_name, self._compile_backend = "hpu", "hccl", "fp8"
         self.hpu, self.fp16_supported = torch.hpu, torch.hpu.get_device_name() != "GAUDI"
 
-    # Operators have computed when they return.
+    # Operators have computed when they return, but in lazy mode, where whoever reads waits.
     def is_synchronized_device(self) -> bool: return True
     def use_host_timers(self) -> bool: return True
     def on_accelerator(self, tensor: torch.Tensor) -> bool: return tensor.device.type == "hpu"
@@ -71,3 +71,5 @@ importlib.import_module("deepspeed")
 _found = sys.modules["deepspeed.accelerator.real_accelerator"].ds_accelerator
 if HPUAccelerator is None and _found is not None:
     raise ImportError(f"fp8.deepspeed: found deepspeed on {_found._name}, expected `import fp8.deepspeed` before `import deepspeed`")
+if HPUAccelerator is None:  # nobody has asked for the device yet
+    know(sys.modules["deepspeed.accelerator.real_accelerator"])

@@ -120,7 +120,7 @@ def get_device_properties(device: Device = None) -> HpuDeviceProperties:
 
 class _OfHpu(type):
     """The type of torch.hpu.Stream and Event: what they make are torch's own objects, which torch's methods ask for. Nothing waits, for
-    operators have computed when they return."""
+    operators have computed when they return (in lazy mode, when somebody reads)."""
 
     def __instancecheck__(cls, found: object) -> bool:
         return isinstance(found, cls.__mro__[1]) and typing.cast(torch.Stream, found).device.type == "hpu"
@@ -162,7 +162,7 @@ def stream(stream: typing.Optional[torch.Stream]) -> typing.Iterator[typing.Opti
 StreamContext = stream
 
 
-# Memory is the host's, and operators have computed when they return: what torch and Habana's programs ask of such a device.
+# Memory is the host's, and operators have computed when somebody reads: what torch and Habana's programs ask of such a device.
 def is_initialized() -> bool: return _initialized
 def _is_compiled() -> bool: return True
 def _is_in_bad_fork() -> bool: return False  # a child of fork goes on with its own copy of the memory, on one thread

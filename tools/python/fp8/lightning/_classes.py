@@ -153,6 +153,7 @@ class OnHpu:
         for part, attached in _attached.within(module) if module is not None else ():
             if attached.live and attached.weight(part).owned.device.type == "hpu":
                 attached.pending, attached.state, attached.training = attached.saved(), None, None
+                attached.known, attached.held = _attached._nothing, None
         super().teardown()  # type: ignore[misc]
 
     def _measured(self) -> None:

@@ -17,7 +17,8 @@ from accelerate import state
 from transformers import training_args
 from transformers.utils import hub
 
-from fp8 import _config, _library
+from fp8 import _config
+from fp8._trainers import expect
 
 Bool = bool | None
 Int = int | None
@@ -47,8 +48,8 @@ else:  # the fields that these tables alone need
 
 @functools.cache  # once
 def _tell(names: str) -> None:
-    warnings.warn(f"{names}: accepted, and changes nothing: the emulated hpu has no lazy mode, an operator has computed when it returns, and a last "
-                  "batch is not filled up", stacklevel=4)
+    warnings.warn(f"{names}: accepted, and changes nothing: GaudiTrainer does not turn lazy mode on (PT_HPU_LAZY_MODE=1 does), and a last batch is "
+                  "not filled up", stacklevel=4)
 
 
 @contextlib.contextmanager
@@ -113,11 +114,12 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
             "'hpu_amp' with use_habana, 'cpu_amp' with bf16 on the CPU")
         yield "minimize_memory", not self.minimize_memory or bool(self.fp8), "with fp8=True"
         yield "fp8", not self.fp8 or torch.hpu.get_device_name() != "GAUDI", "False on GAUDI: Gaudi2 or higher required"
+        yield "fp8", not (self.fp8 and (self.fsdp or self.deepspeed)), "False with fsdp or deepspeed: convert_modules() before they take the model"
         yield "throughput_warmup_steps", self.throughput_warmup_steps >= 0, "0 or more"
 
     def __post_init__(self) -> None:
         for name, right, allowed in self._allow():
-            _library.expect(right, type(self).__name__, name, repr(getattr(self, name)), allowed)
+            expect(right, type(self).__name__, name, repr(getattr(self, name)), allowed)
         # accelerate finds the backend of the device; warmup_steps is what transformers calls warmup_ratio too
         self.__dict__.update(ddp_backend=None, warmup_steps=self.warmup_steps or self.warmup_ratio, use_cpu=not self.use_habana)
         with _hpu_is_there() if self.use_habana else contextlib.nullcontext():

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from torch.nn import functional as F  # noqa: N812
 
 from fp8 import _library, _modules
@@ -43,7 +42,8 @@ class Attached:
         self.pending: dict[str, Any] = _NONE
         self.held: torch.Tensor | None = None  # the library's books know a transposed weight by its upright view
         beside = of(weight.owner)
-        self.replaces = type(weight.owner).forward is torch.nn.Linear.forward and not isinstance(weight.owner, _CALLED_BY_OTHERS)
+        own = "forward" in weight.owner.__dict__  # of accelerate's hooks, say
+        self.replaces = not own and type(weight.owner).forward is torch.nn.Linear.forward and not isinstance(weight.owner, _CALLED_BY_OTHERS)
         self.multiplies = self.replaces or hasattr(weight.owner, "attaches_itself")  # its module calls product()
         if self.replaces:
             weight.owner.forward = Forward(weight.owner)  # type: ignore[method-assign]
@@ -63,17 +63,23 @@ class Attached:
         made = Attached.__new__(Attached)
         known = memo.get(id(self.known()))
         made.__dict__ = {**self.__dict__, "training": None, "held": None, "known": _nothing, "hooks": copy.deepcopy(self.hooks, memo)}
-        if known is not None:
-            made._keep(known, known.detach().transpose(-2, -1) if self.transposed else known)
-        elif self.live:
-            made.state = copy.deepcopy(self.state)
+        if not self.live:
+            return made
+        try:
+            if known is not None:
+                made._keep(known, known.detach().transpose(-2, -1) if self.transposed else known)
+            else:
+                made.state = copy.deepcopy(self.state)
+        except RuntimeError:  # on the host, or of a dtype since: it is known at its first use
+            made.state, made.pending = None, self.saved()
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         if self.live:
             raise RuntimeError(f"{self.name}: learns in fp8, and a pickled module would go on in high precision: save or send the model's "
                                "state_dict()")
-        return {**self.__dict__, "hooks": [], "multiplies": self.multiplies and not self.replaces}  # of a pickled module forward is its class's
+        own = {"hooks": [], "known": _nothing, "held": None, "multiplies": self.multiplies and not self.replaces}  # its forward is its class's
+        return {**self.__dict__, **own}
 
     def weight(self, owner: torch.nn.Module) -> _modules.Weight:
         return _modules.Weight(self.name, f"{self.name}.{self.parameter}".lstrip("."), self.kind, owner, self.parameter, self.transposed)
@@ -125,6 +131,8 @@ def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None,
     if attached is None or not attached.live or torch.compiler.is_compiling() or not is_taken(weight, attached):
         return F.linear(x, weight, bias)
     if hasattr(weight, "placements"):
+        if not _region.inside():
+            return F.linear(x, weight, bias)
         return _sharded.product(attached.name, x, weight, bias, attached.state)
     return torch.ops.fp8.linear(x, weight, bias, attached.state)
 
@@ -138,7 +146,8 @@ class Forward:
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         module = self.module()
-        assert module is not None
+        if module is None:
+            raise RuntimeError("forward: found a shallow copy of a converted module that is gone, expected copy.deepcopy() of it")
         return product(module, input, module.bias)  # type: ignore[arg-type]
 
 

@@ -6,7 +6,6 @@ import math
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
-from torch.nn import functional as F  # noqa: N812
 
 from fp8 import _modules
 from fp8._trainers import expect

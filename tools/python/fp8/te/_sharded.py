@@ -18,11 +18,11 @@ def product(name: str, x: typing.Any, weight: typing.Any, bias: typing.Any, stat
     last, mesh, by_rows, by_columns = x.dim() - 1, weight.device_mesh, (Shard(0),), (Shard(1),)
     found = tuple(getattr(x, "placements", ("a tensor of one rank",)))
     asked = {by_rows: (Replicate(),), by_columns: (Shard(last),), (Replicate(),): found}.get(weight.placements)
-    whole = mesh.ndim == 1 and all(size % mesh.size() == 0 for size in weight.shape)
+    whole = mesh.ndim == 1 and all(weight.shape[p.dim] % mesh.size() == 0 for p in weight.placements if isinstance(p, Shard))
     if found != asked or not whole or getattr(x, "device_mesh", None) != mesh or found in ((Partial(),), ) or (
             weight.placements == (Replicate(),) and found == (Shard(last),)):
         raise RuntimeError(f"{name}: found a weight {list(weight.shape)} of placements {weight.placements} on {mesh} and an input of {found}, "
-                           "expected in fp8 one of ColwiseParallel or RowwiseParallel on one dimension of ranks, whose number divides its sizes")
+                           "expected in fp8 one of ColwiseParallel or RowwiseParallel on one dimension of ranks, whose number divides its size")
     summed = weight.placements == by_columns
     over_rows = weight.placements == (Replicate(),) and found != (Replicate(),)
     gradients = {"grad_placements": (Partial(),)} if over_rows else {}
