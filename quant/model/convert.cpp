@@ -16,6 +16,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/device_kind.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -224,6 +225,7 @@ void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan) {
 }
 
 measure::ModelFingerprint fingerprint_of(const std::vector<measure::WeightModule>& modules) {
+  const runtime::RunsAtOnce addresses;
   measure::ModelFingerprint model;
   for (const auto& m : modules) {
     if (!runtime::ops::is_high_precision(m.weight.scalar_type())) continue;
@@ -252,6 +254,7 @@ ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightM
                             const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used,
                             const RoundedCodes* rounded) {
   TORCH_CHECK(kernels::has_fp8(runtime::device_kind()), "[convert] ", kernels::kNoFp8);
+  const runtime::RunsAtOnce addresses;
   const runtime::OrdinaryTensors ordinary;  // gradients may pass through what is converted in InferenceMode
   std::map<std::string, const measure::WeightModule*> by_name;
   for (const auto& m : modules) by_name[m.name] = &m;

@@ -11,6 +11,7 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
@@ -187,6 +188,7 @@ PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect, std
 template <class Model>
 ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix,
                                 const NameLists& lists, bool plan_only) {
+  const runtime::RunsAtOnce addresses;
   // finalize() of the session alone would leave its watchers on the weights that stay in high precision.
   if (!plan_only && measure::CalibrationSession::of(model) != nullptr) measure::finalize_calibration(model);
   const auto dialect = runtime::device_dialect("convert_modules");

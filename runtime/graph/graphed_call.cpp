@@ -194,6 +194,7 @@ std::vector<at::Tensor> GraphedCall::backward_as_it_is(at::TensorList gradients)
     roots.push_back(first_results_[with_gradient_[i]]);
     given.push_back(gradients[i]);
   }
+  for (at::Tensor& x : first_inputs_) x.mutable_grad().reset();  // of a backward that failed
   const auto around = around_backward_ ? around_backward_() : nullptr;
   torch::autograd::backward(roots, given, /*retain_graph=*/true);
   std::vector<at::Tensor> all;

@@ -29,10 +29,14 @@ class WorkQueue {
   void forget_thread();
 
  private:
+  /// A child of fork() leaves the parent's to it: conditions that its thread waits for can be waited for no more.
+  struct Meeting {
+    std::mutex mutex;
+    std::condition_variable pushed, idle;
+  };
   void run();
 
-  mutable std::mutex mutex_;
-  std::condition_variable pushed_, idle_;
+  std::unique_ptr<Meeting> at_ = std::make_unique<Meeting>();
   std::deque<std::function<void()>> queue_;
   bool running_ = false, ends_ = false;
   std::unique_ptr<std::thread> thread_;

@@ -38,6 +38,7 @@ struct Lazy {
   LazyWork work;
   Circumstances at;  ///< of the open batch
   LazyOptions options;
+  std::int64_t most_queued = LazyOptions{}.max_queued;  ///< of the environment
   LazyCounts counts;
   std::vector<std::function<void()>> closures;
   std::atomic<bool> has_work = false;
@@ -60,8 +61,9 @@ void finish_lazily(Access access) {
   if (LazyWork::is_running() || !l.has_work.load(std::memory_order_acquire)) return;
   if (access == Access::lookup && is_heard()) return;
   const std::lock_guard lock(l.mutex);
-  l.has_work = false;
+  if (!l.has_work) return;
   ++l.counts.waits;
+  const auto over = c10::make_scope_exit([&] { l.has_work.store(false, std::memory_order_release); });
   l.work.finish();
 }
 
@@ -171,7 +173,8 @@ void queue(Lazy& l, const HeardOp& heard, const KnownCall& known, const c10::Ope
   l.has_work.store(true, std::memory_order_release);
   ++l.counts.queued;
   const auto queued = static_cast<std::int64_t>(l.work.queued());
-  if (queued >= l.options.max_queued || (queued % kOften == 0 && l.uses_worker() && l.work.worker().is_idle()))
+  if (queued >= std::min(l.options.max_queued, l.most_queued) ||
+      (queued % kOften == 0 && l.uses_worker() && l.work.worker().is_idle()))
     l.submit();
 }
 
@@ -195,7 +198,9 @@ bool has_mask(at::ArrayRef<const c10::TensorImpl*> operands) {
 }
 
 void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (!keys.has(c10::DispatchKey::HPU)) return op.redispatchBoxed(keys, stack);
+  // The second: it ended within an InferenceMode, whose end gives the thread its key back.
+  if (!keys.has(c10::DispatchKey::HPU) || detail::g_finish_work.load() == nullptr)
+    return op.redispatchBoxed(keys, stack);
   Lazy& l = lazy();
   std::unique_lock lock(l.mutex);
   const HeardOp& heard = l.ops.try_emplace(&op.schema(), op).first->second;
@@ -212,8 +217,9 @@ void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
       }
       if (known->way == KnownCall::Way::later && !(heard.writes && is_aliased(l)))
         return queue(l, heard, *known, op, keys, at, stack);
+      const bool looks = known->way == KnownCall::Way::looks;
       lock.unlock();
-      return known->way == KnownCall::Way::looks ? run_unheard(op, keys, stack) : run_now(op, keys, stack);
+      return looks ? run_unheard(op, keys, stack) : run_now(op, keys, stack);
     }
   }
   if (heard.way != Way::inside && heard.way != Way::looks) ++l.counts.now;
@@ -242,6 +248,12 @@ void settle_with_the_process() {
   (void)done;
 }
 
+bool has_closures() {
+  Lazy& l = lazy();
+  const std::lock_guard lock(l.mutex);
+  return !l.closures.empty();
+}
+
 std::int64_t most_queued_of_environment() {
   const char* value = io::environment_value("PT_HPU_MAX_COMPOUND_OP_SIZE");
   if (value == nullptr || !io::environment_problem("PT_HPU_MAX_COMPOUND_OP_SIZE").empty())
@@ -250,6 +262,11 @@ std::int64_t most_queued_of_environment() {
 }
 
 }  // namespace
+
+RunsAtOnce::RunsAtOnce() {
+  finish_work();
+  if (is_heard() && !Recorder::is_any_on()) unheard_.emplace(kHeardKey);
+}
 
 bool is_lazy_mode() {
   return detail::g_finish_work.load() != nullptr && c10::impl::tls_is_dispatch_key_included(kHeardKey);
@@ -265,8 +282,7 @@ bool set_lazy_mode(bool on) {
     set_heard_call(&lazy_call);
     TORCH_CHECK(!l.on.exchange(true), "[lazy] found lazy mode on another thread, expected one thread in it");
     settle_with_the_process();
-    static std::once_flag once;
-    std::call_once(once, [&] { l.options.max_queued = most_queued_of_environment(); });
+    l.most_queued = most_queued_of_environment();
     detail::g_finish_work = &finish_lazily;
   } else {
     const auto over = c10::make_scope_exit([&] {
@@ -274,7 +290,10 @@ bool set_lazy_mode(bool on) {
       c10::impl::tls_set_dispatch_key_included(kHeardKey, false);
       l.on = false;
     });
-    end_lazy_step(/*sync=*/true);
+    do {
+      end_lazy_step(/*sync=*/true);
+    } while (has_closures());
+    finish_work();  // of closures
     return was_on;
   }
   c10::impl::tls_set_dispatch_key_included(kHeardKey, true);

@@ -288,7 +288,9 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   metrics_ = {};
   run.start = now();
   try {
-    return fit_run(run);
+    FitResult result = fit_run(run);
+    runtime::finish_work();
+    return result;
   } catch (const std::exception& error) {
     report_exception(run, error);
     throw;

@@ -102,6 +102,29 @@ def test_nothing_is_replaced():
         fp8.te.convert_modules(model)
 
 
+@pytest.mark.parametrize("move", [lambda m: m.cpu(), lambda m: m.bfloat16()], ids=["host", "dtype"])
+def test_copies_of_a_model_that_was_moved_go_on(move):
+    model = converted()
+    train(model, on())
+    twin = copy.deepcopy(move(copy.deepcopy(model)))  # nothing has given its weights their handlers back
+    twin = twin.to("hpu", torch.float32)
+    assert torch.equal(twin[0].weight, model[0].weight) or twin[0].weight.dtype == model[0].weight.dtype
+    train(twin, on())
+    assert state(twin)["step"] == 40 and state(model)["step"] == 20
+
+
+def test_a_forward_of_its_own_stays():
+    model, calls = net(), []
+    theirs = model[0].forward
+    model[0].forward = lambda x: calls.append(1) or theirs(x)  # as accelerate's hooks are
+    mine = model[0].forward
+    fp8.te.convert_modules(model)
+    train(model, on())
+    assert len(calls) == 20 and state(model)["step"] == 20
+    fp8.te.restore(model)
+    assert model[0].forward is mine
+
+
 def test_restored_it_is_the_model_in_high_precision():
     gc.collect()  # a region without products names every converted model that lives, those of other tests too
     model, plain = converted(), net()

@@ -329,9 +329,12 @@ TEST(LazyMode, AChildProcessGoesOnByItself) {
   submit_work();
   const auto child = fork();
   if (child == 0) {
-    x.add_(1), x.add_(1);
-    submit_work();
-    _exit(x.cpu()[0][0].item<float>() == 4 ? 0 : 1);
+    for (int i = 0; i < 3; ++i) {  // each finds a worker that sleeps
+      x.add_(1);
+      submit_work();
+      usleep(20000);
+    }
+    _exit(x.cpu()[0][0].item<float>() == 5 ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
