@@ -267,7 +267,7 @@ const std::set<std::string> kHandOn = {"tools/benchmarks/bench_startup.cpp", "to
 TEST(Sources, AskTheTable) {
   const std::regex read(R"(\b(secure_)?getenv\b|\benviron\b|/proc/(self|\d+)/environ)");
   const std::regex known(
-      R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(FP8_AUTOLOAD|FP8_BENCH|HABANA_LOGS|LOCAL_RANK|)re"
+      R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(DS_ACCELERATOR|FP8_AUTOLOAD|FP8_BENCH|HABANA_LOGS|LOCAL_RANK|)re"
       R"re(LOWER_LIST|PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST|QUANT_CONFIG|RANK|SOURCE_DATE_EPOCH|)re"
       R"re(TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT|WORLD_SIZE|XDG_CACHE_HOME)")re");
   for (const char* folder : {"runtime", "recipes", "configs", "measure", "quant", "transformer_engine", "tools"}) {
