@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small model in fp8 on several processes, with one of Python's engines.
+"""Trains a small model on several processes with one of Python's engines, its products in fp8.
 
     FP8_HPU_DEVICES=2 torchrun --nproc-per-node 2 engines.py ddp|fsdp|deepspeed|tensor_parallel
     FP8_HPU_DEVICES=2 python3 engines.py lightning        (it starts the processes itself)"""

@@ -251,7 +251,7 @@ TEST(Examples, AreThere) {
   for (const auto& file : examples()) names.push_back(file.filename().string());
   EXPECT_THAT(names, UnorderedElementsAre("slurm_array.sh", "slurm_ddp.sh", "mpirun.sh", "torchrun_two_nodes.sh",
                                           "ray_calibrate.py", "vllm_generate.py", "quantize_module.py", "moe.sh",
-                                          "qwen_vl.sh", "inc_handover.sh", "tiny_models.py"));
+                                          "qwen_vl.sh", "inc_handover.sh", "tiny_models.py", "engines.py"));
 }
 
 TEST(Examples, Parse) {
