@@ -67,17 +67,32 @@ c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex
                       hpu(device));
 }
 
+namespace {
+
+/// Null: it has none now.
+Block* block_in(const c10::StorageImpl* storage) {
+  const auto& pointer = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  return pointer.get_deleter() == &free_block ? static_cast<Block*>(pointer.get_context()) : nullptr;
+}
+
+/// Of a storage whose memory may come later.
+[[gnu::noinline]] Block* block_after_work(const c10::StorageImpl* storage) {
+  finish_work(Access::lookup);
+  if (pending_of(storage) == nullptr) return block_in(storage);
+  finish_work();
+  const auto* pending = pending_of(storage);
+  TORCH_CHECK(pending == nullptr, "[lazy] this tensor has no memory: ", pending->failure);
+  return block_in(storage);
+}
+
+}  // namespace
+
 Block* block_of(const c10::StorageImpl* storage) {
   if (storage == nullptr || storage->device_type() != c10::kHPU) return nullptr;
-  finish_work(Access::lookup);
-  const auto& pointer = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
-  if (pointer.get_deleter() == &free_block) [[likely]]
-    return static_cast<Block*>(pointer.get_context());
-  if (pending_of(storage) == nullptr) return nullptr;
-  finish_work();
-  if (const auto* pending = pending_of(storage))
-    TORCH_CHECK(false, "[lazy] this tensor has no memory: ", pending->failure);
-  return block_of(storage);
+  Block* block = block_in(storage);
+  if (block == nullptr || detail::g_finish_work.load(std::memory_order_acquire) != nullptr) [[unlikely]]
+    return block_after_work(storage);
+  return block;
 }
 
 bool same_place(const at::Tensor& a, const at::Tensor& b) { return address_of(a) == address_of(b); }

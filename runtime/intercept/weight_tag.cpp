@@ -7,6 +7,7 @@
 #include "fp8/runtime/device/pending.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/leaf/pending_work.h"
 
 namespace fp8::runtime {
 namespace {
@@ -190,7 +191,9 @@ void untag_weight(const at::Tensor& weight) {
 }
 
 const WeightTag* find_tag(const at::Tensor& tensor) {
-  if (tensor.defined() && tensor.has_storage() && pending_of(storage_impl_of(tensor)) != nullptr) return nullptr;
+  const bool may_wait = detail::g_finish_work.load(std::memory_order_relaxed) != nullptr;
+  if (may_wait && tensor.defined() && tensor.has_storage() && pending_of(storage_impl_of(tensor)) != nullptr)
+    return nullptr;
   Block* block = block_of(tensor);
   if (block == nullptr) return nullptr;
   if (block->tag) {
