@@ -13,7 +13,11 @@ def test_docstrings():
     folder = pathlib.Path(fp8.__file__).parent
     for file in sorted(folder.rglob("*.py")):
         name = ".".join(("fp8", *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
-        found = doctest.testmod(importlib.import_module(name))
+        try:
+            found = doctest.testmod(importlib.import_module(name))
+        except ImportError as error:  # another test has imported deepspeed before
+            assert name == "fp8.deepspeed" and "before `import deepspeed`" in str(error)
+            continue
         assert not found.failed, name
         tried += found.attempted
     assert tried > 10

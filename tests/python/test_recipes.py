@@ -17,7 +17,7 @@ def test_the_pages_code(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     page = (ROOT / "tools" / "pages" / "python.md").read_text()
     shown = "".join(re.findall(r"^```text\n(.*?)^```$", page, re.M | re.S))
-    printed = [line for line in done.stdout.splitlines() if line.strip()]
+    printed = [line for line in done.stdout.splitlines() if line.strip() and "[real_accelerator.py" not in line]  # DeepSpeed's, of its import
     assert shown.splitlines() == printed
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     code = (ROOT / "tests" / "python" / "recipes.py").read_text()

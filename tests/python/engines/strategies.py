@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells of matrix.py with Lightning: lightning:STRATEGY:PRECISION, and blocks of the documents, document:FILE:NUMBER. A rank is a process that
+"""Cells of engine_cells.py with Lightning: lightning:STRATEGY:PRECISION, and blocks of the documents, document:FILE:NUMBER. A rank is a process that
 a launcher started, as torchrun does."""
 
 import os
@@ -13,17 +13,17 @@ CELLS = [f"lightning:{strategy}:{precision}" for strategy in STRATEGIES for prec
 
 def model():
     import lightning
-    import matrix
+    import engine_cells
     import torch
 
     class Model(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net, self.losses, self.dtypes = matrix.net().cpu(), [], set()
+            self.net, self.losses, self.dtypes = engine_cells.net().cpu(), [], set()
             self.net[0].register_forward_hook(lambda module, given, y: self.dtypes.add(f"{y.device.type} {y.dtype}"))
 
         def training_step(self, x, _):
-            loss = matrix.loss_of(self.net(x), x)
+            loss = engine_cells.loss_of(self.net(x), x)
             self.losses.append(self.trainer.strategy.reduce(loss.detach().float().clone()).item())
             return loss
 
@@ -34,16 +34,16 @@ def model():
 def train(strategy, precision):
     """5 steps; each rank has its half of each batch."""
     import lightning
-    import matrix
+    import engine_cells
     import torch
     made = model()
-    trainer = lightning.Trainer(accelerator="hpu", devices=matrix.RANKS, strategy=strategy, precision=precision, max_epochs=1, logger=False,
+    trainer = lightning.Trainer(accelerator="hpu", devices=engine_cells.RANKS, strategy=strategy, precision=precision, max_epochs=1, logger=False,
                                 enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
                                 use_distributed_sampler=False)
     if precision == "fp8":
         trainer.precision_plugin.recipe = "nvidia"
-    mine = torch.cat([x.chunk(matrix.RANKS)[trainer.global_rank] for x in matrix.batches()])
-    trainer.fit(made, torch.utils.data.DataLoader(mine, batch_size=8 // matrix.RANKS))
+    mine = torch.cat([x.chunk(engine_cells.RANKS)[trainer.global_rank] for x in engine_cells.batches()])
+    trainer.fit(made, torch.utils.data.DataLoader(mine, batch_size=8 // engine_cells.RANKS))
     import fp8
     steps = [attached.saved()["state"]["step"] for _, attached in fp8.te._attached.within(made)]
     return {"losses": made.losses, "dtypes": sorted(made.dtypes), "states": steps, "strategy": type(trainer.strategy).__name__}

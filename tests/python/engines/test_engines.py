@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of two ranks in f32, bf16 and fp8 (matrix.py): each cell is right, or refused by the name of a module on both ranks.
+"""Engines of two ranks in f32, bf16 and fp8 (engine_cells.py): each cell is right, or refused by the name of a module on both ranks.
 
 FP8_ENGINES=all: all cells (./tools/test --engines), else f32, and fp8 of models that are converted before the engine takes them."""
 
@@ -10,10 +10,10 @@ import sys
 import pytest
 
 sys.path.append(str(pathlib.Path(__file__).parent))
-import matrix  # noqa: E402
+import engine_cells  # noqa: E402
 
 ALL = os.environ.get("FP8_ENGINES") == "all"
-CELLS = [cell for cell in matrix.CELLS if ALL or cell.split(":")[1] == "f32" or cell.split(":")[1:] == ["fp8", "before"]]
+CELLS = [cell for cell in engine_cells.CELLS if ALL or cell.split(":")[1] == "f32" or cell.split(":")[1:] == ["fp8", "before"]]
 # What is refused, and whose name stands in the error.
 REFUSED = {f"{engine}:fp8:after": "_fsdp_wrapped_module.0" if engine == "fsdp1" else "0: an engine has sharded its weight"
            for engine in ("fsdp1", "fsdp2", "zero3", "zero3_offload", "tp", "tp_sp")}
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.xdist_group("engines")
 @pytest.fixture(scope="module")
 def found():
     pytest.importorskip("deepspeed")
-    return dict(matrix.pairs(CELLS))
+    return dict(engine_cells.pairs(CELLS))
 
 
 @pytest.fixture(scope="module")
 def alone():
-    return {precision: matrix.alone(precision) for precision in matrix.PRECISIONS}
+    return {precision: engine_cells.alone(precision) for precision in engine_cells.PRECISIONS}
 
 
 def near(found, expected, relative, absolute=0.0):
@@ -39,7 +39,7 @@ def near(found, expected, relative, absolute=0.0):
 def test_both_ranks_say_the_same_in_time(found, cell):
     ranks = found[cell]
     if cell in REFUSED:
-        assert all(REFUSED[cell] in rank.get("error", "") and rank["seconds"] < matrix.SECONDS for rank in ranks), ranks
+        assert all(REFUSED[cell] in rank.get("error", "") and rank["seconds"] < engine_cells.SECONDS for rank in ranks), ranks
     else:
         assert not any("error" in rank for rank in ranks), ranks
         assert ranks[0]["losses"] == ranks[1]["losses"] and ranks[0]["states"] == ranks[1]["states"]
@@ -67,7 +67,7 @@ def test_bf16_is_bf16(found, alone, cell):
 def test_fp8_is_fp8(found, alone, cell):
     """Each product ran in fp8 in each step, with one scale on both ranks; the losses are one process', and not those of f32."""
     said = found[cell][0]
-    assert [[state[0] for state in states] for states in said["states"]] == [[step + 1] * 3 for step in range(matrix.STEPS)]
+    assert [[state[0] for state in states] for states in said["states"]] == [[step + 1] * 3 for step in range(engine_cells.STEPS)]
     assert near(said["losses"], alone["fp8"]["losses"], 0.02) and not near(said["losses"], alone["f32"]["losses"], 1e-4)
     for state, expected in zip(said["states"][0], alone["fp8"]["states"][0]):
         assert near(state[1], expected[1], 1e-6)  # of inputs and weights: those of the whole

@@ -9,7 +9,7 @@ import pytest
 
 sys.path += [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1] / "training")]
 import documents  # noqa: E402
-import matrix  # noqa: E402
+import engine_cells  # noqa: E402
 import strategies  # noqa: E402
 
 ALL = os.environ.get("FP8_ENGINES") == "all"
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.xdist_group("engines")
 def found():
     pytest.importorskip("lightning")
     pytest.importorskip("deepspeed")
-    return dict(matrix.pairs([*CELLS, *(f"document:{name}" for name in BLOCKS)]))
+    return dict(engine_cells.pairs([*CELLS, *(f"document:{name}" for name in BLOCKS)]))
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_strategy_trains_as_one_process_does(found, cell):
     _, strategy, precision = cell.split(":")
-    expected = matrix.alone({"32-true": "f32", "bf16-mixed": "bf16", "fp8": "fp8 in bf16"}[precision])
+    expected = engine_cells.alone({"32-true": "f32", "bf16-mixed": "bf16", "fp8": "fp8 in bf16"}[precision])
     for said in found[cell]:
         assert "error" not in said, said
         assert said["dtypes"] == ["hpu torch.float32" if precision == "32-true" else "hpu torch.bfloat16"]
         assert said["losses"] == pytest.approx(expected["losses"], rel=1e-5 if precision == "32-true" else 0.03)
-        assert said["states"] == ([matrix.STEPS] * 3 if precision == "fp8" else [])
+        assert said["states"] == ([engine_cells.STEPS] * 3 if precision == "fp8" else [])
         assert said["strategy"].lower().startswith(strategy.replace("_", "").partition("stage")[0])
 
 

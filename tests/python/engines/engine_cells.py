@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of two ranks on hpu: {engine} x {f32, bf16, fp8} x {converted before the engine takes the model, after}.
 
-    python matrix.py ENGINE:PRECISION:ORDER ...    a line of JSON for each cell: what both ranks found
-    python matrix.py all
+    python engine_cells.py ENGINE:PRECISION:ORDER ...    a line of JSON for each cell: what both ranks found
+    python engine_cells.py all
 
 Each rank has a process with one thread. A cell that is refused ends its processes; the next ones have others."""
 
