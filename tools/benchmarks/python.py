@@ -279,6 +279,8 @@ def main():
         return worker(*options.worker)
     for case in options.only:
         CASES[case](options.rounds)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_grad_enabled(True)  # cases of inference turn it off
 
 
 if __name__ == "__main__":
