@@ -16,7 +16,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/device_kind.h"
-#include "fp8/runtime/lazy/lazy_mode.h"
+#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "fp8/runtime/ops/common/edge.h"
 

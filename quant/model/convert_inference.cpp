@@ -11,7 +11,7 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/lazy/lazy_mode.h"
+#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {

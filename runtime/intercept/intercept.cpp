@@ -29,6 +29,7 @@
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/tape/recorder.h"
 
 namespace fp8::runtime {
@@ -180,6 +181,8 @@ class Interceptor final : public c10::OperatorKernel {
     if (Recorder* recorder = key_ == c10::DispatchKey::AutogradHPU ? Recorder::current() : nullptr;
         recorder != nullptr && !needs_gradient(arguments))
       return record(*recorder, op, keys.remove(c10::DispatchKey::Fake), *stack, count);
+    const RunsAtOnce addresses;  // handlers read them
+    if (addresses) keys = keys.remove(c10::DispatchKey::Fake);
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();

@@ -263,11 +263,6 @@ std::int64_t most_queued_of_environment() {
 
 }  // namespace
 
-RunsAtOnce::RunsAtOnce() {
-  finish_work();
-  if (is_heard() && !Recorder::is_any_on()) unheard_.emplace(kHeardKey);
-}
-
 bool is_lazy_mode() {
   return detail::g_finish_work.load() != nullptr && c10::impl::tls_is_dispatch_key_included(kHeardKey);
 }

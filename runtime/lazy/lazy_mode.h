@@ -17,11 +17,8 @@
 // call throws later comes out of the next call that waits, with the name of the operation and of its module; calls
 // behind it are dropped, and their results have no memory.
 #pragma once
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <cstdint>
 #include <functional>
-#include <optional>
 
 #include "fp8/runtime/leaf/pending_work.h"
 
@@ -40,16 +37,6 @@ void submit_work();
 void add_step_closure(std::function<void()> closure);
 /// submit_work(), or finish_work() where somebody wants the step done: sync, or closures, which run then.
 void end_lazy_step(bool sync);
-
-/// While it lives, calls of this thread run when they are called: for code that reads addresses.
-class RunsAtOnce {
- public:
-  RunsAtOnce();
-  RunsAtOnce& operator=(RunsAtOnce&&) = delete;
-
- private:
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> unheard_;
-};
 
 struct LazyOptions {
   std::int64_t max_queued = 65536;  ///< calls, then the queue goes to the worker; PT_HPU_MAX_COMPOUND_OP_SIZE, if less

@@ -2,7 +2,10 @@
 // Work of the device that was called and has not run yet (lazy/lazy_mode.h). Whoever reaches memory without the
 // dispatcher asks for its end first. Where there is no lazy mode that is one load.
 #pragma once
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <atomic>
+#include <optional>
 
 namespace fp8::runtime {
 
@@ -22,5 +25,21 @@ inline void finish_work(Access access = Access::memory) {
   if (const auto finish = detail::g_finish_work.load(std::memory_order_acquire)) [[unlikely]]
     finish(access);
 }
+
+/// While it lives, calls of this thread run when they are called: for code that reads addresses.
+class RunsAtOnce {
+ public:
+  RunsAtOnce() {
+    if (detail::g_finish_work.load(std::memory_order_acquire) == nullptr) [[likely]]
+      return;
+    finish_work();
+    unheard_.emplace(c10::DispatchKey::Fake);  // tape/heard.h
+  }
+  RunsAtOnce& operator=(RunsAtOnce&&) = delete;
+  explicit operator bool() const { return unheard_.has_value(); }
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> unheard_;
+};
 
 }  // namespace fp8::runtime
