@@ -182,7 +182,7 @@ class Interceptor final : public c10::OperatorKernel {
         recorder != nullptr && !needs_gradient(arguments))
       return record(*recorder, op, keys.remove(c10::DispatchKey::Fake), *stack, count);
     const RunsAtOnce addresses;  // handlers read them
-    if (addresses) keys = keys.remove(c10::DispatchKey::Fake);
+    if (addresses) keys = keys.remove(kHeardKey);
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();

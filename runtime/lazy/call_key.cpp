@@ -18,11 +18,6 @@ namespace {
 
 constexpr std::size_t kMostTensors = 64;  // each is compared with those before it
 
-/// Of a tensor that is not conj, neg, named, sparse, a subclass of Python's, ...
-constexpr c10::DispatchKeySet kOrdinary =
-    c10::DispatchKeySet(c10::DispatchKey::HPU) | c10::DispatchKeySet(c10::DispatchKey::AutogradHPU) |
-    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::DispatchKeySet(c10::DispatchKey::AutocastHPU);
-
 /// So that no value is taken for one of another kind.
 enum class Part : std::uint64_t { none, undefined, device, host, integer, real, boolean, text, place, list };
 
@@ -68,7 +63,7 @@ bool CallKey::add(const c10::TensorImpl& t) {
 }
 
 bool CallKey::add_device(const c10::TensorImpl& t) {
-  if (tensors_.size() == kMostTensors || !kOrdinary.has_all(t.key_set()) ||
+  if (tensors_.size() == kMostTensors || !kOrdinaryKeys.has_all(t.key_set()) ||
       c10::isFloat8Type(c10::typeMetaToScalarType(t.dtype())))
     return false;
   const auto* memory = t.unsafe_storage().unsafeGetStorageImpl();

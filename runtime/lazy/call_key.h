@@ -14,6 +14,11 @@
 
 namespace fp8::runtime {
 
+/// Of a tensor on the device that is not conj, neg, named, sparse, a subclass of Python's, ...
+inline constexpr c10::DispatchKeySet kOrdinaryKeys =
+    c10::DispatchKeySet(c10::DispatchKey::HPU) | c10::DispatchKeySet(c10::DispatchKey::AutogradHPU) |
+    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::DispatchKeySet(c10::DispatchKey::AutocastHPU);
+
 /// Of the thread that calls, and the process.
 struct Circumstances {
   c10::DeviceIndex device = 0;

@@ -76,10 +76,7 @@ bool CallLesson::add(KnownCall& call, const at::Tensor& result, std::vector<cons
   }
   const auto* memory = storage_impl_of(result);
   const Block* block = block_of(memory);
-  const auto keys = c10::DispatchKeySet(c10::DispatchKey::HPU) | c10::DispatchKeySet(c10::DispatchKey::AutogradHPU) |
-                    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
-                    c10::DispatchKeySet(c10::DispatchKey::AutocastHPU);
-  if (block == nullptr || block->tag || !keys.has_all(result.key_set()) || result.storage_offset() != 0 ||
+  if (block == nullptr || block->tag || !kOrdinaryKeys.has_all(result.key_set()) || result.storage_offset() != 0 ||
       c10::isFloat8Type(result.scalar_type()) || std::ranges::count(made, memory) != 0 ||
       std::ranges::any_of(arguments_, [&](const Before& b) { return b.memory.unsafeGetStorageImpl() == memory; }))
     return false;

@@ -3,7 +3,6 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/function_schema.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -224,22 +223,12 @@ void LeafScope::end() {
   detail::each_listener([&](LeafListener& listener) { listener.leaf_ends(record); });
 }
 
-namespace {
-
-constexpr auto kHeard = c10::DispatchKey::Fake;  // tape/recorder.h
-
-bool hears_calls() {
-  return c10::impl::tls_is_dispatch_key_included(kHeard) && !c10::impl::tls_is_dispatch_key_excluded(kHeard);
-}
-
-}  // namespace
-
 bool detail::OpEvent::enter(const char* op) {
   auto& scopes = thread_scopes();
   if (scopes.op != nullptr) return false;
-  if (g_finish_work.load(std::memory_order_relaxed) != nullptr && hears_calls()) [[unlikely]] {
+  if (g_finish_work.load(std::memory_order_relaxed) != nullptr && is_heard()) [[unlikely]] {
     finish_work();
-    c10::impl::tls_set_dispatch_key_excluded(kHeard, true);  // what it calls runs at once
+    c10::impl::tls_set_dispatch_key_excluded(kHeardKey, true);  // what it calls runs at once
     scopes.called = true;
   }
   scopes.op = op;
@@ -249,7 +238,7 @@ bool detail::OpEvent::enter(const char* op) {
 void detail::OpEvent::leave() {
   auto& scopes = thread_scopes();
   scopes.op = nullptr;
-  if (std::exchange(scopes.called, false)) c10::impl::tls_set_dispatch_key_excluded(kHeard, false);
+  if (std::exchange(scopes.called, false)) c10::impl::tls_set_dispatch_key_excluded(kHeardKey, false);
 }
 
 const char* OpScope::current() { return thread_scopes().op; }

@@ -9,6 +9,14 @@
 
 namespace fp8::runtime {
 
+/// The dispatch key below autograd at which recordings and lazy mode hear calls (tape/heard.h).
+inline constexpr auto kHeardKey = c10::DispatchKey::Fake;
+
+/// True on a thread whose calls are heard, outside of what such a call runs.
+inline bool is_heard() {
+  return c10::impl::tls_is_dispatch_key_included(kHeardKey) && !c10::impl::tls_is_dispatch_key_excluded(kHeardKey);
+}
+
 /// Why work is to end.
 enum class Access {
   memory,  ///< elements are about to be read or written
@@ -33,7 +41,7 @@ class RunsAtOnce {
     if (detail::g_finish_work.load(std::memory_order_acquire) == nullptr) [[likely]]
       return;
     finish_work();
-    unheard_.emplace(c10::DispatchKey::Fake);  // tape/heard.h
+    unheard_.emplace(kHeardKey);
   }
   RunsAtOnce& operator=(RunsAtOnce&&) = delete;
   explicit operator bool() const { return unheard_.has_value(); }

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dispatch key below autograd at which recordings (recorder.h) and lazy mode (lazy/lazy_mode.h) hear calls.
+// The calls that recordings (recorder.h) and lazy mode (lazy/lazy_mode.h) hear, at kHeardKey.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "fp8/runtime/leaf/pending_work.h"
 
 namespace fp8::runtime {
-
-inline constexpr auto kHeardKey = c10::DispatchKey::Fake;
-
-/// True on a thread whose calls are heard, outside of what such a call runs.
-inline bool is_heard() {
-  return c10::impl::tls_is_dispatch_key_included(kHeardKey) && !c10::impl::tls_is_dispatch_key_excluded(kHeardKey);
-}
 
 /// Operators that call others and have no kernel of the device: those are heard.
 bool is_composite(const c10::OperatorHandle& op);
