@@ -7,12 +7,16 @@
 // work to do, and gain nothing on an idle one.
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <string_view>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/sandbox.h"
 
 namespace {
 
@@ -32,6 +36,21 @@ void prefer(const char* name, const char* value) {
   override_flag(name, FlagSetting{value, FlagSource::default_value, "fp8"});
 }
 
+/// Enters the sandbox, unless the user says otherwise. Returns what is in force, for doctor.
+std::string sandboxed(int argc, char** argv) {
+  using fp8::io::environment_value;
+  const char* setting = environment_value("FP8_SANDBOX");
+  if (setting != nullptr && std::string_view(setting) == "0") return "off: FP8_SANDBOX=0";
+  if (std::find(argv, argv + argc, std::string_view("--no-sandbox")) != argv + argc) return "off: --no-sandbox";
+  bool ranks_talk = false;
+  try {
+    ranks_talk = fp8::io::launched().has_value();
+  } catch (const fp8::io::Error&) {
+    // Variables of launchers that contradict each other: the command refuses them.
+  }
+  return fp8::commands::enter_sandbox(ranks_talk);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -40,7 +59,7 @@ int main(int argc, char** argv) {
   prefer("OMP_WAIT_POLICY", "passive");    // threads that wait sleep
   prefer("KINETO_LOG_LEVEL", "6");         // else LibTorch's profiler says when it starts and stops
   prefer("TORCH_CPP_LOG_LEVEL", "ERROR");  // else c10d prints a backtrace for each rank that it loses
-  const int code = fp8::commands::run(argc, argv, fp8::commands::kCommit);
+  const int code = fp8::commands::run(argc, argv, fp8::commands::kCommit, sandboxed(argc, argv));
   // LibTorch would take its operators back one by one before the process ends: a quarter of a short command's time.
   std::fflush(nullptr);
   _exit(code);

@@ -105,6 +105,8 @@ constexpr Rule kTraced{"boolean", anything};
 constexpr Variable kOwn[] = {
     {"FP8_SIMD", "instruction set of the kernels", "scalar, avx2, avx512, avx512bf16, amx", "the best level",
      "runtime/kernels", kChoice},
+    {"FP8_SANDBOX", "0: the program keeps what no command needs: to start other programs, and the network", "0, 1", "1",
+     "tools", kSwitch},
     {"FP8_HPU_DEVICE", "accelerator that the hpu device stands for", "gaudi, gaudi2, gaudi3", "gaudi3",
      "runtime/device", kChoice},
     {"FP8_HPU_DEVICES", "number of hpu devices", "an integer from 1 to 16", "1", "runtime/device", kInteger<1, 16>},

@@ -18,6 +18,33 @@ TEST(Doctor, SaysWhatIsInForceAndWhereItCameFrom) {
   EXPECT_TRUE(json["problems"].empty());
 }
 
+/// What a library attempts that is loaded as a stranger's bytes might make a reader attempt it: name and errno.
+std::string attempts(std::map<std::string, std::string> environment, const std::string& option = "--quiet") {
+  const auto run = run_fp8({"doctor", "--json", option, "--load", FP8_SANDBOX_PROBE}, {.environment = environment});
+  const std::string text = run.err;
+  return text.substr(0, text.find("unshare") + 9);
+}
+
+TEST(Sandbox, NothingIsStartedAndNobodyIsCalled) {
+  const std::string refused = "exec 1\nsocket 1\nptrace 1\nio_uring 1\nunshare 1";  // EPERM
+  EXPECT_EQ(attempts({}), refused);
+  EXPECT_EQ(attempts({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "exec 1\nsocket 0\nptrace 1\nio_uring 1\nunshare 1");
+  const std::string off = attempts({{"FP8_SANDBOX", "0"}});
+  EXPECT_THAT(off, StartsWith("exec 2\nsocket 0\nptrace 3\n"));  // ENOENT, ESRCH: the kernel's own answers
+  EXPECT_EQ(attempts({}, "--no-sandbox"), off);
+  EXPECT_EQ(attempts({{"FP8_SANDBOX", "1"}}), refused);
+}
+
+TEST(Sandbox, DoctorSaysWhatIsInForce) {
+  const auto found = [](std::map<std::string, std::string> environment) {
+    return json_of(run_fp8({"doctor", "--json"}, {.environment = std::move(environment)}))["sandbox"];
+  };
+  EXPECT_EQ(found({}), "no other program, no network");
+  EXPECT_EQ(found({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "no other program");
+  EXPECT_EQ(found({{"FP8_SANDBOX", "0"}}), "off: FP8_SANDBOX=0");
+  expect_failed(run_fp8({"doctor"}, {.environment = {{"FP8_SANDBOX", "off"}}}), {"FP8_SANDBOX", "allowed: 0, 1"});
+}
+
 TEST(Doctor, TableForPeople) {
   const auto run = run_fp8({"doctor"}, {.environment = {{"FP8_SIMD", "scalar"}}});
   EXPECT_EQ(run.code, 0) << run.err;

@@ -49,7 +49,7 @@ struct CommonOption {
 constexpr CommonOption kCommon[] = {{"--json", kNothing},     {"--device", kReadsModel}, {"--dialect", kReadsDialect},
                                     {"--dtype", kReadsDtype}, {"--threads", kNothing},   {"--seed", kNothing},
                                     {"--load", kReadsModel},  {"--quiet", kNothing},     {"--verbose", kNothing},
-                                    {"--color", kNothing}};
+                                    {"--color", kNothing},    {"--no-sandbox", kNothing}};
 
 const CommonReader* reader_of(const CommonOption& option, const std::string& command) {
   for (const CommonReader& reader : kReaders)
@@ -138,6 +138,7 @@ void Options::common(Context& context) {
   choice(
       "--color", {"auto", "always", "never"}, [](std::size_t i) { set_color_mode(static_cast<ColorMode>(i)); },
       "Colours of warnings, errors and bars (default auto: on a terminal; NO_COLOR is heeded)");
+  flag("--no-sandbox", context.no_sandbox, "Keep what no command needs: to start other programs, and the network");
   for (const CommonOption& common : kCommon) {  // taken, so that check() can name its readers, but not offered
     if (common.reads != kNothing && reader_of(common, app_.get_name()) == nullptr)
       app_.get_option(common.name)->group("");

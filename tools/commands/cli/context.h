@@ -31,7 +31,9 @@ struct Interrupted : std::runtime_error {
 };
 
 struct Context {
-  std::string device = "hpu";  ///< "hpu" or "cpu"; see resolve_device() of torch_scope.h
+  std::string sandbox = "none";  ///< what the process has given up (tools/sandbox.h)
+  bool no_sandbox = false;       ///< --no-sandbox, which the program heeds before it parses
+  std::string device = "hpu";    ///< "hpu" or "cpu"; see resolve_device() of torch_scope.h
   std::optional<kernels::Dialect> dialect;
   std::optional<kernels::FloatType> dtype;  ///< compute dtype; empty: the checkpoint's
   std::optional<std::int64_t> threads;      ///< empty: LibTorch's and the kernels' own defaults

@@ -133,7 +133,7 @@ void refuse_environment() {
     io::fail<io::Error>("environment: {}{}", problems[0], problems.size() > 1 ? " (fp8 doctor lists more)" : "");
 }
 
-void run_command(const Words& words, const std::string& commit) {
+void run_command(const Words& words, const std::string& commit, const std::string& sandbox) {
   const std::string version = "fp8 " FP8_VERSION + (commit.empty() ? "" : " (" + commit + ")");
   if (!words.empty() && words[0] == "help") return run_help(Words(words.begin() + 1, words.end()));
   const Found found = find_command(words);
@@ -141,6 +141,7 @@ void run_command(const Words& words, const std::string& commit) {
   const Command& command = *found.command;
   const bool in_group = !found.group.empty();
   Context context;
+  context.sandbox = sandbox;
   Parser parser(command, (in_group ? found.group + " " : "") + command.name, context);
   try {
     parser.options().parse(Words(words.begin() + static_cast<std::ptrdiff_t>(found.words), words.end()));
@@ -218,12 +219,12 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
 
 std::string what_of(const std::exception& error) { return io::spelled(io::raw_message(error), flag_of_option); }
 
-int run(int argc, char** argv, const char* commit) {
+int run(int argc, char** argv, const char* commit, const std::string& sandbox) {
   install_signal_handlers();
   const Words words(argv + (argc > 0 ? 1 : 0), argv + argc);
   look_for_color(words);
   try {
-    run_command(words, commit);
+    run_command(words, commit, sandbox);
     return 0;
   } catch (const CLI::ParseError& error) {
     return report(message_of(error), kUsage);

@@ -252,6 +252,7 @@ void doctor(Context& context, bool all, bool device) {
   report.add("threads", "threads, kernels", kernels::num_threads(), from_option(context));
   report.add("cpus", "CPUs online", std::thread::hardware_concurrency(), "system");
   const auto cpu = read_cpu();
+  report.add("sandbox", "sandbox", context.sandbox, "kernel");
   report.add("cpu", "CPU", cpu.model, "/proc/cpuinfo");
   report.row({"CPU flags", io::joined(cpu.flags, " "), "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
