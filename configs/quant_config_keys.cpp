@@ -213,8 +213,8 @@ std::vector<Key> keys_of_methods() {
   using C = QuantConfig;
   return {
       {"mode", built,
-       "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an fp8 "
-       "checkpoint; AUTO: measuring commands measure, quantizing ones quantize",
+       "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an fp8 checkpoint; "
+       "AUTO: measuring commands measure, quantizing ones quantize",
        "", read_choice<&C::mode>, show_choice<&C::mode>},
       {"observer", built, "what is recorded of tensors; part of the names of measurement files", "", read_observer,
        [](const C& c) { return c.observer; }},
@@ -227,8 +227,8 @@ std::vector<Key> keys_of_methods() {
       {"weight_backoff", built, "as in scale_params", "", read_backoff<&ScaleParams::weight_backoff>,
        show_backoff<&ScaleParams::weight_backoff>},
       {"scale_format", built,
-       "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, fake_quant "
-       "and dynamic_quantization make it CONST",
+       "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, fake_quant and "
+       "dynamic_quantization make it CONST",
        "", read_choice<&C::scale_format>, show_choice<&C::scale_format>},
       {"device_for_scales", built, "generation whose range and hardware scales are used; null: the device in use", "",
        read_device_for_scales, show_device_for_scales},
@@ -245,8 +245,8 @@ std::vector<Key> keys_of_methods() {
       {"rounding", built, "how fp8 quantize --data chooses the codes of weights; not a key of Intel Neural Compressor",
        "", read_rounding, show_rounding},
       {"weight_scale_search", built,
-       "mse: scales of weights that maxabs_arbitrary makes are searched for the least squared error; the other "
-       "methods keep theirs. Not a key of Intel Neural Compressor",
+       "mse: scales of weights that maxabs_arbitrary makes are searched for the least squared error; the other methods "
+       "keep theirs. Not a key of Intel Neural Compressor",
        "", read_choice<&C::weight_scale_search>, show_choice<&C::weight_scale_search>},
       {"row_parallel_linear_allreduce_quantization", built, "fp8 all-reduce behind RowParallelLinear", "",
        read_flag<&C::row_parallel_allreduce>, show_flag<&C::row_parallel_allreduce>},
@@ -262,23 +262,19 @@ std::vector<Key> keys_of_files() {
       {"blocklist", built, "not these modules; wins over allowlist", "", read_module_list<&C::blocklist>,
        show_module_list<&C::blocklist>},
       {"dump_stats_path", built,
-       "folder and beginning of the names of measurement and scale files; \"\": none, where no file is "
-       "read or written",
+       "folder and beginning of the names of measurement and scale files; \"\": none, where no file is read or written",
        "", read_dump_stats_path, [](const C& c) { return c.dump_stats_path.string(); }},
       {"measure_exclude", built,
-       "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others "
-       "exclude nothing",
-       "", read_choice<&C::measure_exclude>, show_choice<&C::measure_exclude>},
+       "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others exclude nothing", "",
+       read_choice<&C::measure_exclude>, show_choice<&C::measure_exclude>},
       {"ignore_modules_wo_measures", built,
-       "true: selected modules without measurement stay in high precision; false: an "
-       "error",
-       "", read_flag<&C::ignore_modules_wo_measures>, show_flag<&C::ignore_modules_wo_measures>},
+       "true: selected modules without measurement stay in high precision; false: an error", "",
+       read_flag<&C::ignore_modules_wo_measures>, show_flag<&C::ignore_modules_wo_measures>},
       {"seperate_measure_files", built, "several processes: one set of files each, with _RANK_WORLD in their names", "",
        read_flag<&C::separate_measure_files>, show_flag<&C::separate_measure_files>},
       {"recalc_scales", built,
-       "true: scale files are not read; false: they are used as long as they fit measurement and "
-       "method",
-       "", read_flag<&C::recalc_scales>, show_flag<&C::recalc_scales>},
+       "true: scale files are not read; false: they are used as long as they fit measurement and method", "",
+       read_flag<&C::recalc_scales>, show_flag<&C::recalc_scales>},
       {"calibration_sample_interval", built, "measurements are written every so many samples too; 0: at the end", "",
        read_interval, [](const C& c) { return std::to_string(c.calibration_sample_interval); }},
       {"measure_on_hpu", built, "false: the model stays on the host while it is prepared (block-wise calibration)", "",

@@ -5,13 +5,12 @@
 //    "modules": [{"match": "lm_head", "keep": "bf16"},
 //                {"match": "layers\\.0\\.", "recipe": "current", "power_of_two_scale": true}]}
 //
-// "recipe" is delayed (the default), current, block, mxfp8 or the name of a recipe of one's own
-// (recipes/recipe.h); the other keys are the fields of its struct (recipes/*.h), and "preset" ("habana", the
-// default, "habana-hybrid" or "nvidia"; delayed only) says what they are before the file's keys are read; "dialect"
-// ("habana", "nvidia"), as DelayedScaling calls it, is another name for it. JSON holds no callables:
-// "amax_compute_algo" is a name, "scaling_factor_compute_algo" null or absent. A rule's recipe begins with its own
-// defaults, not with the file's recipe. Of the rules whose pattern is found in a module's name (Python's re.search) the
-// first one counts.
+// "recipe" is delayed (the default), current, block, mxfp8 or the name of a recipe of one's own (recipes/recipe.h); the
+// other keys are the fields of its struct (recipes/*.h), and "preset" ("habana", the default, "habana-hybrid" or
+// "nvidia"; delayed only) says what they are before the file's keys are read; "dialect" ("habana", "nvidia"), as
+// DelayedScaling calls it, is another name for it. JSON holds no callables: "amax_compute_algo" is a name,
+// "scaling_factor_compute_algo" null or absent. A rule's recipe begins with its own defaults, not with the file's
+// recipe. Of the rules whose pattern is found in a module's name (Python's re.search) the first one counts.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -38,9 +37,8 @@ struct RecipeConfig {
   const recipes::Recipe* for_module(const std::string& name) const;
 };
 
-/// Reads the parsed JSON; `source` (the file) stands in messages. Throws io::Error, in one line:
-/// "FILE: key 'modules[1].margin': found 99, allowed: -64 to 64". An unknown key is an error that names the nearest
-/// one.
+/// Reads the parsed JSON; `source` (the file) stands in messages. Throws io::Error, in one line: "FILE: key
+/// 'modules[1].margin': found 99, allowed: -64 to 64". An unknown key is an error that names the nearest one.
 RecipeConfig parse_recipe(const io::Json& json, const std::string& source);
 
 /// Reads a file. Throws io::Error.

@@ -44,8 +44,7 @@ struct IncTarget;  // inc_scale.h
 /// amax >= 0, finite -> scale_inv. Called from any thread.
 using CustomScale = std::function<float(float amax, const IncTarget& target)>;
 
-/// How one tensor's scale is made. backoff: the share of the format's range that amax is mapped to (0 < backoff <=
-/// 1).
+/// How one tensor's scale is made. backoff: the share of the format's range that amax is mapped to (0 < backoff <= 1).
 struct ScaleMethod {
   Granularity granularity = Granularity::PTS;
   ScaleValue value = ScaleValue::MAXABS;

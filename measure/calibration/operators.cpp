@@ -162,10 +162,10 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves nor leaves out an operator whose effect no argument shows.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
-  m.def(torch::schema("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str "
-                      "prefix=\"\", str config=\"\", __torch__.torch.classes.fp8.Node[]? nodes=None, str[]? "
-                      "node_names=None) -> int",
-                      kEffect),
+  m.def(torch::schema(
+            "measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix=\"\", str "
+            "config=\"\", __torch__.torch.classes.fp8.Node[]? nodes=None, str[]? node_names=None) -> int",
+            kEffect),
         &measure_begin);
   m.def(torch::schema("measure_samples(int session, int first, int count) -> ()", kEffect), &measure_samples);
   m.def(torch::schema("measure_forward(int session, Tensor? input=None) -> ()", kEffect), &measure_forward);

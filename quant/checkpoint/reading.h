@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A second reading of checkpoints, for verify_conversion(): it shares the reader of files with the first
-// (forms/form.h) and nothing else. It finds codes by the tensors' dtypes and scales by their names and shapes, asks
-// config.json only for the size of blocks, and computes in f64 from the definition of the formats. Slow and plain. No
-// torch here.
+// A second reading of checkpoints, for verify_conversion(): it shares the reader of files with the first (forms/form.h)
+// and nothing else. It finds codes by the tensors' dtypes and scales by their names and shapes, asks config.json only
+// for the size of blocks, and computes in f64 from the definition of the formats. Slow and plain. No torch here.
 #pragma once
 #include <cstdint>
 #include <map>

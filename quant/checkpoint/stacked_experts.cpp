@@ -15,8 +15,7 @@ std::string stem_of(const std::string& tensor) {
   return tensor.ends_with(kWeightEnding) ? tensor.substr(0, tensor.size() - kWeightEnding.size()) : tensor;
 }
 
-/// The part before `end` ("experts.down_proj") of a tensor's name, with its dot; nothing if the name has another
-/// end.
+/// The part before `end` ("experts.down_proj") of a tensor's name, with its dot; nothing if the name has another end.
 std::optional<std::string> before(const std::string& tensor, std::string_view end) {
   const std::string stem = stem_of(tensor);
   if (end.empty() || !stem.ends_with(end)) return std::nullopt;

@@ -298,8 +298,7 @@ std::string problem_of_vllm(const Scheme& s) {
                : "";
   if (s.is_static() && s.weights == WeightGranularity::channel)
     return "channel weights with static activations: vLLM has CUTLASS's products of them (CUDA) alone, its other "
-           "kernels "
-           "fail; " +
+           "kernels fail; " +
            io::option("tensor_or_dynamic", "one weight scale per tensor or dynamic activations") + " fits all";
   return form_parts::block_problem(s);
 }

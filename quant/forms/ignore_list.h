@@ -18,8 +18,7 @@
 namespace fp8::quant {
 
 /// The entries for the modules of spec.kept_linears, the mixtures of spec.kept_experts, and for spec.ignore. Throws
-/// io::Error if one matches a quantized module, naming both:
-/// readers would take its codes for values.
+/// io::Error if one matches a quantized module, naming both: readers would take its codes for values.
 std::vector<std::string> ignore_entries(const CheckpointForm& form, const ConfigSpec& spec);
 
 /// The entries of a config, made ready to be asked of many names.

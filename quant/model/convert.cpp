@@ -302,8 +302,7 @@ std::vector<measure::WeightModule> script_weight_modules(const torch::jit::Modul
   auto modules = measure::weight_modules(model);
   TORCH_CHECK(!modules.empty(),
               "[convert] the TorchScript module has no module with a weight; output of freeze() or "
-              "optimize_for_inference() holds weights as ",
-              "constants: convert first, then freeze");
+              "optimize_for_inference() holds weights as constants: convert first, then freeze");
   return modules;
 }
 

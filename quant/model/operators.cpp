@@ -214,8 +214,7 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
                         where);
   if (scheme_has_method(scheme) != keys.contains("activation_method"))
     io::fail<io::Error>(
-        "{}: key 'activation_method': expected with dynamic activations of convention \"inc\", and only "
-        "with them",
+        "{}: key 'activation_method': expected with dynamic activations of convention \"inc\", and only with them",
         where);
   if (is_static) scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, where + ": key 'input_scale_inv'");
   return out;
@@ -258,10 +257,10 @@ void tag_codes(const at::Tensor& codes, const std::string& module, const at::Ten
   runtime::check_dense("tag", "codes", module, codes);
   runtime::check_dense("tag", "scale_inv", module, scale_inv);
   const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn || codes.scalar_type() == at::kFloat8_e5m2;
-  TORCH_CHECK(fp8 && codes.is_hpu() && codes.is_contiguous() && codes.dim() >= 2,
-              "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more ",
-              "dimensions, found ", codes.scalar_type(), " on ", codes.device(), " of sizes ", codes.sizes(),
-              " and strides ", codes.strides());
+  TORCH_CHECK(
+      fp8 && codes.is_hpu() && codes.is_contiguous() && codes.dim() >= 2,
+      "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more dimensions, found ",
+      codes.scalar_type(), " on ", codes.device(), " of sizes ", codes.sizes(), " and strides ", codes.strides());
   TORCH_CHECK(scale_inv.scalar_type() == at::kFloat, "[fp8::tag] scale_inv: expected Float, found ",
               scale_inv.scalar_type());
   TagScheme tag = tag_scheme(scheme, scale_inv);
@@ -440,10 +439,9 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("unpacked(Tensor bytes) -> Tensor", &unpacked);
   m.def("scales_beside(Tensor weight) -> Tensor[]", &scales_beside);
   m.def("with_scales(Tensor codes, Tensor like, Tensor? scale, Tensor? input_scale) -> Tensor", &with_scales);
-  m.def(torch::schema(
-            "quantization_config(Tensor[] tensors, str[] names, str[] types, str format=\"compressed-tensors\", "
-            "str source=\"\"" FP8_NODES ") -> (str, str)",
-            kEffect),
+  m.def(torch::schema("quantization_config(Tensor[] tensors, str[] names, str[] types, str "
+                      "format=\"compressed-tensors\", str source=\"\"" FP8_NODES ") -> (str, str)",
+                      kEffect),
         &config_of_tensors);
   m.def("module_types() -> str[]", &type_names);
   m.def("weights_of_model(str modules, str allowlist=\"null\") -> str", &weights_of_described);

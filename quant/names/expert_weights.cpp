@@ -169,15 +169,12 @@ constexpr ExpertSpelling kNoGate{.up = "experts.up_proj", .down = "experts.down_
 
 constexpr ExpertFamily kFamilies[] = {
     // Files hold an expert's weights one by one; stacks are what transformers has in memory, and writes where asked to.
-    {.model_types = "afmoe axk1 axk2 bailing_hybrid beam cohere2_moe deepseek_ocr2 deepseek_v2 deepseek_v3 "
-                    "deepseek_v32 dots1 dots3_note "
-                    "dots3_note_text ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4_moe_lite glm4v_moe "
-                    "glm4v_moe_text glm5_next glm5_next_text "
-                    "glm_moe_dsa hunyuan_v1_moe hy_v3 jamba kimi_k25 kolibri1 laguna longcat_flash mellum "
-                    "mimo_v2_flash olmoe qwen2_moe "
-                    "qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe qwen3_omni_moe_text "
-                    "qwen3_omni_moe_thinker qwen4_exp "
-                    "qwen4_exp_text solar_open unlimited_ocr",
+    {.model_types =
+         "afmoe axk1 axk2 bailing_hybrid beam cohere2_moe deepseek_ocr2 deepseek_v2 deepseek_v3 deepseek_v32 dots1 "
+         "dots3_note dots3_note_text ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4_moe_lite glm4v_moe "
+         "glm4v_moe_text glm5_next glm5_next_text glm_moe_dsa hunyuan_v1_moe hy_v3 jamba kimi_k25 kolibri1 laguna "
+         "longcat_flash mellum mimo_v2_flash olmoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next "
+         "qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker qwen4_exp qwen4_exp_text solar_open unlimited_ocr",
      .spellings = {{kGateUp}}},
     {.model_types = "deepseek_v4 lfm2_moe minimax_m3_vl mistral_large4 mistral_large4_text",
      .spellings = {{kNumbered}}},
@@ -199,8 +196,7 @@ constexpr ExpertFamily kFamilies[] = {
                "one by one"},  // 5.23: core_model_loading.py:688
     {.model_types = "gpt_oss openai_privacy_filter",
      .keep = "experts with biases, gate and up by turns: readers take them stacked only"},
-    {.model_types = "dbrx diffusion_gemma diffusion_gemma_text granitemoe_swa "
-                    "inkling2 inkling2_text inkling_mm_model "
+    {.model_types = "dbrx diffusion_gemma diffusion_gemma_text granitemoe_swa inkling2 inkling2_text inkling_mm_model "
                     "inkling_text jetmoe mistral4 muse_spark zaya",
      .keep = "readers take the experts of this family stacked only"},
 };

@@ -17,23 +17,22 @@ constexpr Family kDecoders = {
         "persimmon helium arcee apertus bitnet cwm diffllama doge dots1 jais2 minicpm3 nanochat seed_oss solar_open "
         "youtu internlm3 iquestcoder hunyuan_v1_dense hyperclovax afmoe axk1 bamba beam flint kolibri1 mellum "
         "mimo_v2_flash minimax_m3_vl_text longcat_flash lfm2 lfm2_moe jamba falcon_h1 zamba2 zaya moshi "
-        "recurrent_gemma baichuan internlm internlm2 chatglm xverse orion aquila yi decilm jetmoe gpt_oss "
-        "llama4_text aria_text bailing_moe nemotron_h kimi_linear muse_spark",
+        "recurrent_gemma baichuan internlm internlm2 chatglm xverse orion aquila yi decilm jetmoe gpt_oss llama4_text "
+        "aria_text bailing_moe nemotron_h kimi_linear muse_spark",
     .stable = true};
 
 /// transformers 5.23's default of tie_word_embeddings is false for these.
 constexpr std::string_view kUntied =
-    "afmoe apertus arcee aria_text axk1 axk2 bailing_hybrid bamba beam bitnet blt codegen cwm dbrx "
-    "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 dots3_note dots3_note_text "
-    "emu3 exaone4 exaone_moe falcon_h1 flex_olmo flint fuyu git glm glm4 glm4_moe glm4_moe_lite "
-    "glm_moe_dsa gpt_neox gpt_oss gptj granite granitemoe granitemoe_swa granitemoehybrid "
-    "granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax "
-    "inkling2_text inkling_text internlm3 iquestcoder jais2 jamba kimi_linear kolibri1 laguna llama "
-    "llama4 llama4_text longcat_flash mamba2 mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text "
-    "ministral ministral3 mistral mixtral mllama moshi moss_transcribe_diarize nanochat nemotron "
-    "nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phi4_multimodal phimoe qwen2 "
-    "qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen4_exp "
-    "qwen4_exp_text reformer rembert rwkv seed_oss solar_open stablelm xlstm";
+    "afmoe apertus arcee aria_text axk1 axk2 bailing_hybrid bamba beam bitnet blt codegen cwm dbrx deepseek_v2 "
+    "deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 dots3_note dots3_note_text emu3 exaone4 exaone_moe "
+    "falcon_h1 flex_olmo flint fuyu git glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt_neox gpt_oss gptj granite "
+    "granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 "
+    "hy_v4 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba kimi_linear kolibri1 laguna llama "
+    "llama4 llama4_text longcat_flash mamba2 mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral "
+    "ministral3 mistral mixtral mllama moshi moss_transcribe_diarize nanochat nemotron nemotron_h olmo olmo2 olmo3 "
+    "olmo_hybrid olmoe persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe "
+    "qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen4_exp qwen4_exp_text reformer rembert rwkv seed_oss "
+    "solar_open stablelm xlstm";
 
 const std::vector<Family>& rows() {
   static const std::vector<Family> table = {
@@ -112,10 +111,10 @@ const std::vector<Family>& rows() {
        .fused = "query+key+value"},
       {.model_types = "nomic_bert gte jina_embeddings_v3",
        .tied = "lm_head.decoder=word_embeddings cls.predictions.decoder=word_embeddings",
-       .split = "attention.qkv_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
-                "mlp.up_gate_proj>mlp.up_proj+mlp.gate_proj "
-                "mixer.Wqkv>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
-                "attn.Wqkv>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj",
+       .split =
+           "attention.qkv_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
+           "mlp.up_gate_proj>mlp.up_proj+mlp.gate_proj mixer.Wqkv>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
+           "attn.Wqkv>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj",
        .renamed = "encoder.layers>layers encoder.layer>layers"},
       {.model_types =
            "roberta camembert xlm-roberta xlm-roberta-xl roberta-prelayernorm data2vec-text longformer mpnet xmod esm",
@@ -167,12 +166,12 @@ const std::vector<Family>& rows() {
                       "siglip_vision_model siglip_text_model",
        .outside = "text_model.transformation"},
       // Vision and language
-      {.model_types = "llava llava_next llava_next_video llava_onevision vipllava video_llava aya_vision got_ocr2 "
-                      "internvl mistral3 pp_chart2table gemma3 paligemma aria fuyu mllama emu3 cohere2_vision "
-                      "deepseek_vl deepseek_vl_hybrid exaone4_5 gemma4 gemma4_unified gemma3n glm46v glm4v "
-                      "glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics2 idefics3 smolvlm "
-                      "lfm2_vl lighton_ocr llama4 minicpm_ocr muse_glimmer ovis2 pp_formulanet "
-                      "video_llama_3 chameleon kimi_k25 pixtral perception_lm shieldgemma2",
+      {.model_types =
+           "llava llava_next llava_next_video llava_onevision vipllava video_llava aya_vision got_ocr2 internvl "
+           "mistral3 pp_chart2table gemma3 paligemma aria fuyu mllama emu3 cohere2_vision deepseek_vl "
+           "deepseek_vl_hybrid exaone4_5 gemma4 gemma4_unified gemma3n glm46v glm4v glm4v_moe glm_ocr glmga "
+           "granite4_vision granite_docling idefics2 idefics3 smolvlm lfm2_vl lighton_ocr llama4 minicpm_ocr "
+           "muse_glimmer ovis2 pp_formulanet video_llama_3 chameleon kimi_k25 pixtral perception_lm shieldgemma2",
        .towers = "connector. vision_embed_tokens projector. aligner. merger. video_tower. image_tower. embed_vision. "
                  "embed_audio. vision_embedder. vqmodel. vision_projection. layerwise_projectors. spatial_projectors."},
       {.model_types = "step3p7",
@@ -184,9 +183,8 @@ const std::vector<Family>& rows() {
        .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
       {.model_types = "diffusion_gemma",
-       .refused =
-           "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale "
-           "(modeling_diffusion_gemma.py:1467)"},
+       .refused = "the encoder's modules share the decoder's weights, and transformers ties weight without "
+                  "weight_scale (modeling_diffusion_gemma.py:1467)"},
       {.model_types = "molmo2",
        .split = "self_attn.att_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.ff_proj>mlp.up_proj+mlp.gate_proj",
@@ -197,9 +195,8 @@ const std::vector<Family>& rows() {
        .towers = "mlp1. vision_model.",
        .split = "!attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj",
        .built = "multi_modal_projector.",
-       .renamed =
-           "vision_model>vision_tower attn.proj>attention.projection_layer mlp1.1>multi_modal_projector.linear_1 "
-           "mlp1.3>multi_modal_projector.linear_2"},
+       .renamed = "vision_model>vision_tower attn.proj>attention.projection_layer "
+                  "mlp1.1>multi_modal_projector.linear_1 mlp1.3>multi_modal_projector.linear_2"},
       {.model_types = "unlimited_ocr",
        .towers = "sam_model. vision_model. projector.",
        .split = "!self_attn.qkv_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj",
@@ -208,9 +205,8 @@ const std::vector<Family>& rows() {
       {.model_types = "deepseek_ocr2",
        .embeddings = "query_768 query_1024",
        .towers = "sam_model. qwen2_model. projector.",
-       .renamed =
-           "sam_model>vision_tower.sam_encoder blocks>layers qwen2_model.model.model>vision_tower.vision_encoder "
-           "projector.layers>multi_modal_projector"},
+       .renamed = "sam_model>vision_tower.sam_encoder blocks>layers "
+                  "qwen2_model.model.model>vision_tower.vision_encoder projector.layers>multi_modal_projector"},
       {.model_types = "dots3_note",
        .towers = "audio_encoder. vision_encoder.",
        .built = "audio_tower. vision_tower.",

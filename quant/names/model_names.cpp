@@ -19,10 +19,8 @@ constexpr Text kHeads = "lm_head embed_out output_projection";
 constexpr Text kRouters = "gate router shared_expert_gate router.layer router.proj router.classifier";
 constexpr Text kTowers =
     "vision_tower. vision_model. vision_encoder. visual. audio_tower. audio_encoder. multi_modal_projector. "
-    "mm_projector. "
-    "vision_backbone. vision_adapter. audio_projector. vision_projector. connector. vision_projection. "
-    "multi_modal_projector mm_projector "
-    "vision_projection";
+    "mm_projector. vision_backbone. vision_adapter. audio_projector. vision_projector. connector. vision_projection. "
+    "multi_modal_projector mm_projector vision_projection";
 constexpr Text kKeyProjections =
     "k_proj qkv_proj query_key_value W_pack Wqkv c_attn kv_b_proj SelfAttention.k EncDecAttention.k";
 constexpr Text kConv1d = "c_attn q_attn c_proj c_fc";

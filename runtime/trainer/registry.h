@@ -83,10 +83,10 @@ inline constexpr const char* kPythonStrategies[] = {"hpu_deepspeed",
 /// "found 'hpu_fsdp', which comes with ...: torchrun ...; allowed here: auto, ...", of one of them; else "".
 inline std::string python_strategy_refusal(std::string_view name) {
   if (std::ranges::find(kPythonStrategies, name) == std::end(kPythonStrategies)) return "";
-  const std::string sharding = name == "hpu_fsdp"
-                                   ? "torch.distributed.fsdp.fully_shard(model.to(\"hpu\")) shards it"
-                                   : "deepspeed.initialize(model=model, config=\"ds.json\") has it (fp8 config check "
-                                     "ds.json reads the same)";
+  const std::string sharding =
+      name == "hpu_fsdp"
+          ? "torch.distributed.fsdp.fully_shard(model.to(\"hpu\")) shards it"
+          : "deepspeed.initialize(model=model, config=\"ds.json\") has it (fp8 config check ds.json reads the same)";
   return io::message(
       "found '{}', which comes with a package of Python: torchrun --nproc-per-node 2 your_training.py, where {}; "
       "allowed here: {}",
@@ -182,8 +182,7 @@ struct LrSchedule {
   }
 };
 
-// Classes that a run file names: callbacks, loggers, models and data, with arguments of their own. No torch
-// here.
+// Classes that a run file names: callbacks, loggers, models and data, with arguments of their own. No torch here.
 //
 //   callbacks:                                               Part{"lightning.pytorch.callbacks.EarlyStopping",
 //   - class_path: lightning.pytorch.callbacks.EarlyStopping       {"monitor": "val_loss", "patience": 3}}

@@ -122,19 +122,18 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
       "check_attention(int heads, int groups, int depth, str qkv_format, str attn_mask_type, float dropout=0, float? "
       "scale=None, int[2] window_size=-1, bool fp8_dpa=False) -> ()",
       &check_attention);
-  m.def(torch::schema(
-            "dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, int heads, int groups, int depth, str "
-            "qkv_format, str attn_mask_type, float dropout=0, float? scale=None, int[2] window_size=-1, Tensor? "
-            "cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? cu_seqlens_q_padded=None, Tensor? "
-            "cu_seqlens_kv_padded=None, int? max_seqlen_q=None, int? max_seqlen_kv=None, bool training=True, "
-            "__torch__.torch.classes.fp8.State? state=None) -> Tensor",
-            kEffect),
-        &dot_product_attention);
-  m.def(torch::schema(
-            "fused_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, str softmax_mode, float "
-            "dropout, "
-            "float? scale, bool enable_recompute, bool training, __torch__.torch.classes.fp8.State state) -> Tensor",
-            kEffect),
+  m.def(
+      torch::schema("dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, int heads, int groups, int "
+                    "depth, str qkv_format, str attn_mask_type, float dropout=0, float? scale=None, int[2] "
+                    "window_size=-1, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? "
+                    "cu_seqlens_q_padded=None, Tensor? cu_seqlens_kv_padded=None, int? max_seqlen_q=None, int? "
+                    "max_seqlen_kv=None, bool training=True, __torch__.torch.classes.fp8.State? state=None) -> Tensor",
+                    kEffect),
+      &dot_product_attention);
+  m.def(torch::schema("fused_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, str softmax_mode, "
+                      "float dropout, float? scale, bool enable_recompute, bool training, "
+                      "__torch__.torch.classes.fp8.State state) -> Tensor",
+                      kEffect),
         &fused_attention);
 }
 

@@ -263,14 +263,12 @@ void HPUDeepSpeedPrecisionPlugin::optimizer_step(torch::optim::Optimizer& optimi
                                                  const std::function<at::Tensor()>& closure, bool manual_optimization) {
   TORCH_CHECK(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
               "[HPUDeepSpeedPrecisionPlugin] optimizer_step: DeepSpeed and the LBFGS optimizer are not compatible. "
-              "Allowed: optimizers that evaluate the "
-              "closure once");
+              "Allowed: optimizers that evaluate the closure once");
   ZeroEngine& e = engine("optimizer_step");
   const at::Tensor loss = closure();
   TORCH_CHECK(manual_optimization || loss.defined(),
               "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found an undefined loss, allowed: a tensor. Skipping "
-              "backward by returning `None` from your "
-              "`training_step` is not supported by `DeepSpeed`");
+              "backward by returning `None` from your `training_step` is not supported by `DeepSpeed`");
   e.step();
 }
 

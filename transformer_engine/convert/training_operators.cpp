@@ -301,9 +301,9 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
         &set_training_state_bytes);
   m.def(torch::schema(
       "linear(Tensor x, Tensor weight, Tensor? bias, __torch__.torch.classes.fp8.State state) -> Tensor", kEffect));
-  m.def(torch::schema("state_of(Tensor weight, str recipe=\"\", bool minimize_memory=False) -> "
-                      "__torch__.torch.classes.fp8.State",
-                      kEffect),
+  m.def(torch::schema(
+            "state_of(Tensor weight, str recipe=\"\", bool minimize_memory=False) -> __torch__.torch.classes.fp8.State",
+            kEffect),
         &state_of_weight);
   m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
 }

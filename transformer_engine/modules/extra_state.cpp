@@ -232,9 +232,9 @@ ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraStat
   TORCH_CHECK(stored.is_object(), "[set_extra_state] key 'weights': expected an object");
   std::set<std::string> known;
   for (const auto& [name, weight] : weights) {
-    TORCH_CHECK(stored.contains(name), "[set_extra_state] parameter '", name,
-                "' is held in fp8, and there is no scale for it: expected the state of a ",
-                "model made in quantized_model_init");
+    TORCH_CHECK(
+        stored.contains(name), "[set_extra_state] parameter '", name,
+        "' is held in fp8, and there is no scale for it: expected the state of a model made in quantized_model_init");
     known.insert(name);
   }
   ExtraStateReport report = set_extra_state(fp8_states(model), extra);
@@ -339,8 +339,8 @@ void set_weight(const std::string& name, Fp8Weight& weight, const io::Json& json
 
 void refuse_pickle(const std::string& name, const at::Tensor& bytes) {
   TORCH_CHECK(bytes.numel() == 0, "[set_extra_state] '", name, "': found ", bytes.nbytes(),
-              " bytes of another library's extra state, allowed: this ",
-              "library's JSON and tensors (its pickle could run code; without it the scales start anew)");
+              " bytes of another library's extra state, allowed: this library's JSON and tensors (its pickle could run "
+              "code; without it the scales start anew)");
 }
 
 }  // namespace fp8::te

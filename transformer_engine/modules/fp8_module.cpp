@@ -109,8 +109,8 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
   for (const auto& [name, weight] : own_weights(*this)) {
     at::Tensor text;
     TORCH_CHECK(archive.try_read(weight_key(name), text, /*is_buffer=*/true), "[load] parameter '", name,
-                "' is held in fp8, and the archive holds no scale for it: expected ",
-                "an archive of a module made in quantized_model_init");
+                "' is held in fp8, and the archive holds no scale for it: expected an archive of a module made in "
+                "quantized_model_init");
     at::Tensor master;
     (void)archive.try_read(weight_key(name) + "_master", master, /*is_buffer=*/true);
     set_weight(name, *weight, json_of(text, name), master);
@@ -223,9 +223,8 @@ struct Recompute final : torch::autograd::Node {
         !at::GradMode::is_enabled(),
         "[checkpoint] a checkpointed function has no second derivative: expected backward() without create_graph");
     TORCH_CHECK(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
-                "[checkpoint] found autograd::grad() or backward() with inputs, ",
-                "allowed: backward() of all: the gradients of parameters that the checkpointed function uses would be "
-                "left out");
+                "[checkpoint] found autograd::grad() or backward() with inputs, allowed: backward() of all: the "
+                "gradients of parameters that the checkpointed function uses would be left out");
     TORCH_CHECK(!inputs.empty() || needs_grad.empty(),
                 "[checkpoint] backward ran twice: the first time needs retain_graph = true");
     variable_list again;

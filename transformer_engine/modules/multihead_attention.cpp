@@ -61,8 +61,7 @@ void check(const TransformerLayerOptions& o) {
                   (o.layer_type == "encoder" && !o.apply_residual_connection_post_layernorm && !o.output_layernorm),
               "[", kLayer,
               "] parallel_attention_mlp: found true, allowed with layer_type \"encoder\" and neither "
-              "apply_residual_connection_post_layernorm nor "
-              "output_layernorm");
+              "apply_residual_connection_post_layernorm nor output_layernorm");
   check_parallel(kLayer, o.parallel);
   refuse_wgrad_options(kLayer, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
 }

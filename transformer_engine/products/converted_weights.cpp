@@ -183,8 +183,7 @@ std::string error_of(const Problems& found) {
     return say(found.dropped,
                "no product ran in fp8: expected the weights that were converted, found them gone (an engine that "
                "shards or flattens parameters, or a module that was replaced?); in Python convert before it takes the "
-               "model, else call "
-               "fp8::attach_training after that; modules that do not run stay out of the conversion");
+               "model, else call fp8::attach_training after that; modules that do not run stay out of the conversion");
   if (!found.lost.empty())
     return say(found.lost,
                "no product ran in fp8: expected the weights that were converted, found others in their place (an "

@@ -206,8 +206,7 @@ void check_recipe(const std::string& name, const recipes::Recipe& recipe) {
                   runtime::device_kind() != runtime::DeviceKind::gaudi2,
               "[te::FusedAttention] '", name,
               "': fp8_format: found HYBRID on GAUDI2, allowed there: E5M2, E4M3 (hybrid mode not supported on Gaudi2: "
-              "no product of E4M3 "
-              "with E5M2)");
+              "no product of E4M3 with E5M2)");
 }
 
 }  // namespace

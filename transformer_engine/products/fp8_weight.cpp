@@ -224,10 +224,9 @@ void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original) {
 
 at::Tensor weight_values(const at::Tensor& parameter) {
   if (!c10::isFloat8Type(parameter.scalar_type())) return parameter;
-  TORCH_CHECK(
-      fp8_weight(parameter) != nullptr,
-      "[weight_values] found fp8 codes without their scale: a parameter of quantized_model_init that was moved to ",
-      "another device or replaced; allowed: on hpu, where it was made");
+  TORCH_CHECK(fp8_weight(parameter) != nullptr,
+              "[weight_values] found fp8 codes without their scale: a parameter of quantized_model_init that was moved "
+              "to another device or replaced; allowed: on hpu, where it was made");
   return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
 }
 

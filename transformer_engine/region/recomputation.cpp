@@ -33,12 +33,10 @@ std::size_t next_call(int task, const torch::autograd::Node* node, const Fp8Stat
 bool hooks_of_saved_tensors() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
 
 [[noreturn]] void fail(const Fp8State& state, const char* why) {
-  TORCH_CHECK(
-      false, "[fp8_autocast] '", state.name(), "': its forward runs again in backward (", why,
-      "), and the fp8 region and scales of its first run are not known: it would multiply in high precision. Expected "
-      "torch.utils.checkpoint with use_reentrant=True, or with a context_fn of fp8::checkpoint_begin, checkpoint_again "
-      "and "
-      "checkpoint_end; in C++ fp8::te::checkpoint()");
+  TORCH_CHECK(false, "[fp8_autocast] '", state.name(), "': its forward runs again in backward (", why,
+              "), and the fp8 region and scales of its first run are not known: it would multiply in high precision. "
+              "Expected torch.utils.checkpoint with use_reentrant=True, or with a context_fn of fp8::checkpoint_begin, "
+              "checkpoint_again and checkpoint_end; in C++ fp8::te::checkpoint()");
 }
 
 }  // namespace

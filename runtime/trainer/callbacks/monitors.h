@@ -54,8 +54,7 @@ class GradientNorms : public TrainerCallback {
 //
 // A training batch ends after its backward, before the optimizer's step (training_module.h).
 
-/// Throws std::invalid_argument where a loop begins without a logger. A fast_dev_run has none,
-/// and no rows.
+/// Throws std::invalid_argument where a loop begins without a logger. A fast_dev_run has none, and no rows.
 class DeviceStatsMonitor : public TrainerCallback {
  public:
   explicit DeviceStatsMonitor(int device = 0) : device_(device) {}
