@@ -2,15 +2,9 @@
 // Environment variables as typed values.
 #include "fp8/configs/environment.h"
 
-#include <algorithm>
 #include <limits>
-#include <stdexcept>
-#include <string_view>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {

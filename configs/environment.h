@@ -4,9 +4,6 @@
 // what has no effect on a host says so in `report`.
 #pragma once
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
 

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/module_types.h"
 
-#include <algorithm>
 #include <atomic>
-#include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {

@@ -18,9 +18,6 @@
 #pragma once
 #include <cstdint>
 #include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/registry.h"

@@ -9,11 +9,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
 #include <map>
-
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace {

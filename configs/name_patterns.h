@@ -18,8 +18,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/base/text.h"
 

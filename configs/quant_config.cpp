@@ -2,17 +2,11 @@
 // QUANT_CONFIG as a whole: every key through the table, then what needs several of them.
 #include "fp8/configs/quant_config.h"
 
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <functional>
-#include <ranges>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {

@@ -7,23 +7,12 @@
 // Keys are case-sensitive, enumerated values are not, defaults are INC's. Unlike INC, nothing is ignored in silence: an
 // unknown key is an error that names the nearest one, and a key without effect here says so in describe().
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/configs/environment.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/recipes/inc_scale.h"
-#include "fp8/recipes/scale_method.h"
-#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/json/json.h"
 
 // The observers that a QUANT_CONFIG may name, and their parameters in scale_params. Configs knows no observer itself:
 // the caller passes them (ParseOptions).

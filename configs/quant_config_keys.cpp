@@ -3,11 +3,9 @@
 #include "fp8/configs/quant_config_keys.h"
 
 #include <limits>
-#include <type_traits>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::configs::detail {
 namespace {

@@ -2,10 +2,8 @@
 // The one table of QUANT_CONFIG's keys: how each is read, and what is shown of it. Inside of configs only.
 #pragma once
 #include <string>
-#include <vector>
 
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs::detail {
 

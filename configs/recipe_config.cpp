@@ -2,9 +2,7 @@
 // One table of fields per recipe, used to read, to write and to name what is allowed.
 #include "fp8/configs/recipe_config.h"
 
-#include <algorithm>
 #include <array>
-#include <cstdint>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -12,8 +10,6 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {

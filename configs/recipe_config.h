@@ -12,10 +12,6 @@
 // "scaling_factor_compute_algo" null or absent. A rule's recipe begins with its own defaults, not with the file's
 // recipe. Of the rules whose pattern is found in a module's name (Python's re.search) the first one counts.
 #pragma once
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/io/json/json.h"

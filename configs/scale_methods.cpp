@@ -2,13 +2,10 @@
 // Reading scale_method, and which entry a module takes.
 #include "fp8/configs/scale_methods.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {

@@ -14,10 +14,7 @@
 #pragma once
 #include <map>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/recipes/scale_method.h"
 #include "fp8/runtime/io/json/json.h"

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/recipes/scaling.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::recipes {

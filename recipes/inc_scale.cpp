@@ -3,11 +3,9 @@
 #include "fp8/recipes/inc_scale.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <sstream>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::recipes {

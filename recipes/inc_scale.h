@@ -25,10 +25,6 @@
 //   - a scale_inv so small that 1 / scale_inv overflows hp (2^-128 and below; f16: 2^-16) is raised to the next value
 //     that the rounding allows: 2^-127 (f16: 2^-15), with IDENTITY the next number of hp.
 #pragma once
-#include <Eigen/Core>
-#include <cstdint>
-#include <string_view>
-#include <vector>
 
 #include "fp8/recipes/scale_method.h"
 #include "fp8/recipes/scaling.h"

@@ -5,13 +5,9 @@
 // counts them, then every candidate is an error over the table weighted by the counts, whatever the weight's size.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
-#include <stdexcept>
-#include <string>
 
 #include "fp8/recipes/inc_scale.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"

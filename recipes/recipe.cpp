@@ -2,11 +2,9 @@
 // The questions that all recipes answer.
 #include "fp8/recipes/recipe.h"
 
-#include <algorithm>
 #include <iterator>
 #include <sstream>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::recipes {

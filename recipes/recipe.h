@@ -7,18 +7,8 @@
 //   mxfp8     MXFP8            one power of two per 32 values
 //             OwnRecipe        as its type says
 #pragma once
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "fp8/recipes/block_scaling.h"
-#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/registry.h"
 
 // A recipe that is no part of the library: a row that says what it does, and values for the row's fields. Rows become

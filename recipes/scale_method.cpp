@@ -2,9 +2,6 @@
 // The table of spellings.
 #include "fp8/recipes/scale_method.h"
 
-#include <algorithm>
-
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::recipes {

@@ -6,12 +6,6 @@
 // "act_maxabs_hw_weights_pcs_maxabs_pow2" is {weight: PCS MAXABS POW2 0.5, activation: PTS MAXABS HW_ALIGNED 0.25}.
 // The spelling is for files and messages; arithmetic (inc_scale.h) sees the product only.
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/registry.h"

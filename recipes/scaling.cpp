@@ -2,9 +2,7 @@
 // Limits of what a recipe of one's own may ask for.
 #include "fp8/recipes/scaling.h"
 
-#include <algorithm>
 #include <cmath>
-#include <ranges>
 #include <sstream>
 #include <tuple>
 

@@ -7,14 +7,9 @@
 #pragma once
 #include <Eigen/Core>
 #include <array>
-#include <cstdint>
 #include <functional>
 #include <limits>
 #include <optional>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 #include <variant>
 

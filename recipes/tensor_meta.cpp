@@ -4,8 +4,6 @@
 
 #include <cmath>
 
-#include "fp8/runtime/io/base/fail.h"
-
 namespace fp8::recipes {
 namespace {
 

@@ -21,7 +21,6 @@
 //           row 1        b                    a             (N = 0, a tensor that was not cast or is all zeros: neither
 //           row 2        a                    N             its history nor its scale changes)
 #pragma once
-#include <Eigen/Core>
 
 #include "fp8/recipes/scaling.h"
 

@@ -2,14 +2,9 @@
 // The walk, precision, readers, and the batch.
 #include "fp8/configs/training/deepspeed_config.h"
 
-#include <algorithm>
 #include <cmath>
-#include <initializer_list>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {

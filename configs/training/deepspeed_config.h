@@ -8,11 +8,8 @@
 #pragma once
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/configs/training/key_rows.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::configs {
 

@@ -2,15 +2,12 @@
 // The rows of deepspeed.json, the optimizers and schedules that DeepSpeed's JSON may name, and what DeepSpeed demands
 // of them, of ZeRO, offload and activation checkpointing. To add a key: one row there. Sections that another program's
 // documentation describes, or whose contents depend on the model, may hold anything.
-#include <algorithm>
 #include <iterator>
 
 #include "deepspeed_json.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/training/deepspeed_config.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 

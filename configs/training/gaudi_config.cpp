@@ -7,7 +7,6 @@
 #include <deque>
 
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/file.h"
 #include "optimum_json.h"
 
 namespace fp8::configs {

@@ -7,10 +7,8 @@
 //                                                                           --lr 5e-05 --weight-decay 0 ...
 #pragma once
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/configs/training/key_rows.h"
 

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/training/key_rows.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <optional>
-#include <string_view>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {

@@ -5,7 +5,6 @@
 // rows holds anything. No key has a '.' in it.
 #pragma once
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include "fp8/runtime/io/base/key_table.h"

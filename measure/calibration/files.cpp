@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string_view>
 #include <utility>
 
 #include "fp8/measure/calibration/recorder.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::measure {
 namespace {

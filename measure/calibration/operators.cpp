@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <torch/library.h>
-
-#include <algorithm>
-#include <atomic>
-#include <set>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/calibration/watchers.h"
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/tag_operators.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {

@@ -6,11 +6,7 @@
 
 #include <tuple>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/ops/common/edge.h"
 

@@ -3,28 +3,14 @@
 // modules, counts samples, and writes the files where that is due. A tensor with a NaN or Inf is listed instead. The
 // recorder knows neither the model nor who watches it.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
-#include <any>
-#include <array>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "fp8/measure/files/observer_types.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/observers/observer.h"
-#include "fp8/recipes/scaling.h"
-#include "fp8/runtime/io/json/json.h"
 
 // The options of a calibration, from its caller or a QUANT_CONFIG.
 

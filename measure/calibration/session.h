@@ -14,17 +14,12 @@
 //   kv_cache             what is stored   what is read
 //   dynamic_moe          hidden states    y, the largest activation of each held expert (0: it got no tokens)
 #pragma once
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/modules/node.h"

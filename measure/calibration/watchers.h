@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The watcher that calibration puts into the slot of a module without a weight: lets the operation run, then looks.
 #pragma once
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/recorder.h"

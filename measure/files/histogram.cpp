@@ -6,7 +6,6 @@
 #include <charconv>
 #include <mutex>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"

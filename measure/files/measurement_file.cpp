@@ -8,7 +8,6 @@
 #include <system_error>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::measure {
 namespace {

@@ -24,13 +24,6 @@
 // not. PREFIX_hooks_{observer}R.kv_cache:
 //   {"measurement": digest of the values, "Nodes": {module: {"inputs": [[[amax of head 0], [amax of head 1], ...]]}}}
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/recipes/scaling.h"

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <map>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::measure {

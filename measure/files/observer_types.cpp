@@ -3,8 +3,6 @@
 
 #include <system_error>
 
-#include "fp8/runtime/io/base/fail.h"
-
 namespace fp8::measure {
 namespace {
 

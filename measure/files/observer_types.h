@@ -4,14 +4,9 @@
 // library's observers, in a table of its own.
 #pragma once
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/configs/configs.h"
-#include "fp8/configs/quant_config.h"
 #include "fp8/measure/files/histogram.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/base/registry.h"

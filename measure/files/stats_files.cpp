@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/files/stats_files.h"
 
-#include <algorithm>
 #include <list>
 #include <set>
 #include <system_error>
 #include <tuple>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
 
 namespace fp8::measure {

@@ -12,14 +12,8 @@
 // are nested lists in the .json. (The files of ours do not end in .json, because other tools count those to learn the
 // number of ranks.)
 #pragma once
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/configs/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/pickle/pickle.h"
 

@@ -7,12 +7,6 @@
 // as itself if its name is in the table, else as its base; any other class in the table that has a parameter "weight"
 // counts too. Of recurrent modules each weight is listed by itself: "rnn.weight_ih_l0".
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/intercept/module_handler.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/observers/observer.h"
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {

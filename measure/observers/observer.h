@@ -10,17 +10,12 @@
 
 #include <any>
 #include <atomic>
-#include <cstdint>
-#include <filesystem>
 #include <map>
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/recipes/scaling.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::measure {
 

@@ -3,9 +3,6 @@
 
 #include <set>
 
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
-
 namespace fp8::measure {
 namespace {
 

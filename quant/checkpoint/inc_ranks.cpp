@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <utility>
 
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 

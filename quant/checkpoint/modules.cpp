@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/modules.h"
 
-#include <set>
-
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/names/folded_names.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

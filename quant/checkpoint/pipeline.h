@@ -7,13 +7,6 @@
 //
 // A plan is complete before a byte is written, and nothing changes it afterwards.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/model_card.h"
 #include "fp8/quant/checkpoint/reform.h"

@@ -5,10 +5,8 @@
 #include "fp8/quant/checkpoint/quantize_plan.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {

@@ -2,11 +2,6 @@
 // Checkpoint folder in, fp8 checkpoint folder out, tensor by tensor: memory is bounded by a few chunks per thread,
 // whatever the model's size. No torch here.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/rounded.h"

@@ -5,9 +5,7 @@
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {

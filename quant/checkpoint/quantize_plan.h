@@ -9,10 +9,7 @@
 //                       what has no place in a file
 #pragma once
 #include <filesystem>
-#include <map>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/reader_check.h"
 
-#include <set>
-
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

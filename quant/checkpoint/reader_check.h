@@ -23,12 +23,10 @@
 // changes that readers make on load (model_names.h).
 #pragma once
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
-#include "fp8/runtime/io/base/file.h"
 namespace fp8::quant {
 
 struct ReaderVerdict {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/reading.h"
 
-#include <cmath>
 #include <cstring>
 #include <span>
 

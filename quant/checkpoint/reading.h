@@ -4,7 +4,6 @@
 // for the size of blocks, and computes in f64 from the definition of the formats. Slow and plain. No torch here.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 

@@ -12,12 +12,6 @@
 // the formula). Everything else in the folder is carried through: unquantized tensors and files byte for byte,
 // config.json but for the keys concerned.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/requantize.h"
 #include "fp8/quant/checkpoint/stream/stream_options.h"

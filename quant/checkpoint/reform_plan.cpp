@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <map>
 #include <set>
 #include <stdexcept>
-#include <utility>
 
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {

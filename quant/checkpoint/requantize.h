@@ -12,10 +12,6 @@
 // subnormal steps) are met exactly.
 #pragma once
 #include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/scheme/scheme.h"
 

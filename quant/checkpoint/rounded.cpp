@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {

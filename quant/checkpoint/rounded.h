@@ -8,14 +8,7 @@
 // Modules that stay rounded to nearest have an entry in the metadata alone. A file is there whole or not at all, so a
 // run that was cut short goes on after the last of them.
 #pragma once
-#include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

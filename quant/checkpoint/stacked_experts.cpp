@@ -3,7 +3,6 @@
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {

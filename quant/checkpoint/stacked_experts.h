@@ -9,12 +9,8 @@
 // All experts of a layer are cast or none: engines run them as one product. What no row of expert_weights.h describes
 // stays as it is. No torch here.
 #pragma once
-#include <cstdint>
-#include <map>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"

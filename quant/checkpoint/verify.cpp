@@ -9,7 +9,6 @@
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/reading.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "fp8/quant/checkpoint/stacked_experts.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

@@ -4,8 +4,6 @@
 #pragma once
 #include <filesystem>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/damage/damage.h"

@@ -4,7 +4,6 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

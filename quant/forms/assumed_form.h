@@ -3,9 +3,6 @@
 // refused with what was found, or read as the form that the user names. No torch here.
 #pragma once
 #include <algorithm>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/forms/form.h"
 

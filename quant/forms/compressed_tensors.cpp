@@ -12,14 +12,11 @@
 //
 // Without "quantization_status" transformers gives NaN; "ignore" must name each Linear kept in high precision. Read as
 // well: scales [] in place of [1], in BF16 or F16, several groups (parts.h), the key "compression_config".
-#include <algorithm>
-#include <set>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

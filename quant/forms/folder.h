@@ -2,9 +2,6 @@
 // Steps that every checkpoint writer takes: the folder that appears whole or not at all, the files carried through. No
 // torch here.
 #pragma once
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/plan/plan.h"

@@ -6,7 +6,6 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {

@@ -7,12 +7,8 @@
 // here they are scale_inv: w ~ code * scale_inv.
 #pragma once
 #include <array>
-#include <cstdint>
-#include <functional>
 #include <map>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "fp8/quant/names/readers.h"
 #include "fp8/quant/scheme/scheme.h"

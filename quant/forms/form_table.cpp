@@ -3,8 +3,6 @@
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

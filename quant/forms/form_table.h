@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forms in force: those built in, one file each, and one's own. No torch here.
 #pragma once
-#include <functional>
-#include <memory>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/registry.h"

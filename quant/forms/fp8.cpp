@@ -12,15 +12,12 @@
 // scale_fmt "ue8m0": block scales are powers of two. Of the grid's ceil(N / b0) rows transformers derives a block of N
 // / rows: with N or K that is no multiple of the block it reads wrong weights without an error, so such modules stay in
 // high precision.
-#include <algorithm>
 #include <optional>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

@@ -3,7 +3,6 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/names/folded_names.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 

@@ -14,14 +14,12 @@
 // (0). INC's words are the other way round from ours: its "scale" is our scale_inv. Scales are stored in hp_dtype
 // (bf16) where INC's rules made them, else in F32. A checkpoint of several ranks has X..._{rank}_{world} in place of
 // the tensors that ranks share out (reform.h).
-#include <algorithm>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/recipes/scale_method.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant {

@@ -4,7 +4,6 @@
 #include <fstream>
 
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

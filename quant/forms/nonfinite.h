@@ -3,10 +3,7 @@
 // count, unless the user says that they are to be copied. Floating point tensors and fp8 codes alike. No torch here.
 #pragma once
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <set>
-#include <string>
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/io/json/json.h"

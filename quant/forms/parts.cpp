@@ -2,7 +2,6 @@
 #include "fp8/quant/forms/parts.h"
 
 #include "fp8/quant/forms/folder.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 

@@ -20,7 +20,6 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

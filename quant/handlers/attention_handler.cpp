@@ -8,10 +8,8 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
-#include <c10/util/Exception.h>
 
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/attention/attention_ops.h"
 #include "fp8/runtime/ops/common/edge.h"
 

@@ -10,8 +10,6 @@
 // Gradients are straight-through: those of attention on the dequantized q, k and v. qdq: attention in high precision on
 // the values that the casts of q, k and v leave.
 #pragma once
-#include <string>
-#include <vector>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/node_handler.h"

@@ -12,9 +12,7 @@
 
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/gemm/gemm.h"
 
 namespace fp8::quant {

@@ -13,13 +13,9 @@
 // compute dtype is the autocast region's, else x's.
 #pragma once
 #include <atomic>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/modules/linear_together.h"
 
 namespace fp8::quant {

@@ -2,11 +2,7 @@
 // The base of the handlers of modules without a weight: products, softmax, attention, key-value caches, mixtures of
 // experts.
 #pragma once
-#include <functional>
-#include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "fp8/measure/calibration/watchers.h"
 #include "fp8/quant/handlers/quantizer.h"

@@ -2,7 +2,6 @@
 #include "fp8/quant/handlers/quantizer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
@@ -11,8 +10,6 @@
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {

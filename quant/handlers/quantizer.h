@@ -10,12 +10,6 @@
 //
 // A row of zeros gets scale 1 and zero codes; one with NaN or Inf comes out NaN when its scale is made at the call.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <functional>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/device/device.h"

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/nn/module.h>
 
 #include <iomanip>
 #include <ostream>
@@ -12,9 +11,7 @@
 
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/modules/op_modules.h"

@@ -3,19 +3,12 @@
 // not), a handler on each answers for it from then on. Modules without a weight (products, softmax, attention,
 // key-value caches, mixtures of experts) get a handler in their slot. Forward functions are not touched.
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <iosfwd>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 

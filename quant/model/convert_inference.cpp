@@ -2,14 +2,10 @@
 #include "fp8/quant/model/convert_inference.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/nn/module.h>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/ops/common/edge.h"

@@ -6,16 +6,13 @@
 #include <torch/nn/module.h>
 
 #include <cstddef>
-#include <filesystem>
 #include <map>
-#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "fp8/configs/configs.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 

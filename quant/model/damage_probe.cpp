@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/model/damage_probe.h"
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
-
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/edge.h"
 

@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/model/layer_rounding.h"
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
-
-#include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/rounding.h"
 #include "fp8/runtime/kernels/thread_pool.h"

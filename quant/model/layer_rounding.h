@@ -10,8 +10,6 @@
 // is worse than nearest on tokens that the sweep has not seen.
 #pragma once
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/checkpoint/rounded.h"

@@ -9,7 +9,6 @@
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::quant {
 namespace {

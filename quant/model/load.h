@@ -2,10 +2,7 @@
 // fp8 checkpoints into a model: codes and scales of the quantized modules and of key-value caches; everything else is
 // the caller's to load.
 #pragma once
-#include <functional>
-#include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"

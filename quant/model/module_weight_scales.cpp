@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <map>
-#include <string>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/model/operators.h"
 
-#include <torch/library.h>
-
-#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
@@ -16,8 +13,6 @@
 #include "fp8/quant/model/save.h"
 #include "fp8/quant/model/stored.h"
 #include "fp8/quant/names/model_weights.h"
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/ops/common/edge.h"
 

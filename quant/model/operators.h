@@ -20,16 +20,13 @@
 //                                         (inc, dynamic activations: as in a QUANT_CONFIG's scale_method)
 //                          "dtype": "f32" | "bf16" | "f16", what values are given back in (default bf16)
 #pragma once
-#include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string>
 #include <tuple>
 #include <vector>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 

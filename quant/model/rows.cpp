@@ -15,7 +15,6 @@
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {

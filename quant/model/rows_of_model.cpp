@@ -3,11 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-#include <map>
-#include <optional>
 #include <set>
-#include <unordered_map>
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/operators.h"

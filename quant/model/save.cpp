@@ -4,7 +4,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "fp8/configs/module_types.h"

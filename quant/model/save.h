@@ -3,8 +3,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <filesystem>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -7,13 +7,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <string>
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {

@@ -12,12 +12,9 @@
 #pragma once
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"

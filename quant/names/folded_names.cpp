@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/names/folded_names.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <utility>

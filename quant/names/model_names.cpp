@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "fp8/quant/names/readers.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {

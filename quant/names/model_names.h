@@ -12,13 +12,9 @@
 //
 // A cell of the table is a list of patterns, separated by spaces.
 #pragma once
-#include <array>
 #include <cstdint>
 #include <map>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"

@@ -2,13 +2,9 @@
 #include "fp8/quant/names/model_weights.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
-#include <optional>
-#include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <initializer_list>
 #include <map>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/names/readers.h"
 
-#include <algorithm>
-
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
-
 namespace fp8::quant {
 namespace {
 

@@ -2,7 +2,6 @@
 // The programs whose rules on fp8 checkpoints are known here, the release of each whose source these rules were read
 // from, and the models that it has a class of. Data alone. No torch here.
 #pragma once
-#include <cstdint>
 #include <string>
 #include <string_view>
 

@@ -5,7 +5,6 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 

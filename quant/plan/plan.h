@@ -6,11 +6,6 @@
 // (products, softmax, attention, key-value caches, mixtures of experts: "nodes") are planned together: an expert's
 // input scale is its mixture's measurement.
 #pragma once
-#include <functional>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/configs/configs.h"
 #include "fp8/quant/names/model_names.h"

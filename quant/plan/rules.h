@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules that both planners use (our own convention, a QUANT_CONFIG). Internal to quant.
 #pragma once
-#include <string>
-#include <vector>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/names/expert_weights.h"

@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

@@ -12,11 +12,7 @@
 // Beside them P_..._{METHOD}R.fingerprint (ours): {"scales": digest of the values, "model", "measurement", "method"}:
 // what they were made of, so that a stale file never wins unseen.
 #pragma once
-#include <cstdint>
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/measure/ranks/ranks.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/scheme/scheme.h"
 
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/scale_search.h"
 

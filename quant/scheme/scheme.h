@@ -7,7 +7,6 @@
 //                    code = the vendor's cast of the weight in hp_dtype (product rounded to hp_dtype)
 #pragma once
 #include <atomic>
-#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/operator_name.h>
@@ -11,12 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
-#include <stdexcept>
-#include <string_view>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/operand_devices.h"

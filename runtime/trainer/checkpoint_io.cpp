@@ -6,23 +6,17 @@
 #include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include <algorithm>
 #include <charconv>
-#include <ranges>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
 #include <unordered_set>
-#include <utility>
 
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 #include "fp8/runtime/optim/fused_optimizer.h"

@@ -6,11 +6,8 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"

@@ -5,15 +5,8 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 

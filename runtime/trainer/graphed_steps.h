@@ -5,13 +5,7 @@
 // does not see it. A kind whose first step logs a number runs as it is, and so does one that no capture repeats; a step
 // that logs only now and then loses those numbers in its replays.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

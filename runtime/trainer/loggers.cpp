@@ -12,11 +12,9 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
-#include <stdexcept>
 #include <system_error>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

@@ -4,14 +4,7 @@
 //
 //   {"step": 3, "DeviceStatsMonitor.on_train_batch_start/Limit": 67396767744, ...}      a line for each row
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/trainer/training_module.h"
 

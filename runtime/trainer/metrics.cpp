@@ -6,10 +6,7 @@
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
-#include <utility>
-#include <vector>
 
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::trainer {

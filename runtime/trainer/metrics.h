@@ -8,14 +8,10 @@
 // The value of a whole epoch or loop is the mean of its batches, weighted as their losses are (Batch::tokens), of
 // all ranks. The numbers of a step are this rank's own: Trainer::metric() has one number for all of them.
 #pragma once
-#include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
-#include <string>
 
 #include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/json/json.h"
 
 // Speed of a run from its clock readings: Optimum Habana's speed_metrics(). Pure arithmetic.
 

@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
-#include <type_traits>
 
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"

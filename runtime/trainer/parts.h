@@ -14,16 +14,7 @@
 #pragma once
 #include <c10/core/Device.h>
 
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/registry.h"
 #include "fp8/runtime/trainer/registry.h"

@@ -8,23 +8,14 @@
 //
 // All throw std::invalid_argument, in one line. where: the option or key in it, "--strategy", "trainer.strategy".
 #pragma once
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
 #include <iterator>
 #include <map>
 #include <numbers>
-#include <optional>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::trainer {

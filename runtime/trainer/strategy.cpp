@@ -8,15 +8,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <exception>
-#include <stdexcept>
-#include <string_view>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/fail.h"

@@ -6,21 +6,10 @@
 //   the last                         before_last_forward(), forward, backward(last)    hpu_ddp: buckets
 //   then                             reduce()                                          the others: one message
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "fp8/runtime/distributed/data_parallel.h"
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/registry.h"
 

@@ -9,10 +9,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 #include "fp8/runtime/graph/graph_counter.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/loggers.h"

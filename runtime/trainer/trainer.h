@@ -18,17 +18,8 @@
 // otherwise (buffers, random numbers, extra state) is in them; a run resumed on another number of ranks continues
 // with the next batch. Callbacks are called on every rank: give loggers to rank 0 alone.
 #pragma once
-#include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <functional>
 #include <limits>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <variant>
-#include <vector>
 
 #include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/runtime/profile/profiler.h"

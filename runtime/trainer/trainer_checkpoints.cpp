@@ -6,12 +6,8 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
 #include <system_error>
-#include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {

@@ -6,15 +6,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <iterator>
-#include <map>
 #include <set>
-#include <stdexcept>
-#include <utility>
 
 #include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"

@@ -13,26 +13,16 @@
 //                              1 has it otherwise; callback.STATE_KEY.NAME
 #pragma once
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 #include <c10/util/ScopeExit.h>
 
 #include <chrono>
-#include <cstdint>
-#include <deque>
-#include <functional>
 #include <map>
-#include <memory>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/graphed_steps.h"
-#include "fp8/runtime/trainer/trainer.h"
 
 namespace torch::nn {
 class Module;

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of a run that its user writes: sources of batches, modules of data, the module that is trained, callbacks.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/metrics.h"

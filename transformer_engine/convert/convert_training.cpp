@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/convert/convert_training.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/sub.h>
 #include <torch/nn/module.h>
@@ -10,12 +9,9 @@
 #include "fp8/quant/damage/damage.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {
 namespace {

@@ -18,13 +18,8 @@
 // tensor, that region ends with its name (converted_weights.h). clone() gives a
 // model of its own that runs in fp8 too: its scales follow the original's until it trains itself.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <map>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"

@@ -10,7 +10,6 @@
 #include <exception>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 
 namespace fp8::te {

@@ -2,22 +2,10 @@
 // The one call that serving and training code needs: pick a precision, convert the model. A thin front over measure and
 // quant.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
-
-#include <array>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"

@@ -1,25 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <torch/library.h>
 
 #include <cstring>
 #include <set>
 #include <thread>
 
 #include "fp8/configs/training/gaudi_config.h"
-#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
 
 namespace fp8::te {
 namespace {

@@ -8,12 +8,10 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <cmath>
 #include <ostream>
 
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/ops/attention/attention_ops.h"
 #include "fp8/transformer_engine/products/fp8_attention.h"
 #include "fp8/transformer_engine/region/recomputation.h"

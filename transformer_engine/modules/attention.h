@@ -10,12 +10,9 @@
 // scaled_dot_product_attention, bit for bit, unless fp8_dpa is set and an enabled region is in force; then it is a
 // FusedAttention.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "fp8/transformer_engine/modules/fp8_module.h"

@@ -13,18 +13,10 @@
 // weights: parameters that quantized_model_init holds in fp8. Their codes are the model's own; WEIGHT.master is the
 // high-precision copy, if any.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <filesystem>
 #include <map>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
-#include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace torch::nn {
 class Module;

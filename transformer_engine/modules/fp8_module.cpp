@@ -4,26 +4,19 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/library.h>
 #include <torch/nn/module.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <optional>
 #include <thread>
-#include <utility>
 
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/modules/extra_state.h"

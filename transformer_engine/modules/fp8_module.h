@@ -2,14 +2,7 @@
 // The base of the modules of this folder: fp8 states that are saved and loaded with the module, and the arguments of
 // tensor parallelism, which are taken when they ask for nothing.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/intercept/weight_copy.h"

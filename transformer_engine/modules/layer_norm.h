@@ -4,11 +4,6 @@
 //   LayerNorm  y = (x - mean) / sqrt(var + eps) * gamma + beta   gamma = weight, or 1 + weight with zero_centered_gamma
 //   RMSNorm    y = x / sqrt(mean(x^2) + eps) * gamma
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
-#include <torch/nn/pimpl.h>
 
 #include <string>
 

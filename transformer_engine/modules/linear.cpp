@@ -11,7 +11,6 @@
 #include <numeric>
 #include <ostream>
 
-#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x w^T + b, in fp8 inside an enabled fp8_autocast region, else bit-equal to torch::nn::functional::linear.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include <functional>
-#include <optional>
 #include <utility>
 #include <vector>
 

@@ -15,7 +15,6 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
-#include <torch/nn/pimpl.h>
 
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/layer_norm.h"

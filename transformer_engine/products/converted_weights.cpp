@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <set>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {

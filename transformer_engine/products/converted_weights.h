@@ -10,16 +10,10 @@
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once
 #include <atomic>
-#include <functional>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace torch::nn {

@@ -11,10 +11,6 @@
 // run of the backward pass (it is seen nowhere else). Other recipes have more than one scale a tensor and are refused.
 // Backward reads the forward's codes in every dialect.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <memory>
-#include <string>
 
 #include "fp8/transformer_engine/region/fp8_state.h"
 

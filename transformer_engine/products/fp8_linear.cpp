@@ -2,19 +2,15 @@
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"

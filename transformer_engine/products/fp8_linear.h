@@ -7,10 +7,6 @@
 // All that backward needs (codes, scales, recipe, region, dialect) is fixed in the node at forward. A second derivative
 // throws by name.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <memory>
-#include <optional>
 
 #include "fp8/transformer_engine/region/fp8_state.h"
 

@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/products/fp8_weight.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdio>
 
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::te {

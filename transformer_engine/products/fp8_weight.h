@@ -12,18 +12,11 @@
 // had (Tensor::set_grad_dtype). Optimizers of runtime/optim know them (runtime::QuantizedParameter); upstream's throw
 // on the dtype.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
 
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "fp8/recipes/recipe.h"
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 

@@ -5,15 +5,12 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
-#include <functional>
 #include <iterator>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/graph/graphed_call.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 

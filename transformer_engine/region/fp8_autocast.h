@@ -8,14 +8,8 @@
 // calibrating). Scales whose dialect moves them at the end of a step (nvidia) move when the outermost region ends
 // without an exception.
 #pragma once
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/distributed/process_group.h"

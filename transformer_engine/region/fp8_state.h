@@ -15,12 +15,9 @@
 //
 // Recipes without history (current, block, mxfp8) use the step counter alone, for stochastic rounding's seeds.
 #pragma once
-#include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>

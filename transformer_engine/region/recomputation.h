@@ -17,9 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/region/fp8_state.h"

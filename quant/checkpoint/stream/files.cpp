@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/version.h"
 

@@ -2,10 +2,6 @@
 // The files of a checkpoint in the making: which unit stands in which file, which file is which process' share, and
 // whether two runs are about the same work. Internal to checkpoint_stream. No torch here.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -2,7 +2,6 @@
 #include "fp8/quant/checkpoint/stream/run.h"
 
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

@@ -13,10 +13,7 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/runtime/io/base/checksum.h"

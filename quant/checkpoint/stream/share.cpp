@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <unordered_map>
 
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/io/json/resumable_file.h"
 #include "fp8/runtime/kernels/thread_pool.h"

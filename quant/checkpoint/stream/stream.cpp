@@ -3,7 +3,6 @@
 #include "fp8/quant/checkpoint/stream/stream.h"
 
 #include "fp8/quant/checkpoint/stream/run.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 namespace {

@@ -10,11 +10,6 @@
 //                      of their bytes; joined into OUT
 //   .OUT.shares/       instead, where processes take one share after the other (io/shares): the same of each share
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/stream/stream_options.h"
 #include "fp8/quant/forms/folder.h"

@@ -2,13 +2,10 @@
 // Options of writing a checkpoint (stream.h). No torch here.
 #pragma once
 #include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <optional>
 #include <set>
 #include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/shares/shares.h"
 
 namespace fp8::quant {

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <stdexcept>
 #include <utility>
 
 #include "fp8/runtime/io/base/fail.h"

@@ -6,9 +6,6 @@
 // and training ends when `patience` looks in a row were not better, when the number is NaN or infinite, when it is past
 // stopping_threshold (good enough) or past divergence_threshold (lost).
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <string>
 
 #include "fp8/runtime/trainer/training_module.h"
 

@@ -4,12 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <stdexcept>
-#include <string_view>
-#include <utility>
 
 #include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

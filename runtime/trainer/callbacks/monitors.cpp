@@ -10,13 +10,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
-#include <map>
-#include <stdexcept>
 #include <typeinfo>
-#include <utility>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/io/base/fail.h"

@@ -5,13 +5,7 @@
 //   GradientNorms         grad_2.0_norm/PARAMETER for each parameter with a gradient, grad_2.0_norm_total
 #pragma once
 #include <chrono>
-#include <cstdint>
 #include <deque>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/trainer/training_module.h"
 

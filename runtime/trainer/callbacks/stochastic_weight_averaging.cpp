@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numbers>
-#include <stdexcept>
 #include <unordered_set>
 #include <utility>
 

@@ -15,11 +15,7 @@
 // one that was not disturbed. A run that should_stop() ended gets no average, since it will go on; one that ended
 // before its last epoch (EarlyStopping, max_steps) does, unlike Lightning's.
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <variant>
-#include <vector>
 
 #include "fp8/runtime/trainer/training_module.h"
 
