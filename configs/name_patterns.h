@@ -97,8 +97,7 @@ class NamePatterns {
 
 // Spelling help of the configuration readers: runtime/io's.
 
-using io::closest;
-using io::edit_distance;
+using io::closest, io::edit_distance;
 
 // Which modules a QUANT_CONFIG means: Intel Neural Compressor's rule over allowlist and blocklist.
 //

@@ -188,10 +188,7 @@ bool is_observer_name(std::string_view name) { return io::is_name(name, "_"); }
 
 namespace {
 
-using recipes::Granularity;
-using recipes::NamedScaleMethod;
-using recipes::Rounding;
-using recipes::ScaleValue;
+using recipes::Granularity, recipes::NamedScaleMethod, recipes::Rounding, recipes::ScaleValue;
 
 /// Methods that `allowed` accepts, as users write them.
 std::string methods_that(const std::function<bool(const NamedScaleMethod&)>& allowed) {

@@ -15,17 +15,9 @@ namespace fp8::configs {
 namespace {
 
 using detail::KeyValue;
-using recipes::AmaxChoice;
-using recipes::AmaxComputeAlgo;
-using recipes::BlockScaling;
-using recipes::CurrentScaling;
-using recipes::DelayedScaling;
-using recipes::MXFP8;
-using recipes::OwnRecipe;
-using recipes::Recipe;
-using recipes::RecipeDialect;
-using recipes::RecipeFields;
-using recipes::RecipeFormat;
+using recipes::AmaxChoice, recipes::AmaxComputeAlgo, recipes::BlockScaling, recipes::CurrentScaling,
+    recipes::DelayedScaling, recipes::MXFP8, recipes::OwnRecipe, recipes::Recipe, recipes::RecipeDialect,
+    recipes::RecipeFields, recipes::RecipeFormat;
 
 using ScaleCallable = decltype(DelayedScaling::scaling_factor_compute_algo);
 

@@ -10,10 +10,8 @@
 namespace fp8::configs {
 namespace {
 
-using detail::Backoffs;
-using detail::KeyValue;
-using recipes::NamedScaleMethod;
-using recipes::ScaleMethod;
+using detail::Backoffs, detail::KeyValue;
+using recipes::NamedScaleMethod, recipes::ScaleMethod;
 
 // A tensor's method, and whether its backoff was written down (by itself or by the default it inherits from).
 struct Tensor {

@@ -19,10 +19,7 @@
 namespace fp8::recipes {
 
 using fp8::name_of;
-using kernels::Dialect;
-using kernels::FloatType;
-using kernels::Format;
-using kernels::fp8_max;
+using kernels::Dialect, kernels::FloatType, kernels::Format, kernels::fp8_max;
 
 /// Which format tensors get on the way forward and backward.
 enum class RecipeFormat : std::uint8_t { E4M3, E5M2, HYBRID };

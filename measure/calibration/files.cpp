@@ -28,8 +28,7 @@ class FolderLock {
   ~FolderLock() {
     if (fd_ >= 0) ::close(fd_);
   }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
+  FolderLock& operator=(FolderLock&&) = delete;
 
  private:
   int fd_;
@@ -118,8 +117,7 @@ class Backup {
     }
   }
   ~Backup() { put_back(); }
-  Backup(const Backup&) = delete;
-  Backup& operator=(const Backup&) = delete;
+  Backup& operator=(Backup&&) = delete;
   void keep() { moved_.clear(), made_ = false; }
   const fs::path& folder() const { return backup_; }
 

@@ -46,8 +46,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// Writes the files if a prefix was given and finalize() was not called (errors go to stderr). So does the end of the
   /// program while the session lives.
   virtual ~CalibrationSession() { write_if_unfinished("a destroyed model"); }
-  CalibrationSession(const CalibrationSession&) = delete;
-  CalibrationSession& operator=(const CalibrationSession&) = delete;
+  CalibrationSession& operator=(CalibrationSession&&) = delete;
 
   /// The next forward sees samples [first, first + count): names them in NonFinite and counts them. Throws io::Error if
   /// the files were due (sample_interval) and can't be written.

@@ -13,8 +13,7 @@ namespace fp8::measure {
 namespace {
 
 namespace fs = std::filesystem;
-using io::Json;
-using io::PyValue;
+using io::Json, io::PyValue;
 
 constexpr double kMaxSize = 16'777'216;  // 2^24: beyond it float32, the .npz's type, has no exact sizes
 

@@ -13,8 +13,7 @@ namespace fp8::measure {
 namespace {
 
 namespace fs = std::filesystem;
-using io::Json;
-using io::PyValue;
+using io::Json, io::PyValue;
 
 constexpr int kMaxWorld = 1'000'000;
 
@@ -107,8 +106,7 @@ class MadeFolders {
   }
   MadeFolders() = default;
   ~MadeFolders() { remove(); }
-  MadeFolders(const MadeFolders&) = delete;
-  MadeFolders& operator=(const MadeFolders&) = delete;
+  MadeFolders& operator=(MadeFolders&&) = delete;
   void keep() { made_.clear(); }
 
  private:

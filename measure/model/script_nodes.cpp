@@ -18,11 +18,7 @@ namespace fp8::measure {
 namespace {
 
 using configs::ModuleKind;
-using torch::jit::Block;
-using torch::jit::Graph;
-using torch::jit::GraphFunction;
-using torch::jit::Node;
-using torch::jit::Value;
+using torch::jit::Block, torch::jit::Graph, torch::jit::GraphFunction, torch::jit::Node, torch::jit::Value;
 
 /// LibTorch caches what it compiled per function and offers no way to forget it; the pointer to the member reaches the
 /// cache.

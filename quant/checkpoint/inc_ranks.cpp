@@ -10,8 +10,7 @@ namespace fp8::quant::inc {
 namespace {
 
 namespace fs = std::filesystem;
-using io::DType;
-using io::Json;
+using io::DType, io::Json;
 
 std::string with_rank(const std::string& name, int rank, int world) {
   return world == 1 ? name : name + "_" + std::to_string(rank) + "_" + std::to_string(world);

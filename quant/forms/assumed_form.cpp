@@ -8,8 +8,7 @@
 namespace fp8::quant {
 namespace {
 
-using io::DType;
-using io::Json;
+using io::DType, io::Json;
 
 bool is_fp8(DType dtype) {
   return dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2 || dtype == DType::F8_E4M3FNUZ ||

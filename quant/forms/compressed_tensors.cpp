@@ -22,8 +22,7 @@ namespace fp8::quant {
 namespace {
 
 using form_parts::in_message;
-using io::DType;
-using io::Json;
+using io::DType, io::Json;
 
 Json arguments(const char* strategy, bool dynamic) {
   return Json{{"num_bits", 8}, {"type", "float"}, {"strategy", strategy}, {"symmetric", true}, {"dynamic", dynamic}};

@@ -23,8 +23,7 @@ namespace fp8::quant {
 namespace {
 
 using form_parts::in_message;
-using io::DType;
-using io::Json;
+using io::DType, io::Json;
 
 /// The scheme that the config gives every weight.
 Scheme read_scheme(const Json& config, const std::string& where, const Scheme& base) {

@@ -25,8 +25,7 @@
 namespace fp8::quant {
 namespace {
 
-using io::DType;
-using io::Json;
+using io::DType, io::Json;
 
 constexpr const char* kCacheScale = ".dequant_output.scale";
 constexpr const char* kCacheScaleInv = ".quant_input.scale_inv";

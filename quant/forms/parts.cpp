@@ -8,8 +8,7 @@
 namespace fp8::quant::form_parts {
 namespace {
 
-using io::DType;
-using io::Json;
+using io::DType, io::Json;
 
 constexpr std::uint64_t kMaxScaleBytes = std::uint64_t{1} << 28;
 

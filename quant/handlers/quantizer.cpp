@@ -14,8 +14,7 @@
 
 namespace fp8::quant {
 namespace ops = runtime::ops;
-using runtime::Fp8Tensor;
-using runtime::ScaleLayout;
+using runtime::Fp8Tensor, runtime::ScaleLayout;
 
 runtime::DeviceKind kind_of(recipes::Dialect dialect) {
   return dialect == recipes::Dialect::gaudi2 ? runtime::DeviceKind::gaudi2 : runtime::DeviceKind::gaudi3;
@@ -60,8 +59,7 @@ Fp8Tensor simplified(Fp8Tensor x) {
   return x;
 }
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+using torch::autograd::AutogradContext, torch::autograd::variable_list;
 
 struct State : torch::CustomClassHolder {
   std::shared_ptr<const Fp8Handler> handler;

@@ -10,8 +10,7 @@
 namespace fp8::quant {
 namespace {
 
-using configs::QuantConfig;
-using configs::QuantMode;
+using configs::QuantConfig, configs::QuantMode;
 
 /// Nothing of the model's data decides a scale that could be stored.
 bool nothing_to_store(const QuantConfig& config) {

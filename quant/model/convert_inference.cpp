@@ -13,8 +13,7 @@
 namespace fp8::quant {
 namespace {
 
-using configs::QuantConfig;
-using configs::QuantMode;
+using configs::QuantConfig, configs::QuantMode;
 using measure::WeightModule;
 
 /// The request of a conversion: the config in force (none: our own convention) and the mode.

@@ -18,8 +18,7 @@ class DamageProbe {
   using Names = std::function<std::vector<std::string>(const std::string& module)>;
   DamageProbe(const std::vector<measure::WeightModule>& modules, const Plan& plan, const Names& names = nullptr);
   ~DamageProbe();
-  DamageProbe(const DamageProbe&) = delete;
-  DamageProbe& operator=(const DamageProbe&) = delete;
+  DamageProbe& operator=(DamageProbe&&) = delete;
 
   /// By name, in the plan's order; input is there for modules that were called.
   std::vector<ModuleDamage> result() const;

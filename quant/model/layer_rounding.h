@@ -26,8 +26,7 @@ class LayerRounding {
   LayerRounding(std::vector<measure::WeightModule> modules, Plan plan, const configs::RoundingKeys& how,
                 bool share = true);
   ~LayerRounding();
-  LayerRounding(const LayerRounding&) = delete;
-  LayerRounding& operator=(const LayerRounding&) = delete;
+  LayerRounding& operator=(LayerRounding&&) = delete;
 
   /// Bytes that an input of so many columns takes while tokens come in.
   static std::int64_t input_bytes(std::int64_t columns);

@@ -19,8 +19,7 @@
 namespace fp8::quant {
 namespace {
 
-using recipes::Dialect;
-using recipes::FloatType;
+using recipes::Dialect, recipes::FloatType;
 using Reader = std::function<bool(const io::Json&)>;
 
 /// A key of a JSON argument. read: false if the value is not of what is allowed.

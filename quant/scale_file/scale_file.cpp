@@ -9,10 +9,8 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-using io::Json;
-using io::PyValue;
-using measure::in_message;
-using measure::StatsName;
+using io::Json, io::PyValue;
+using measure::in_message, measure::StatsName;
 
 // --- writing
 
@@ -166,8 +164,7 @@ std::string changed(const ScaleOrigin& stored, const ScaleOrigin& wanted) {
   return io::joined(what);
 }
 
-using measure::Measurement;
-using measure::MeasurementFile;
+using measure::Measurement, measure::MeasurementFile;
 
 constexpr measure::ExpertValues kPlace = measure::ExpertValues::inputs;
 

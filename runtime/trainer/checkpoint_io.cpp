@@ -194,8 +194,7 @@ void load_network(const torch::nn::Module& network, const TrainingState& state) 
 namespace {
 
 using io::Json;
-using torch::serialize::InputArchive;
-using torch::serialize::OutputArchive;
+using torch::serialize::InputArchive, torch::serialize::OutputArchive;
 
 constexpr char kParameter = '@';  // "@name": the parameter of that name, where the archive has its address
 constexpr int kMaxDepth = 32;

@@ -32,8 +32,7 @@ class EvalMode {
   ~EvalMode() {
     for (const auto& [part, training] : before_) part->train(training);  // outer ones first: train() goes down
   }
-  EvalMode(const EvalMode&) = delete;
-  EvalMode& operator=(const EvalMode&) = delete;
+  EvalMode& operator=(EvalMode&&) = delete;
 
  private:
   std::vector<std::pair<torch::nn::Module*, bool>> before_;

@@ -78,8 +78,7 @@ class PartRegistration {
   /// Throws std::invalid_argument for a name that is taken or empty.
   PartRegistration(std::string name, MakePart<T> make);
   ~PartRegistration();
-  PartRegistration(const PartRegistration&) = delete;
-  PartRegistration& operator=(const PartRegistration&) = delete;
+  PartRegistration& operator=(PartRegistration&&) = delete;
 
  private:
   std::string name_;

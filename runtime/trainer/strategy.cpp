@@ -147,8 +147,7 @@ TrainingState load_on_all(const std::function<TrainingState()>& load, ProcessGro
 
 namespace {
 
-using runtime::distributed::DataParallel;
-using runtime::distributed::FusedGradients;
+using runtime::distributed::DataParallel, runtime::distributed::FusedGradients;
 using Parameters = std::vector<at::Tensor>;
 using Names = std::vector<std::string>;
 

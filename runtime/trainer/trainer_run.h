@@ -84,8 +84,7 @@ class AnomalyWatch {
   /// network: whose parameters say where an operation is.
   explicit AnomalyWatch(torch::nn::Module& network);
   ~AnomalyWatch();
-  AnomalyWatch(const AnomalyWatch&) = delete;
-  AnomalyWatch& operator=(const AnomalyWatch&) = delete;
+  AnomalyWatch& operator=(AnomalyWatch&&) = delete;
 
   /// Forgets all records.
   void begin_step();
@@ -215,8 +214,7 @@ class Trainer::Within {
     trainer_.run_ = run_before_;
     module_.metrics_ = metrics_before_;
   }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
+  Within& operator=(Within&&) = delete;
 
  private:
   Trainer& trainer_;

@@ -156,8 +156,7 @@ class State final : public torch::CustomClassHolder {
   State(const std::string& name, std::string recipe, bool minimize_memory, bool attention = false);
   State(std::shared_ptr<TrainingHandler> handler, std::string recipe, bool minimize_memory);
   ~State() override;
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
+  State& operator=(State&&) = delete;
 
   /// For one product. Throws c10::Error where it is of a linear product and an attention's is asked for, or the other
   /// way round.

@@ -45,8 +45,7 @@ class ForwardContext {
   ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8);
   /// Throws what the end of the fp8 region throws.
   ~ForwardContext() noexcept(false);
-  ForwardContext(const ForwardContext&) = delete;
-  ForwardContext& operator=(const ForwardContext&) = delete;
+  ForwardContext& operator=(ForwardContext&&) = delete;
 
  private:
   std::optional<runtime::autocast::AutocastGuard> autocast_;
@@ -133,8 +132,7 @@ class CpuAutocastGuard {
  public:
   CpuAutocastGuard();
   ~CpuAutocastGuard();
-  CpuAutocastGuard(const CpuAutocastGuard&) = delete;
-  CpuAutocastGuard& operator=(const CpuAutocastGuard&) = delete;
+  CpuAutocastGuard& operator=(CpuAutocastGuard&&) = delete;
 
  private:
   bool enabled_;

@@ -192,8 +192,7 @@ class RngScope {
     const std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(after_);
   }
-  RngScope(const RngScope&) = delete;
-  RngScope& operator=(const RngScope&) = delete;
+  RngScope& operator=(RngScope&&) = delete;
 
  private:
   at::Tensor after_;

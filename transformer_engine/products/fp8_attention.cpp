@@ -16,8 +16,7 @@ namespace fp8::te {
 namespace {
 
 namespace ops = runtime::ops;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+using torch::autograd::AutogradContext, torch::autograd::variable_list;
 
 constexpr int kQ = 0, kK = 1, kV = 2, kP = 3;  // forward tensors
 constexpr int kDO = 0, kDS = 1;                // backward tensors

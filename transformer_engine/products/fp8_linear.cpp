@@ -20,8 +20,7 @@ namespace fp8::te {
 namespace {
 
 using runtime::Fp8Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+using torch::autograd::AutogradContext, torch::autograd::variable_list;
 
 struct Call : ProductCall {
   Fp8LinearOptions options;

@@ -227,13 +227,8 @@ at::Tensor weight_values(const at::Tensor& parameter) {
 
 namespace {
 
-using recipes::Format;
-using recipes::OperandScaling;
-using recipes::ScalingRule;
-using runtime::CastSpec;
-using runtime::Fp8Tensor;
-using runtime::ScaleLayout;
-using runtime::ScaleRule;
+using recipes::Format, recipes::OperandScaling, recipes::ScalingRule;
+using runtime::CastSpec, runtime::Fp8Tensor, runtime::ScaleLayout, runtime::ScaleRule;
 
 float dtype_max(at::ScalarType type) {
   return type == at::kHalf ? 65504.0f : type == at::kBFloat16 ? 0x1.FEp127f : std::numeric_limits<float>::max();

@@ -42,8 +42,7 @@ class quantized_model_init {
  public:
   explicit quantized_model_init(QuantizedInitOptions options = {});
   ~quantized_model_init();
-  quantized_model_init(const quantized_model_init&) = delete;
-  quantized_model_init& operator=(const quantized_model_init&) = delete;
+  quantized_model_init& operator=(quantized_model_init&&) = delete;
 
  private:
   std::optional<QuantizedInitOptions> previous_;

@@ -70,8 +70,7 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
    public:
     explicit InnerBackward(std::shared_ptr<Fp8Region> region);
     ~InnerBackward();
-    InnerBackward(const InnerBackward&) = delete;
-    InnerBackward& operator=(const InnerBackward&) = delete;
+    InnerBackward& operator=(InnerBackward&&) = delete;
 
    private:
     std::shared_ptr<Fp8Region> root_;
@@ -123,8 +122,7 @@ class fp8_autocast {
   ~fp8_autocast() noexcept(false);
   /// Ends the region now; a group's failure to reduce is thrown here, or by the destructor.
   void end();
-  fp8_autocast(const fp8_autocast&) = delete;
-  fp8_autocast& operator=(const fp8_autocast&) = delete;
+  fp8_autocast& operator=(fp8_autocast&&) = delete;
 
  private:
   std::shared_ptr<Fp8Region> region_;
@@ -149,8 +147,7 @@ class set_measurement_mode {
  public:
   explicit set_measurement_mode(bool manual, bool value = true);
   ~set_measurement_mode();
-  set_measurement_mode(const set_measurement_mode&) = delete;
-  set_measurement_mode& operator=(const set_measurement_mode&) = delete;
+  set_measurement_mode& operator=(set_measurement_mode&&) = delete;
 
  private:
   std::optional<bool> previous_;
@@ -161,8 +158,7 @@ class RegionScope {
  public:
   explicit RegionScope(std::shared_ptr<Fp8Region> region);
   ~RegionScope();
-  RegionScope(const RegionScope&) = delete;
-  RegionScope& operator=(const RegionScope&) = delete;
+  RegionScope& operator=(RegionScope&&) = delete;
 };
 
 /// f that runs in a region of its own each time: fp8_autocast as a decorator.

@@ -15,10 +15,7 @@
 namespace fp8::te {
 namespace {
 
-using recipes::DelayedScaling;
-using recipes::RecipeDialect;
-using recipes::RecipeFormat;
-using recipes::TensorMeta;
+using recipes::DelayedScaling, recipes::RecipeDialect, recipes::RecipeFormat, recipes::TensorMeta;
 
 /// The settings that must not change while a history is of use.
 std::string key_of(const recipes::Recipe& recipe) {

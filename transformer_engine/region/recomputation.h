@@ -69,8 +69,7 @@ class ProductRun {
  public:
   explicit ProductRun(Fp8State& state);
   ~ProductRun();
-  ProductRun(const ProductRun&) = delete;
-  ProductRun& operator=(const ProductRun&) = delete;
+  ProductRun& operator=(ProductRun&&) = delete;
 
  private:
   friend const FirstRuns::Found* first_run_of(const Fp8State& state);
@@ -136,8 +135,7 @@ class ReplayScope {
  public:
   explicit ReplayScope(ReplayLog* log);
   ~ReplayScope();
-  ReplayScope(const ReplayScope&) = delete;
-  ReplayScope& operator=(const ReplayScope&) = delete;
+  ReplayScope& operator=(ReplayScope&&) = delete;
 
  private:
   ReplayLog* previous_;

@@ -33,8 +33,7 @@ class FreshStatistics {
   ~FreshStatistics() {
     for (const auto& back : undo_) back();
   }
-  FreshStatistics(const FreshStatistics&) = delete;
-  FreshStatistics& operator=(const FreshStatistics&) = delete;
+  FreshStatistics& operator=(FreshStatistics&&) = delete;
 
   bool any() const { return !undo_.empty(); }
 
