@@ -20,16 +20,16 @@ bool boolean(const KeyValue& value) {
   reject(value, "true, false");
 }
 
-std::string text(bool value) { return value ? "true" : "false"; }
+void read_value(const KeyValue& value, bool& to) { to = boolean(value); }
+std::string shown(bool value) { return value ? "true" : "false"; }
 
-template <auto QuantConfig::*member>
-void read_choice(const KeyValue& value, QuantConfig& config) {
-  using E = std::remove_reference_t<decltype(config.*member)>;
-  config.*member = choose<E>(value);
+template <NamedEnum E>
+void read_value(const KeyValue& value, E& to) {
+  to = choose<E>(value);
 }
-template <auto QuantConfig::*member>
-std::string show_choice(const QuantConfig& config) {
-  return name_of(config.*member);
+template <NamedEnum E>
+std::string shown(E value) {
+  return name_of(value);
 }
 
 // Names of observers are case-sensitive: they are part of file names.
@@ -67,14 +67,33 @@ std::string show_scale_method(const QuantConfig& config) {
   return text;
 }
 
-template <std::optional<float> ScaleParams::*member>
-void read_backoff(const KeyValue& value, QuantConfig& config) {
-  config.scale_params.*member = backoff(value);
+// Intel Neural Compressor adds these two to what it saves; they are hp_dtype and fp8_config once more.
+bool is_injected(const std::string& name) { return name == "hp_dtype" || name == "lp_dtype"; }
+
+void read_scale_params(const KeyValue& value, QuantConfig& config) {
+  if (!value.json.is_object())
+    reject(value, "an object with input_backoff, weight_backoff, parameters of the observer");
+  const std::string prefix = value.where.substr(0, value.where.size() - 1);  // without the closing quote
+  for (const auto& [name, json] : value.json.items()) {
+    const KeyValue item{json, prefix + "." + io::printable(name) + "'"};
+    if (name == "input_backoff") {
+      config.scale_params.input_backoff = backoff(item);
+    } else if (name == "weight_backoff") {
+      config.scale_params.weight_backoff = backoff(item);
+    } else if (!is_injected(name)) {
+      const io::Json number = number_in(json);
+      if (!number.is_number()) reject(item, "a number");
+      config.scale_params.observer.emplace_back(name, number.get<double>());
+    }
+  }
 }
-template <std::optional<float> ScaleParams::*member>
-std::string show_backoff(const QuantConfig& config) {
-  const auto& value = config.scale_params.*member;
-  return value ? io::Json(*value).dump() : "null";
+
+std::string show_scale_params(const QuantConfig& config) {
+  io::Json json = io::Json::object();
+  if (config.scale_params.input_backoff) json["input_backoff"] = *config.scale_params.input_backoff;
+  if (config.scale_params.weight_backoff) json["weight_backoff"] = *config.scale_params.weight_backoff;
+  for (const auto& [name, value] : config.scale_params.observer) json[name] = value;
+  return json.dump(-1, ' ', false, io::Json::error_handler_t::replace);
 }
 
 std::vector<std::string> strings(const KeyValue& value) {
@@ -90,9 +109,7 @@ std::vector<std::string> strings(const KeyValue& value) {
 }
 
 // {"names": [...], "types": [...]}; a part that is absent keeps what it had, as in INC.
-template <ModuleList QuantConfig::*member>
-void read_module_list(const KeyValue& value, QuantConfig& config) {
-  ModuleList& list = config.*member;
+void read_value(const KeyValue& value, ModuleList& list) {
   if (!value.json.is_object()) reject(value, "an object with the keys names, types");
   for (const auto& [part, json] : value.json.items()) {
     if (part != "names" && part != "types")
@@ -102,9 +119,7 @@ void read_module_list(const KeyValue& value, QuantConfig& config) {
   }
 }
 
-template <ModuleList QuantConfig::*member>
-std::string show_module_list(const QuantConfig& config) {
-  const ModuleList& list = config.*member;
+std::string shown(const ModuleList& list) {
   const io::Json json{{"names", list.names}, {"types", list.types}};
   return json.dump(-1, ' ', false, io::Json::error_handler_t::replace);
 }
@@ -137,15 +152,6 @@ void read_device_for_scales(const KeyValue& value, QuantConfig& config) {
 
 std::string show_device_for_scales(const QuantConfig& config) {
   return config.device_for_scales ? upper(recipes::name_of(*config.device_for_scales)) : "null";
-}
-
-template <bool QuantConfig::*member>
-void read_flag(const KeyValue& value, QuantConfig& config) {
-  config.*member = boolean(value);
-}
-template <bool QuantConfig::*member>
-std::string show_flag(const QuantConfig& config) {
-  return text(config.*member);
 }
 
 void read_interval(const KeyValue& value, QuantConfig& config) {
@@ -206,48 +212,65 @@ void only_empty(const KeyValue& value, QuantConfig&) {
   reject(value, "{} (module classes are added in code, not here)");
 }
 
+/// A key whose value is a member, read and shown by the member's type.
+template <auto QuantConfig::*member>
+Key key(const char* name, const char* note) {
+  return {name,
+          KeyStatus::built,
+          note,
+          "",
+          [](const KeyValue& v, QuantConfig& c) { read_value(v, c.*member); },
+          [](const QuantConfig& c) { return shown(c.*member); }};
+}
+
+template <std::optional<float> ScaleParams::*member>
+Key backoff_key(const char* name) {
+  return {name,
+          KeyStatus::built,
+          "as in scale_params",
+          "",
+          [](const KeyValue& v, QuantConfig& c) { c.scale_params.*member = backoff(v); },
+          [](const QuantConfig& c) {
+            const auto& value = c.scale_params.*member;
+            return value ? io::Json(*value).dump() : "null";
+          }};
+}
+
 std::vector<Key> keys_of_methods() {
   using enum KeyStatus;
   using C = QuantConfig;
   return {
-      {"mode", built,
-       "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an fp8 checkpoint; "
-       "AUTO: measuring commands measure, quantizing ones quantize",
-       "", read_choice<&C::mode>, show_choice<&C::mode>},
+      key<&C::mode>("mode",
+                    "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an "
+                    "fp8 checkpoint; AUTO: measuring commands measure, quantizing ones quantize"),
       {"observer", built, "what is recorded of tensors; part of the names of measurement files", "", read_observer,
        [](const C& c) { return c.observer; }},
       {kScaleMethodKey, built, "how scales are made of measurements and weights, per module where it is an object", "",
        read_scale_method, show_scale_method},
       {"scale_params", built, "input_backoff and weight_backoff replace the method's; parameters of the observer", "",
        read_scale_params, show_scale_params},
-      {"input_backoff", built, "as in scale_params", "", read_backoff<&ScaleParams::input_backoff>,
-       show_backoff<&ScaleParams::input_backoff>},
-      {"weight_backoff", built, "as in scale_params", "", read_backoff<&ScaleParams::weight_backoff>,
-       show_backoff<&ScaleParams::weight_backoff>},
-      {"scale_format", built,
-       "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, fake_quant and "
-       "dynamic_quantization make it CONST",
-       "", read_choice<&C::scale_format>, show_choice<&C::scale_format>},
+      backoff_key<&ScaleParams::input_backoff>("input_backoff"),
+      backoff_key<&ScaleParams::weight_backoff>("weight_backoff"),
+      key<&C::scale_format>("scale_format",
+                            "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, "
+                            "fake_quant and dynamic_quantization make it CONST"),
       {"device_for_scales", built, "generation whose range and hardware scales are used; null: the device in use", "",
        read_device_for_scales, show_device_for_scales},
-      {"fp8_config", built, "format of weights and activations", "", read_choice<&C::fp8_config>,
-       show_choice<&C::fp8_config>},
+      key<&C::fp8_config>("fp8_config", "format of weights and activations"),
       {"hp_dtype", built, "high precision: type of results, and of the arithmetic of scales", "", read_hp_dtype,
        show_hp_dtype},
-      {"dynamic_quantization", built, "scales of activations made at each call; nothing is measured", "",
-       read_flag<&C::dynamic_quantization>, show_flag<&C::dynamic_quantization>},
-      {"use_qdq", built, "weights in fp8, arithmetic in high precision", "", read_flag<&C::use_qdq>,
-       show_flag<&C::use_qdq>},
-      {"fake_quant", built, "values go through fp8 and back; weights stay in high precision (training)", "",
-       read_flag<&C::fake_quant>, show_flag<&C::fake_quant>},
+      key<&C::dynamic_quantization>("dynamic_quantization",
+                                    "scales of activations made at each call; nothing is measured"),
+      key<&C::use_qdq>("use_qdq", "weights in fp8, arithmetic in high precision"),
+      key<&C::fake_quant>("fake_quant", "values go through fp8 and back; weights stay in high precision (training)"),
       {"rounding", built, "how fp8 quantize --data chooses the codes of weights; not a key of Intel Neural Compressor",
        "", read_rounding, show_rounding},
-      {"weight_scale_search", built,
-       "mse: scales of weights that maxabs_arbitrary makes are searched for the least squared error; the other methods "
-       "keep theirs. Not a key of Intel Neural Compressor",
-       "", read_choice<&C::weight_scale_search>, show_choice<&C::weight_scale_search>},
-      {"row_parallel_linear_allreduce_quantization", built, "fp8 all-reduce behind RowParallelLinear", "",
-       read_flag<&C::row_parallel_allreduce>, show_flag<&C::row_parallel_allreduce>},
+      key<&C::weight_scale_search>(
+          "weight_scale_search",
+          "mse: scales of weights that maxabs_arbitrary makes are searched for the least squared error; the other "
+          "methods keep theirs. Not a key of Intel Neural Compressor"),
+      key<&C::row_parallel_allreduce>("row_parallel_linear_allreduce_quantization",
+                                      "fp8 all-reduce behind RowParallelLinear"),
   };
 }
 
@@ -255,28 +278,26 @@ std::vector<Key> keys_of_files() {
   using enum KeyStatus;
   using C = QuantConfig;
   return {
-      {"allowlist", built, "only these modules (types: class names, names: patterns); empty: all", "",
-       read_module_list<&C::allowlist>, show_module_list<&C::allowlist>},
-      {"blocklist", built, "not these modules; wins over allowlist", "", read_module_list<&C::blocklist>,
-       show_module_list<&C::blocklist>},
+      key<&C::allowlist>("allowlist", "only these modules (types: class names, names: patterns); empty: all"),
+      key<&C::blocklist>("blocklist", "not these modules; wins over allowlist"),
       {"dump_stats_path", built,
        "folder and beginning of the names of measurement and scale files; \"\": none, where no file is read or written",
        "", read_dump_stats_path, [](const C& c) { return c.dump_stats_path.string(); }},
-      {"measure_exclude", built,
-       "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others exclude nothing", "",
-       read_choice<&C::measure_exclude>, show_choice<&C::measure_exclude>},
-      {"ignore_modules_wo_measures", built,
-       "true: selected modules without measurement stay in high precision; false: an error", "",
-       read_flag<&C::ignore_modules_wo_measures>, show_flag<&C::ignore_modules_wo_measures>},
-      {"seperate_measure_files", built, "several processes: one set of files each, with _RANK_WORLD in their names", "",
-       read_flag<&C::separate_measure_files>, show_flag<&C::separate_measure_files>},
-      {"recalc_scales", built,
-       "true: scale files are not read; false: they are used as long as they fit measurement and method", "",
-       read_flag<&C::recalc_scales>, show_flag<&C::recalc_scales>},
+      key<&C::measure_exclude>(
+          "measure_exclude",
+          "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others exclude nothing"),
+      key<&C::ignore_modules_wo_measures>(
+          "ignore_modules_wo_measures",
+          "true: selected modules without measurement stay in high precision; false: an error"),
+      key<&C::separate_measure_files>("seperate_measure_files",
+                                      "several processes: one set of files each, with _RANK_WORLD in their names"),
+      key<&C::recalc_scales>(
+          "recalc_scales",
+          "true: scale files are not read; false: they are used as long as they fit measurement and method"),
       {"calibration_sample_interval", built, "measurements are written every so many samples too; 0: at the end", "",
        read_interval, [](const C& c) { return std::to_string(c.calibration_sample_interval); }},
-      {"measure_on_hpu", built, "false: the model stays on the host while it is prepared (block-wise calibration)", "",
-       read_flag<&C::measure_on_hpu>, show_flag<&C::measure_on_hpu>},
+      key<&C::measure_on_hpu>("measure_on_hpu",
+                              "false: the model stays on the host while it is prepared (block-wise calibration)"),
   };
 }
 
@@ -298,18 +319,15 @@ std::vector<Key> keys_without_effect() {
   };
 }
 
-std::vector<Key> make_table() {
-  std::vector<Key> table;
-  for (const auto& part : {keys_of_methods(), keys_of_files(), keys_without_effect()}) {
-    table.insert(table.end(), part.begin(), part.end());
-  }
-  return table;
-}
-
 }  // namespace
 
 const std::vector<Key>& keys() {
-  static const std::vector<Key> table = make_table();
+  static const std::vector<Key> table = [] {
+    std::vector<Key> all;
+    for (const auto& part : {keys_of_methods(), keys_of_files(), keys_without_effect()})
+      all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }();
   return table;
 }
 
@@ -326,15 +344,6 @@ std::string canonical_name(const std::string& name) {
   return name;
 }
 
-// Helpers that readers of values share, and "scale_params".
-
-namespace {
-
-// Intel Neural Compressor adds these two to what it saves; they are hp_dtype and fp8_config once more.
-bool is_injected(const std::string& name) { return name == "hp_dtype" || name == "lp_dtype"; }
-
-}  // namespace
-
 io::Json number_in(const io::Json& json) {
   constexpr std::size_t kLongest = 40;
   if (!json.is_string() || json.get_ref<const std::string&>().size() > kLongest) return json;
@@ -347,32 +356,6 @@ float backoff(const KeyValue& value) {
   const double number = found.is_number() ? found.get<double>() : 0.0;
   if (!(number >= 0x1p-20 && number <= 1.0)) reject(value, "a number from 2^-20 to 1");
   return static_cast<float>(number);
-}
-
-void read_scale_params(const KeyValue& value, QuantConfig& config) {
-  if (!value.json.is_object())
-    reject(value, "an object with input_backoff, weight_backoff, parameters of the observer");
-  const std::string prefix = value.where.substr(0, value.where.size() - 1);  // without the closing quote
-  for (const auto& [name, json] : value.json.items()) {
-    const KeyValue item{json, prefix + "." + io::printable(name) + "'"};
-    if (name == "input_backoff") {
-      config.scale_params.input_backoff = backoff(item);
-    } else if (name == "weight_backoff") {
-      config.scale_params.weight_backoff = backoff(item);
-    } else if (!is_injected(name)) {
-      const io::Json number = number_in(json);
-      if (!number.is_number()) reject(item, "a number");
-      config.scale_params.observer.emplace_back(name, number.get<double>());
-    }
-  }
-}
-
-std::string show_scale_params(const QuantConfig& config) {
-  io::Json json = io::Json::object();
-  if (config.scale_params.input_backoff) json["input_backoff"] = *config.scale_params.input_backoff;
-  if (config.scale_params.weight_backoff) json["weight_backoff"] = *config.scale_params.weight_backoff;
-  for (const auto& [name, value] : config.scale_params.observer) json[name] = value;
-  return json.dump(-1, ' ', false, io::Json::error_handler_t::replace);
 }
 
 std::string found_text(const io::Json& json) {

@@ -61,10 +61,4 @@ E choose(const KeyValue& value, const EnumChoice<E>& among = choice_of<E>()) {
 /// A number above 0, up to 1. Throws io::Error.
 float backoff(const KeyValue& value);
 
-/// "scale_params". Throws io::Error.
-void read_scale_params(const KeyValue& value, QuantConfig& config);
-
-/// As JSON, "{}" if there are none.
-std::string show_scale_params(const QuantConfig& config);
-
 }  // namespace fp8::configs::detail
