@@ -66,20 +66,6 @@ KeyRows deepspeed_table(const char* name);
 /// All keys; "optimizer.params" and "scheduler.params" depend on the type, see below.
 inline KeyRows deepspeed_keys() { return deepspeed_table("keys"); }
 
-/// A type that "optimizer" or "scheduler" may name.
-struct DeepSpeedType {
-  const char* name;
-  KeyRows params;                          ///< empty: what its constructor takes is not known here
-  std::vector<const char*> required = {};  ///< parameters without a default
-  bool tested_with_zero = true;            ///< optimizers: ZeRO takes it without zero_allow_untested_optimizer
-};
-
-/// By any case of DeepSpeed's own names, exactly for torch's; nullptr if there is none.
-const DeepSpeedType* find_deepspeed_optimizer(const std::string& name);
-const DeepSpeedType* find_deepspeed_scheduler(const std::string& name);
-std::vector<std::string> deepspeed_optimizer_names();
-std::vector<std::string> deepspeed_scheduler_names();
-
 // Translates the constructor arguments of Lightning's HPUDeepSpeedStrategy into DeepSpeed's JSON, which transformers,
 // Accelerate and deepspeed.initialize() take as it is.
 //

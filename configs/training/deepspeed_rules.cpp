@@ -18,28 +18,28 @@ KeyRows deepspeed_table(const char* name) {
 
 namespace {
 
-const std::vector<DeepSpeedType>& optimizers_of_deepspeed() {
-  static const std::vector<DeepSpeedType> types = {
-      {"Adam", deepspeed_table("adam")},
-      {"AdamW", deepspeed_table("adam")},
-      {"Adagrad", deepspeed_table("adagrad")},
-      {"Lion", deepspeed_table("lion")},
-      {"Lamb", {}, {}, false},
-      {"OneBitAdam", {}, {}, false},
-      {"ZeroOneAdam", {}, {}, false},
-      {"OneBitLamb", {}, {}, false},
-      {"MuAdam", {}, {}, false},
-      {"MuAdamW", {}, {}, false},
-      {"MuSGD", {}, {}, false},
-      {"Muon", {}, {}, true},
-  };
-  return types;
-}
+using detail::DeepSpeedFile;
 
-// Without those that need a closure.
-const std::vector<DeepSpeedType>& optimizers_of_torch() {
+/// A type that "optimizer" or "scheduler" may name.
+struct DeepSpeedType {
+  const char* name;
+  KeyRows params;                          ///< empty: what its constructor takes is not known here
+  std::vector<const char*> required = {};  ///< parameters without a default
+  bool tested_with_zero = true;            ///< optimizers: ZeRO takes it without zero_allow_untested_optimizer
+  bool any_case = false;
+};
+
+/// DeepSpeed's own, then torch's, without those that need a closure.
+const std::vector<DeepSpeedType>& optimizers() {
   static const std::vector<DeepSpeedType> types = [] {
-    std::vector<DeepSpeedType> all;
+    std::vector<DeepSpeedType> all = {{"Adam", deepspeed_table("adam")},
+                                      {"AdamW", deepspeed_table("adam")},
+                                      {"Adagrad", deepspeed_table("adagrad")},
+                                      {"Lion", deepspeed_table("lion")}};
+    for (const char* name : {"Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "MuAdam", "MuAdamW", "MuSGD"})
+      all.push_back({name, {}, {}, false});
+    all.push_back({"Muon", {}});
+    for (auto& type : all) type.any_case = true;
     for (const char* name :
          {"SGD", "RMSprop", "Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop", "SparseAdam"})
       all.push_back({name, {}, {}, false});
@@ -63,43 +63,6 @@ const std::vector<DeepSpeedType>& schedules() {
   return types;
 }
 
-std::vector<std::string> names_of_types(const std::vector<DeepSpeedType>& types) {
-  std::vector<std::string> names;
-  for (const auto& type : types) names.emplace_back(type.name);
-  return names;
-}
-
-}  // namespace
-
-const DeepSpeedType* find_deepspeed_optimizer(const std::string& name) {
-  for (const auto& type : optimizers_of_deepspeed()) {
-    if (io::lower(name) == io::lower(std::string(type.name))) return &type;
-  }
-  for (const auto& type : optimizers_of_torch()) {
-    if (name == type.name) return &type;
-  }
-  return nullptr;
-}
-
-const DeepSpeedType* find_deepspeed_scheduler(const std::string& name) {
-  for (const auto& type : schedules()) {
-    if (name == type.name) return &type;
-  }
-  return nullptr;
-}
-
-std::vector<std::string> deepspeed_optimizer_names() {
-  auto names = names_of_types(optimizers_of_deepspeed());
-  for (auto& name : names_of_types(optimizers_of_torch())) names.push_back(std::move(name));
-  return names;
-}
-
-std::vector<std::string> deepspeed_scheduler_names() { return names_of_types(schedules()); }
-
-namespace {
-
-using detail::DeepSpeedFile;
-
 /// The type that the section names; nullptr if it names none, or one that a message names.
 const DeepSpeedType* type_in(const DeepSpeedFile& file, const std::string& section) {
   const io::Json* value = file.find(section);
@@ -111,14 +74,14 @@ const DeepSpeedType* type_in(const DeepSpeedFile& file, const std::string& secti
   }
   if (!type->is_string()) return nullptr;
   const std::string& name = type->get_ref<const std::string&>();
-  const bool optimizer = section == "optimizer";
-  const auto* known = optimizer ? find_deepspeed_optimizer(name) : find_deepspeed_scheduler(name);
-  if (known == nullptr) {
-    const auto names = optimizer ? deepspeed_optimizer_names() : deepspeed_scheduler_names();
-    file.refuse(section + ".type", io::message("found {}, allowed: {}; did you mean '{}'?", detail::found_text(*type),
-                                               io::joined(names), closest(name, names)));
+  std::vector<std::string> names;
+  for (const DeepSpeedType& known : section == "optimizer" ? optimizers() : schedules()) {
+    if (name == known.name || (known.any_case && io::lower(name) == io::lower(std::string(known.name)))) return &known;
+    names.emplace_back(known.name);
   }
-  return known;
+  file.refuse(section + ".type", io::message("found {}, allowed: {}; did you mean '{}'?", detail::found_text(*type),
+                                             io::joined(names), closest(name, names)));
+  return nullptr;
 }
 
 void check_params(const DeepSpeedFile& file, const std::string& section, const DeepSpeedType& type) {

@@ -10,19 +10,62 @@
 #include "optimum_json.h"
 
 namespace fp8::configs {
+
+namespace training {
+namespace {
+
+bool is_false(const io::Json& json, const std::string& path) {
+  const io::Json* value = find_value(json, path);
+  return value != nullptr && value->is_boolean() && !value->get<bool>();
+}
+
+/// Absent: 0.
+double number_of(const io::Json& json, const std::string& path) {
+  const io::Json* value = find_value(json, path);
+  return value != nullptr && value->is_number() ? value->get<double>() : 0;
+}
+
+/// eval_strategy by either of its names: "no", "steps", "epoch".
+std::string eval_strategy(const io::Json& arguments) {
+  for (const char* key : {"eval_strategy", "evaluation_strategy"}) {
+    if (const auto found = text_of(arguments, key); !found.empty()) return found;
+  }
+  return "no";
+}
+
+/// The names of report_to, a string or an array of them.
+std::vector<std::string> reports_to(const io::Json& arguments) {
+  const io::Json* value = find_value(arguments, "report_to");
+  std::vector<std::string> names;
+  if (value == nullptr) return names;
+  if (value->is_string()) names.push_back(value->get<std::string>());
+  if (value->is_array()) {
+    for (const io::Json& name : *value) {
+      if (name.is_string()) names.push_back(name.get<std::string>());
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string text_of(const io::Json& json, const std::string& path) {
+  const io::Json* value = find_value(json, path);
+  return value != nullptr && value->is_string() ? value->get<std::string>() : "";
+}
+
+bool on_cpu(const io::Json& arguments) {
+  return is_true(arguments, "use_cpu") || is_true(arguments, "no_cuda") || is_false(arguments, "use_habana");
+}
+
+}  // namespace training
+
 namespace {
 
 constexpr const char* kLowerOps = "autocast_bf16_ops";
 constexpr const char* kFp32Ops = "autocast_fp32_ops";
 
-}  // namespace
-
-std::string flag_of(std::string_view option) {
-  std::string flag(option);
-  std::ranges::replace(flag, '_', '-');
-  return flag.starts_with("--") ? flag : "--" + flag;
-}
-
+/// The rows with the flags in their notes; their texts stay for good.
 std::vector<KeyRow> with_flags(KeyRows rows) {
   static std::deque<std::string> notes;
   std::vector<KeyRow> all(rows.begin(), rows.end());
@@ -40,75 +83,10 @@ std::vector<KeyRow> with_flags(KeyRows rows) {
   return all;
 }
 
-namespace {
-
 std::vector<KeyRow> optimum_table(const char* name) {
   static const auto& tables = *new io::KeyTables(kOptimumJson);
   return with_flags(tables[name]);
 }
-
-}  // namespace
-
-KeyRows gaudi_config_keys() {
-  static const std::vector<KeyRow> all = optimum_table("gaudi_config");
-  return all;
-}
-
-KeyRows training_argument_keys() {
-  static const std::vector<KeyRow> all = optimum_table("arguments");
-  return all;
-}
-
-Findings check_gaudi_config(const io::Json& json, const std::string& source) {
-  const std::string where = io::printable(source, 4096);
-  Findings found;
-  found.problems = key_problems(json, where, gaudi_config_keys());
-  const bool lower = find_value(json, kLowerOps) != nullptr, fp32 = find_value(json, kFp32Ops) != nullptr;
-  if (lower != fp32)
-    found.problems.push_back(io::message("{}: found without {}, and alone it has no effect, allowed: both or none",
-                                         key_where(where, lower ? kLowerOps : kFp32Ops), lower ? kFp32Ops : kLowerOps));
-  return found;
-}
-
-TrainCommand gaudi_config_command(const io::Json& json) {
-  TrainCommand command;
-  const char *autocast = "use_torch_autocast", *adam = "use_fused_adam";
-  if (is_true(json, autocast)) command.settings.push_back({"precision", "bf16-mixed", autocast});
-  if (find_value(json, adam) != nullptr) {
-    const bool fused = is_true(json, adam);
-    command.settings.push_back({"eps_mode", fused ? "habana" : "torch", adam});
-    if (fused) command.settings.push_back({"eps", "1e-06", adam});
-  }
-  if (autocast_ops(json)) command.variables = {{"LOWER_LIST", "lower_list.txt"}, {"FP32_LIST", "fp32_list.txt"}};
-  return command;
-}
-
-std::optional<AutocastOps> autocast_ops(const io::Json& json) {
-  const io::Json *bf16 = find_value(json, kLowerOps), *fp32 = find_value(json, kFp32Ops);
-  if (bf16 == nullptr || fp32 == nullptr) return std::nullopt;
-  return AutocastOps{bf16->get<std::vector<std::string>>(), fp32->get<std::vector<std::string>>()};
-}
-
-std::string op_list_text(const std::vector<std::string>& ops) {
-  std::string text;
-  for (const auto& op : ops) text += op + "\n";
-  return text;
-}
-
-std::vector<std::string> TrainCommand::arguments() const {
-  std::vector<std::string> words;
-  for (const auto& list : {settings, needed}) {
-    for (const TrainSetting& setting : list) {
-      words.push_back(flag_of(setting.option));
-      if (setting.value) words.push_back(*setting.value);
-    }
-  }
-  return words;
-}
-
-// The rules of training arguments that concern several keys, and the command that they come to (gaudi_config.h).
-
-namespace {
 
 constexpr const char* kGraphs[] = {"use_hpu_graphs", "use_hpu_graphs_for_training", "use_hpu_graphs_for_inference"};
 
@@ -117,6 +95,7 @@ std::string found(const io::Json& json, const std::string& key) {
   return "found " + detail::found_text(*find_value(json, key));
 }
 
+/// The rules of training arguments that concern several keys.
 struct Rules : KeyRules {
   const io::Json all = with_standards(json, training_argument_keys());  ///< with defaults
 
@@ -218,68 +197,6 @@ struct Rules : KeyRules {
   }
 };
 
-}  // namespace
-
-Findings check_training_arguments(const io::Json& json, const std::string& source) {
-  const std::string where = io::printable(source, 4096);
-  Findings found;
-  found.problems = key_problems(json, where, training_argument_keys());
-  if (!json.is_object()) return found;
-  Rules rules{{json, where, found}};
-  rules.gaudi();
-  rules.transformers();
-  rules.train();
-  rules.notes();
-  return found;
-}
-
-// The command that training arguments come to (see gaudi_config.h).
-
-namespace training {
-
-bool is_false(const io::Json& json, const std::string& path) {
-  const io::Json* value = find_value(json, path);
-  return value != nullptr && value->is_boolean() && !value->get<bool>();
-}
-
-std::string text_of(const io::Json& json, const std::string& path) {
-  const io::Json* value = find_value(json, path);
-  return value != nullptr && value->is_string() ? value->get<std::string>() : "";
-}
-
-double number_of(const io::Json& json, const std::string& path) {
-  const io::Json* value = find_value(json, path);
-  return value != nullptr && value->is_number() ? value->get<double>() : 0;
-}
-
-bool on_cpu(const io::Json& arguments) {
-  return is_true(arguments, "use_cpu") || is_true(arguments, "no_cuda") || is_false(arguments, "use_habana");
-}
-
-std::string eval_strategy(const io::Json& arguments) {
-  for (const char* key : {"eval_strategy", "evaluation_strategy"}) {
-    if (const auto found = text_of(arguments, key); !found.empty()) return found;
-  }
-  return "no";
-}
-
-std::vector<std::string> reports_to(const io::Json& arguments) {
-  const io::Json* value = find_value(arguments, "report_to");
-  std::vector<std::string> names;
-  if (value == nullptr) return names;
-  if (value->is_string()) names.push_back(value->get<std::string>());
-  if (value->is_array()) {
-    for (const io::Json& name : *value) {
-      if (name.is_string()) names.push_back(name.get<std::string>());
-    }
-  }
-  return names;
-}
-
-}  // namespace training
-
-namespace {
-
 /// Optimum's own (its GaudiTERecipeKwargs), which differs from DelayedScaling's defaults.
 constexpr const char* kOptimumRecipe =
     R"({"recipe": "delayed", "preset": "habana-hybrid", "interval": 16, "reduce_amax": false})";
@@ -295,6 +212,7 @@ std::string argument_text(const io::Json& value) {
   return value.dump();
 }
 
+/// The command that training arguments come to.
 class Command {
  public:
   /// all: with defaults.
@@ -421,6 +339,82 @@ class Command {
 };
 
 }  // namespace
+
+std::string flag_of(std::string_view option) {
+  std::string flag(option);
+  std::ranges::replace(flag, '_', '-');
+  return flag.starts_with("--") ? flag : "--" + flag;
+}
+
+KeyRows gaudi_config_keys() {
+  static const std::vector<KeyRow> all = optimum_table("gaudi_config");
+  return all;
+}
+
+KeyRows training_argument_keys() {
+  static const std::vector<KeyRow> all = optimum_table("arguments");
+  return all;
+}
+
+Findings check_gaudi_config(const io::Json& json, const std::string& source) {
+  const std::string where = io::printable(source, 4096);
+  Findings found;
+  found.problems = key_problems(json, where, gaudi_config_keys());
+  const bool lower = find_value(json, kLowerOps) != nullptr, fp32 = find_value(json, kFp32Ops) != nullptr;
+  if (lower != fp32)
+    found.problems.push_back(io::message("{}: found without {}, and alone it has no effect, allowed: both or none",
+                                         key_where(where, lower ? kLowerOps : kFp32Ops), lower ? kFp32Ops : kLowerOps));
+  return found;
+}
+
+TrainCommand gaudi_config_command(const io::Json& json) {
+  TrainCommand command;
+  const char *autocast = "use_torch_autocast", *adam = "use_fused_adam";
+  if (is_true(json, autocast)) command.settings.push_back({"precision", "bf16-mixed", autocast});
+  if (find_value(json, adam) != nullptr) {
+    const bool fused = is_true(json, adam);
+    command.settings.push_back({"eps_mode", fused ? "habana" : "torch", adam});
+    if (fused) command.settings.push_back({"eps", "1e-06", adam});
+  }
+  if (autocast_ops(json)) command.variables = {{"LOWER_LIST", "lower_list.txt"}, {"FP32_LIST", "fp32_list.txt"}};
+  return command;
+}
+
+std::optional<AutocastOps> autocast_ops(const io::Json& json) {
+  const io::Json *bf16 = find_value(json, kLowerOps), *fp32 = find_value(json, kFp32Ops);
+  if (bf16 == nullptr || fp32 == nullptr) return std::nullopt;
+  return AutocastOps{bf16->get<std::vector<std::string>>(), fp32->get<std::vector<std::string>>()};
+}
+
+std::string op_list_text(const std::vector<std::string>& ops) {
+  std::string text;
+  for (const auto& op : ops) text += op + "\n";
+  return text;
+}
+
+std::vector<std::string> TrainCommand::arguments() const {
+  std::vector<std::string> words;
+  for (const auto& list : {settings, needed}) {
+    for (const TrainSetting& setting : list) {
+      words.push_back(flag_of(setting.option));
+      if (setting.value) words.push_back(*setting.value);
+    }
+  }
+  return words;
+}
+
+Findings check_training_arguments(const io::Json& json, const std::string& source) {
+  const std::string where = io::printable(source, 4096);
+  Findings found;
+  found.problems = key_problems(json, where, training_argument_keys());
+  if (!json.is_object()) return found;
+  Rules rules{{json, where, found}};
+  rules.gaudi();
+  rules.transformers();
+  rules.train();
+  rules.notes();
+  return found;
+}
 
 TrainCommand training_arguments_command(const io::Json& json) {
   TrainCommand out;

@@ -17,8 +17,6 @@ namespace fp8::configs {
 /// "eval_every" as the command line has it: "--eval-every". The tables of this folder name options without their
 /// dashes, in notes as {eval_every}.
 std::string flag_of(std::string_view option);
-/// The rows with the flags in their notes; their texts stay for good.
-std::vector<KeyRow> with_flags(KeyRows rows);
 
 /// Rows of gaudi_config.json and of the training arguments, from optimum.json. To add a key: one row there. A refused
 /// one has the values that change nothing here.
@@ -68,15 +66,8 @@ std::string op_list_text(const std::vector<std::string>& ops);
 
 namespace fp8::configs::training {
 
-bool is_false(const io::Json& json, const std::string& path);
 std::string text_of(const io::Json& json, const std::string& path);  ///< absent: ""
-double number_of(const io::Json& json, const std::string& path);     ///< absent: 0
-
 /// The model runs on the CPU.
 bool on_cpu(const io::Json& arguments);
-/// eval_strategy by either of its names: "no", "steps", "epoch".
-std::string eval_strategy(const io::Json& arguments);
-/// The names of report_to, a string or an array of them.
-std::vector<std::string> reports_to(const io::Json& arguments);
 
 }  // namespace fp8::configs::training
