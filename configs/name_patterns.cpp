@@ -154,6 +154,73 @@ struct CompileContext {
   pcre2_compile_context* context;
 };
 
+/// The alternatives of a list of numbers and ranges, "0|3|4|5"; empty if it is none.
+std::string alternatives_of(std::string_view list) {
+  constexpr std::size_t kMost = 10'000;
+  std::string out;
+  std::size_t count = 0;
+  while (!list.empty()) {
+    const std::string_view entry = list.substr(0, list.find(','));
+    const std::size_t hyphen = entry.find('-');
+    std::size_t first = 0, last = 0;
+    const auto read = [](std::string_view text, std::size_t& value) {
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+      return error == std::errc() && end == text.data() + text.size();
+    };
+    if (!read(entry.substr(0, hyphen), first)) return "";
+    if (hyphen == std::string_view::npos)
+      last = first;
+    else if (!read(entry.substr(hyphen + 1), last))
+      return "";
+    for (; first <= last; ++first) {
+      if (++count > kMost) return "";
+      out += (out.empty() ? "" : "|") + std::to_string(first);
+    }
+    list.remove_prefix(std::min(entry.size() + 1, list.size()));
+  }
+  return count > 1 ? out : "";
+}
+
+/// `pattern` with each ".{0,3-5}" that is a part of a name as the alternatives that it stands for.
+std::string without_lists(std::string_view pattern) {
+  std::string text;
+  for (std::size_t at = 0; at < pattern.size(); ++at) {
+    const std::size_t end = pattern.substr(at).starts_with(".{") ? pattern.find('}', at) : std::string_view::npos;
+    const bool part = end != std::string_view::npos && (end + 1 == pattern.size() || pattern[end + 1] == '.') &&
+                      (at == 0 || pattern[at - 1] != '\\');
+    const std::string numbers = part ? alternatives_of(pattern.substr(at + 2, end - at - 2)) : "";
+    text += numbers.empty() ? std::string(1, pattern[at]) : "\\.(?:" + numbers + ")(?![0-9])";
+    if (!numbers.empty()) at = end;
+  }
+  return text;
+}
+
+/// The name of which some parts, as many as the pattern has, are nearest to it: "model.lm_head" to "lm_hed",
+/// "layers.3.up_proj" to "layers\.9\.".
+std::string nearest_name(std::string_view pattern, const std::vector<std::string>& names) {
+  if (pattern.starts_with("re:")) pattern.remove_prefix(3);
+  std::string text;
+  for (const char c : pattern) {
+    if (std::string_view("\\^$()*?").find(c) == std::string_view::npos) text += c;
+  }
+  while (text.ends_with('.')) text.pop_back();
+  text.erase(0, std::min(text.find_first_not_of('.'), text.size()));
+  const auto more = std::count(text.begin(), text.end(), '.');
+  std::map<std::string, std::string> runs;  // of parts, and a name that has them
+  for (const auto& name : names) {
+    for (std::size_t first = 0; first <= name.size(); first = std::min(name.find('.', first), name.size()) + 1) {
+      std::size_t end = std::min(name.find('.', first), name.size());
+      for (auto left = more; left > 0 && end < name.size(); --left)
+        end = std::min(name.find('.', end + 1), name.size());
+      runs.try_emplace(name.substr(first, end - first), name);
+      if (end == name.size()) break;
+    }
+  }
+  std::vector<std::string> words;
+  for (const auto& [run, name] : runs) words.push_back(run);
+  return runs.empty() ? "" : runs.at(io::closest(text, words));
+}
+
 }  // namespace
 
 PythonRegex::PythonRegex(std::string_view pattern, std::string_view where) : pattern_(pattern), where_(where) {
@@ -205,51 +272,6 @@ bool matches_wildcard(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
-namespace {
-
-/// The alternatives of a list of numbers and ranges, "0|3|4|5"; empty if it is none.
-std::string alternatives_of(std::string_view list) {
-  constexpr std::size_t kMost = 10'000;
-  std::string out;
-  std::size_t count = 0;
-  while (!list.empty()) {
-    const std::string_view entry = list.substr(0, list.find(','));
-    const std::size_t hyphen = entry.find('-');
-    std::size_t first = 0, last = 0;
-    const auto read = [](std::string_view text, std::size_t& value) {
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-      return error == std::errc() && end == text.data() + text.size();
-    };
-    if (!read(entry.substr(0, hyphen), first)) return "";
-    if (hyphen == std::string_view::npos)
-      last = first;
-    else if (!read(entry.substr(hyphen + 1), last))
-      return "";
-    for (; first <= last; ++first) {
-      if (++count > kMost) return "";
-      out += (out.empty() ? "" : "|") + std::to_string(first);
-    }
-    list.remove_prefix(std::min(entry.size() + 1, list.size()));
-  }
-  return count > 1 ? out : "";
-}
-
-/// `pattern` with each ".{0,3-5}" that is a part of a name as the alternatives that it stands for.
-std::string without_lists(std::string_view pattern) {
-  std::string text;
-  for (std::size_t at = 0; at < pattern.size(); ++at) {
-    const std::size_t end = pattern.substr(at).starts_with(".{") ? pattern.find('}', at) : std::string_view::npos;
-    const bool part = end != std::string_view::npos && (end + 1 == pattern.size() || pattern[end + 1] == '.') &&
-                      (at == 0 || pattern[at - 1] != '\\');
-    const std::string numbers = part ? alternatives_of(pattern.substr(at + 2, end - at - 2)) : "";
-    text += numbers.empty() ? std::string(1, pattern[at]) : "\\.(?:" + numbers + ")(?![0-9])";
-    if (!numbers.empty()) at = end;
-  }
-  return text;
-}
-
-}  // namespace
-
 NamePatterns::NamePatterns(const std::vector<std::string>& patterns, std::string_view where) {
   for (const auto& pattern : patterns) {
     patterns_.emplace_back(without_lists(pattern), where);
@@ -279,36 +301,6 @@ std::vector<std::size_t> NamePatterns::idle(const std::vector<std::string>& name
   }
   return idle;
 }
-
-namespace {
-
-/// The name of which some parts, as many as the pattern has, are nearest to it: "model.lm_head" to "lm_hed",
-/// "layers.3.up_proj" to "layers\.9\.".
-std::string nearest_name(std::string_view pattern, const std::vector<std::string>& names) {
-  if (pattern.starts_with("re:")) pattern.remove_prefix(3);
-  std::string text;
-  for (const char c : pattern) {
-    if (std::string_view("\\^$()*?").find(c) == std::string_view::npos) text += c;
-  }
-  while (text.ends_with('.')) text.pop_back();
-  text.erase(0, std::min(text.find_first_not_of('.'), text.size()));
-  const auto more = std::count(text.begin(), text.end(), '.');
-  std::map<std::string, std::string> runs;  // of parts, and a name that has them
-  for (const auto& name : names) {
-    for (std::size_t first = 0; first <= name.size(); first = std::min(name.find('.', first), name.size()) + 1) {
-      std::size_t end = std::min(name.find('.', first), name.size());
-      for (auto left = more; left > 0 && end < name.size(); --left)
-        end = std::min(name.find('.', end + 1), name.size());
-      runs.try_emplace(name.substr(first, end - first), name);
-      if (end == name.size()) break;
-    }
-  }
-  std::vector<std::string> words;
-  for (const auto& [run, name] : runs) words.push_back(run);
-  return runs.empty() ? "" : runs.at(io::closest(text, words));
-}
-
-}  // namespace
 
 void NamePatterns::require_used(const std::vector<std::string>& names) const {
   for (const std::size_t i : idle(names)) {

@@ -100,68 +100,6 @@ QuantConfig read_all(const io::Json& json, const std::string& name, const ParseO
   return config;
 }
 
-}  // namespace
-
-bool QuantConfig::needs_measurements() const {
-  const bool quantizes = mode == QuantMode::QUANTIZE || mode == QuantMode::AUTO;
-  return quantizes && !dynamic_quantization && scale_methods.needs_measurements();
-}
-
-void require_stats_path(const QuantConfig& config, const std::string& why) {
-  if (!config.dump_stats_path.empty()) return;
-  io::fail<io::Error>(
-      "{}: key 'dump_stats_path': found \"\", but {}; allowed: folder and beginning of the file names, such as "
-      "\"./out/inc_output\"",
-      config.source, why);
-}
-
-QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options) {
-  return read_all(json, name, options, [](const std::function<void()>& step) { step(); });
-}
-
-std::vector<std::string> quant_config_problems(const io::Json& json, const std::string& name,
-                                               const ParseOptions& options) {
-  std::vector<std::string> problems;
-  read_all(json, name, options, [&](const std::function<void()>& step) {
-    try {
-      step();
-    } catch (const io::Error& error) {
-      problems.emplace_back(error.what());
-    }
-  });
-  return problems;
-}
-
-QuantConfig read_quant_config(const std::filesystem::path& path, const ParseOptions& options) {
-  return parse_quant_config(io::read_json(path), path.string(), options);
-}
-
-std::optional<std::filesystem::path> quant_config_from_environment() {
-  const char* path = io::environment_value("QUANT_CONFIG");
-  return path != nullptr ? std::optional<std::filesystem::path>(path) : std::nullopt;
-}
-
-ModuleFilter module_filter(const QuantConfig& config) {
-  return ModuleFilter(config.allowlist, config.blocklist, config.source);
-}
-
-recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device) {
-  return {config.device_for_scales.value_or(device), config.fp8_config, config.hp_dtype};
-}
-
-std::vector<KeyReport> describe(const QuantConfig& config) {
-  std::vector<KeyReport> reports;
-  for (const Key& key : detail::keys()) {
-    const auto found = config.file_keys.find(key.name);
-    const bool from_file = found != config.file_keys.end();
-    std::string value = key.show ? key.show(config) : from_file ? found->second : key.default_text;
-    reports.push_back({key.name, std::move(value), from_file ? config.source : "default", key.status, key.note});
-  }
-  return reports;
-}
-
-namespace {
-
 /// "65536", "1e9".
 std::string text_of(double value) {
   char text[32];
@@ -170,23 +108,6 @@ std::string text_of(double value) {
   if (const auto at = found.find("e+0"); at != std::string::npos) found.erase(at + 1, 2);
   return found;
 }
-
-}  // namespace
-
-bool ObserverParameter::takes(double value) const {
-  return integer ? value >= low && value <= high && value == std::floor(value) : value > low && value <= high;
-}
-
-std::string ObserverParameter::allowed() const {
-  return integer ? "an integer from " + text_of(low) + " to " + text_of(high)
-                 : "a number above " + text_of(low) + ", up to " + text_of(high);
-}
-
-bool is_observer_name(std::string_view name) { return io::is_name(name, "_"); }
-
-// Rules between keys, device and environment.
-
-namespace {
 
 using recipes::Granularity, recipes::NamedScaleMethod, recipes::Rounding, recipes::ScaleValue;
 
@@ -298,6 +219,77 @@ std::string type_problem(const QuantConfig& config, const std::string& key, cons
 }
 
 }  // namespace
+
+bool QuantConfig::needs_measurements() const {
+  const bool quantizes = mode == QuantMode::QUANTIZE || mode == QuantMode::AUTO;
+  return quantizes && !dynamic_quantization && scale_methods.needs_measurements();
+}
+
+void require_stats_path(const QuantConfig& config, const std::string& why) {
+  if (!config.dump_stats_path.empty()) return;
+  io::fail<io::Error>(
+      "{}: key 'dump_stats_path': found \"\", but {}; allowed: folder and beginning of the file names, such as "
+      "\"./out/inc_output\"",
+      config.source, why);
+}
+
+QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options) {
+  return read_all(json, name, options, [](const std::function<void()>& step) { step(); });
+}
+
+std::vector<std::string> quant_config_problems(const io::Json& json, const std::string& name,
+                                               const ParseOptions& options) {
+  std::vector<std::string> problems;
+  read_all(json, name, options, [&](const std::function<void()>& step) {
+    try {
+      step();
+    } catch (const io::Error& error) {
+      problems.emplace_back(error.what());
+    }
+  });
+  return problems;
+}
+
+QuantConfig read_quant_config(const std::filesystem::path& path, const ParseOptions& options) {
+  return parse_quant_config(io::read_json(path), path.string(), options);
+}
+
+std::optional<std::filesystem::path> quant_config_from_environment() {
+  const char* path = io::environment_value("QUANT_CONFIG");
+  return path != nullptr ? std::optional<std::filesystem::path>(path) : std::nullopt;
+}
+
+ModuleFilter module_filter(const QuantConfig& config) {
+  return ModuleFilter(config.allowlist, config.blocklist, config.source);
+}
+
+recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device) {
+  return {config.device_for_scales.value_or(device), config.fp8_config, config.hp_dtype};
+}
+
+std::vector<KeyReport> describe(const QuantConfig& config) {
+  std::vector<KeyReport> reports;
+  for (const Key& key : detail::keys()) {
+    const auto found = config.file_keys.find(key.name);
+    const bool from_file = found != config.file_keys.end();
+    std::string value = key.show ? key.show(config) : from_file ? found->second : key.default_text;
+    reports.push_back({key.name, std::move(value), from_file ? config.source : "default", key.status, key.note});
+  }
+  return reports;
+}
+
+bool ObserverParameter::takes(double value) const {
+  return integer ? value >= low && value <= high && value == std::floor(value) : value > low && value <= high;
+}
+
+std::string ObserverParameter::allowed() const {
+  return integer ? "an integer from " + text_of(low) + " to " + text_of(high)
+                 : "a number above " + text_of(low) + ", up to " + text_of(high);
+}
+
+bool is_observer_name(std::string_view name) { return io::is_name(name, "_"); }
+
+// Rules between keys, device and environment.
 
 std::vector<std::string> key_rule_problems(const QuantConfig& config) {
   std::vector<std::string> problems;

@@ -67,6 +67,26 @@ Methods::Entry entry_of(const std::string& name, ScaleMethodPair methods) {
           io::message("scale method '{}' exists already", upper)};
 }
 
+using RoundingMethods = io::Registry<RoundingMethod>;
+
+RoundingMethods& rounding_methods() {
+  const auto row = [](const char* name, decltype(RoundingMethod::round) round) {
+    return RoundingMethods::Named{name, std::make_shared<const RoundingMethod>(RoundingMethod{name, std::move(round)})};
+  };
+  static auto& table =
+      *new RoundingMethods(std::vector{row(kNearest, nullptr), row("gptq", kernels::round_compensated)});
+  return table;
+}
+
+RoundingMethods::Entry entry_of(RoundingMethod method) {
+  const std::string name = method.name, quoted = io::in_quotes(name);
+  if (!io::is_name(name, "-"))
+    io::fail<std::invalid_argument>("rounding: found the name {}, allowed: lower case letters, digits and '-'", quoted);
+  if (!method.round) io::fail<std::invalid_argument>("rounding {}: found no function", quoted);
+  return {rounding_methods(), name, std::make_shared<const RoundingMethod>(std::move(method)),
+          io::message("rounding {}: the name is taken", quoted)};
+}
+
 }  // namespace
 
 const std::vector<NamedScaleMethod>& scale_methods() {
@@ -104,30 +124,6 @@ ScaleMethod custom_scale(CustomScale scale, Granularity granularity) {
 
 ScaleMethodRegistration::ScaleMethodRegistration(std::string_view name, ScaleMethodPair methods)
     : entry_(entry_of(std::string(name), std::move(methods))) {}
-
-namespace {
-
-using RoundingMethods = io::Registry<RoundingMethod>;
-
-RoundingMethods& rounding_methods() {
-  const auto row = [](const char* name, decltype(RoundingMethod::round) round) {
-    return RoundingMethods::Named{name, std::make_shared<const RoundingMethod>(RoundingMethod{name, std::move(round)})};
-  };
-  static auto& table =
-      *new RoundingMethods(std::vector{row(kNearest, nullptr), row("gptq", kernels::round_compensated)});
-  return table;
-}
-
-RoundingMethods::Entry entry_of(RoundingMethod method) {
-  const std::string name = method.name, quoted = io::in_quotes(name);
-  if (!io::is_name(name, "-"))
-    io::fail<std::invalid_argument>("rounding: found the name {}, allowed: lower case letters, digits and '-'", quoted);
-  if (!method.round) io::fail<std::invalid_argument>("rounding {}: found no function", quoted);
-  return {rounding_methods(), name, std::make_shared<const RoundingMethod>(std::move(method)),
-          io::message("rounding {}: the name is taken", quoted)};
-}
-
-}  // namespace
 
 std::shared_ptr<const RoundingMethod> rounding_method(std::string_view name) {
   if (auto found = rounding_methods().find(std::string(name))) return found;

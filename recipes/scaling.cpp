@@ -38,55 +38,6 @@ bool usable_scale_inv(float scale_inv) {
   return scale_inv > 0.0f && std::isfinite(scale_inv) && std::isfinite(1.0f / scale_inv);
 }
 
-}  // namespace
-
-std::optional<FieldProblem> find_problem(const RecipeScaling& scaling) {
-  if (auto problem = operand_problem("input", scaling.input)) return problem;
-  if (auto problem = operand_problem("weight", scaling.weight)) return problem;
-  if (auto problem = operand_problem("grad", scaling.grad)) return problem;
-  if (scaling.stochastic_gradients && !scaling.grad.one_scale())
-    return FieldProblem{"stochastic_gradients", "true", "false with blocks"};
-  if (scaling.row_alignment < 1)
-    return FieldProblem{"row_alignment", std::to_string(scaling.row_alignment), "1 or more"};
-  return std::nullopt;
-}
-
-// amax -> scale_inv -> scale in our own convention.
-
-float scale_inv_from_amax(float amax, float fp8_max, std::string_view name) {
-  if (!(fp8_max > 0.0f) || !std::isfinite(fp8_max)) reject(name, "the format's maximum", fp8_max, "a finite value > 0");
-  if (!usable_amax(amax)) reject(name, "amax", amax, "a finite value >= 0");
-  if (amax == 0.0f) return 1.0f;
-  return std::max(amax / fp8_max, kMinScaleInv);
-}
-
-Eigen::ArrayXf scale_inv_from_amax(const Eigen::ArrayXf& amax, float fp8_max, std::string_view name) {
-  Eigen::ArrayXf result(amax.size());
-  for (Eigen::Index i = 0; i < amax.size(); ++i) {
-    if (!usable_amax(amax[i])) scale_inv_from_amax(amax[i], fp8_max, element(name, i));
-    result[i] = scale_inv_from_amax(amax[i], fp8_max, name);
-  }
-  return result;
-}
-
-float scale_from_scale_inv(float scale_inv, std::string_view name) {
-  if (!usable_scale_inv(scale_inv)) reject(name, "scale_inv", scale_inv, "a finite value > 0 with a finite reciprocal");
-  return 1.0f / scale_inv;
-}
-
-Eigen::ArrayXf scale_from_scale_inv(const Eigen::ArrayXf& scale_inv, std::string_view name) {
-  Eigen::ArrayXf result(scale_inv.size());
-  for (Eigen::Index i = 0; i < scale_inv.size(); ++i) {
-    if (!usable_scale_inv(scale_inv[i])) scale_from_scale_inv(scale_inv[i], element(name, i));
-    result[i] = 1.0f / scale_inv[i];
-  }
-  return result;
-}
-
-// Limits, schedule and scale formulas of delayed scaling.
-
-namespace {
-
 constexpr int kLowestExponent = -126, kHighestExponent = 126;  // 2^e and 2^-e are normal f32 numbers
 
 bool has_callable(const DelayedScaling& recipe) {
@@ -134,6 +85,51 @@ void check_positive(const char* field, float value) {
 }
 
 }  // namespace
+
+std::optional<FieldProblem> find_problem(const RecipeScaling& scaling) {
+  if (auto problem = operand_problem("input", scaling.input)) return problem;
+  if (auto problem = operand_problem("weight", scaling.weight)) return problem;
+  if (auto problem = operand_problem("grad", scaling.grad)) return problem;
+  if (scaling.stochastic_gradients && !scaling.grad.one_scale())
+    return FieldProblem{"stochastic_gradients", "true", "false with blocks"};
+  if (scaling.row_alignment < 1)
+    return FieldProblem{"row_alignment", std::to_string(scaling.row_alignment), "1 or more"};
+  return std::nullopt;
+}
+
+// amax -> scale_inv -> scale in our own convention.
+
+float scale_inv_from_amax(float amax, float fp8_max, std::string_view name) {
+  if (!(fp8_max > 0.0f) || !std::isfinite(fp8_max)) reject(name, "the format's maximum", fp8_max, "a finite value > 0");
+  if (!usable_amax(amax)) reject(name, "amax", amax, "a finite value >= 0");
+  if (amax == 0.0f) return 1.0f;
+  return std::max(amax / fp8_max, kMinScaleInv);
+}
+
+Eigen::ArrayXf scale_inv_from_amax(const Eigen::ArrayXf& amax, float fp8_max, std::string_view name) {
+  Eigen::ArrayXf result(amax.size());
+  for (Eigen::Index i = 0; i < amax.size(); ++i) {
+    if (!usable_amax(amax[i])) scale_inv_from_amax(amax[i], fp8_max, element(name, i));
+    result[i] = scale_inv_from_amax(amax[i], fp8_max, name);
+  }
+  return result;
+}
+
+float scale_from_scale_inv(float scale_inv, std::string_view name) {
+  if (!usable_scale_inv(scale_inv)) reject(name, "scale_inv", scale_inv, "a finite value > 0 with a finite reciprocal");
+  return 1.0f / scale_inv;
+}
+
+Eigen::ArrayXf scale_from_scale_inv(const Eigen::ArrayXf& scale_inv, std::string_view name) {
+  Eigen::ArrayXf result(scale_inv.size());
+  for (Eigen::Index i = 0; i < scale_inv.size(); ++i) {
+    if (!usable_scale_inv(scale_inv[i])) scale_from_scale_inv(scale_inv[i], element(name, i));
+    result[i] = 1.0f / scale_inv[i];
+  }
+  return result;
+}
+
+// Limits, schedule and scale formulas of delayed scaling.
 
 bool DelayedScaling::operator==(const DelayedScaling& other) const {
   return !has_callable(*this) && !has_callable(other) && plain_fields(*this) == plain_fields(other);

@@ -136,6 +136,44 @@ void check_product(const BatchKeys& keys, const DeepSpeedFile& file) {
                                   complete ? product : "a multiple of " + product, keys.factors()));
 }
 
+void require_rows(const io::Json& arguments, const std::string& source, KeyRows rows) {
+  const auto problems = key_problems(arguments, io::printable(source, 4096), rows);
+  if (!problems.empty()) throw io::Error(problems[0]);
+}
+
+DeepSpeedStrategy with_defaults(const DeepSpeedStrategy& s) {
+  return with_standards(s.is_null() ? io::Json::object() : s, deepspeed_strategy_keys());
+}
+
+io::Json picked(const DeepSpeedStrategy& s, std::initializer_list<const char*> names) {
+  io::Json json = io::Json::object();
+  for (const char* name : names) json[name] = s.at(name);
+  return json;
+}
+
+io::Json offload_json(const DeepSpeedStrategy& s, bool parameters) {
+  io::Json json = {{"device", s.at(parameters ? "offload_params_device" : "offload_optimizer_device")},
+                   {"nvme_path", s.at("nvme_path")},
+                   {"buffer_count", s.at(parameters ? "params_buffer_count" : "optimizer_buffer_count")}};
+  if (parameters) json.update({{"buffer_size", s.at("params_buffer_size")}, {"max_in_cpu", s.at("max_in_cpu")}});
+  json["pin_memory"] = s.at("pin_memory");
+  return json;
+}
+
+io::Json zero_json(const DeepSpeedStrategy& s) {
+  io::Json json = picked(s, {"stage", "contiguous_gradients", "overlap_comm", "allgather_partitions", "reduce_scatter",
+                             "allgather_bucket_size", "reduce_bucket_size", "sub_group_size"});
+  if (s.at("offload_optimizer") == true) json["offload_optimizer"] = offload_json(s, /*parameters=*/false);
+  if (s.at("offload_parameters") == true) json["offload_param"] = offload_json(s, /*parameters=*/true);
+  return json;
+}
+
+/// A whole number stays one, as Python writes it.
+io::Json plain_number(double value) {
+  const auto whole = static_cast<std::int64_t>(std::clamp(value, -1e15, 1e15));
+  return static_cast<double>(whole) == value ? io::Json(whole) : io::Json(value);
+}
+
 }  // namespace
 
 void DeepSpeedFile::check_batch() const {
@@ -201,48 +239,6 @@ DeepSpeedBatch deepspeed_batch(const io::Json& json, const DeepSpeedUse& use) {
     batch.train = batch.micro * batch.accumulation * batch.processes;
   return batch;
 }
-
-namespace {
-
-void require_rows(const io::Json& arguments, const std::string& source, KeyRows rows) {
-  const auto problems = key_problems(arguments, io::printable(source, 4096), rows);
-  if (!problems.empty()) throw io::Error(problems[0]);
-}
-
-DeepSpeedStrategy with_defaults(const DeepSpeedStrategy& s) {
-  return with_standards(s.is_null() ? io::Json::object() : s, deepspeed_strategy_keys());
-}
-
-io::Json picked(const DeepSpeedStrategy& s, std::initializer_list<const char*> names) {
-  io::Json json = io::Json::object();
-  for (const char* name : names) json[name] = s.at(name);
-  return json;
-}
-
-io::Json offload_json(const DeepSpeedStrategy& s, bool parameters) {
-  io::Json json = {{"device", s.at(parameters ? "offload_params_device" : "offload_optimizer_device")},
-                   {"nvme_path", s.at("nvme_path")},
-                   {"buffer_count", s.at(parameters ? "params_buffer_count" : "optimizer_buffer_count")}};
-  if (parameters) json.update({{"buffer_size", s.at("params_buffer_size")}, {"max_in_cpu", s.at("max_in_cpu")}});
-  json["pin_memory"] = s.at("pin_memory");
-  return json;
-}
-
-io::Json zero_json(const DeepSpeedStrategy& s) {
-  io::Json json = picked(s, {"stage", "contiguous_gradients", "overlap_comm", "allgather_partitions", "reduce_scatter",
-                             "allgather_bucket_size", "reduce_bucket_size", "sub_group_size"});
-  if (s.at("offload_optimizer") == true) json["offload_optimizer"] = offload_json(s, /*parameters=*/false);
-  if (s.at("offload_parameters") == true) json["offload_param"] = offload_json(s, /*parameters=*/true);
-  return json;
-}
-
-/// A whole number stays one, as Python writes it.
-io::Json plain_number(double value) {
-  const auto whole = static_cast<std::int64_t>(std::clamp(value, -1e15, 1e15));
-  return static_cast<double>(whole) == value ? io::Json(whole) : io::Json(value);
-}
-
-}  // namespace
 
 KeyRows deepspeed_strategy_keys() { return deepspeed_table("strategy"); }
 KeyRows deepspeed_trainer_keys() { return deepspeed_table("trainer"); }

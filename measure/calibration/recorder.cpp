@@ -32,6 +32,21 @@ ModuleKind kind_of(const std::string& type) {
   return known->kind;
 }
 
+constexpr std::size_t kMaxReported = 10000;  // a broken model on a long run must not fill the memory with reports
+
+ObserverSettings settings_of(const CalibrationOptions& o) {
+  ObserverSettings settings{find_observer(o.observer), {}};
+  settings.context.format = o.format;
+  settings.context.fp8_max = o.fp8_max;
+  settings.context.parameters = o.parameters;
+  settings.context.affordable = true;
+  settings.context.folder = std::filesystem::path(o.prefix).parent_path();
+  settings.context.rank = o.rank;
+  settings.context.bytes_saved = std::make_shared<std::atomic<std::int64_t>>(0);
+  settings.type.make(settings.context);  // throws for parameters it can't use: now, not in the first forward
+  return settings;
+}
+
 }  // namespace
 
 WatchedNode::WatchedNode(std::string module, const std::string& type, std::int64_t weight_dims, bool inputs,
@@ -173,25 +188,6 @@ void TensorMemory::clear() {
   for (Slot& slot : slots_) slot = Slot();
   uncached_ = Entry();
 }
-
-namespace {
-
-constexpr std::size_t kMaxReported = 10000;  // a broken model on a long run must not fill the memory with reports
-
-ObserverSettings settings_of(const CalibrationOptions& o) {
-  ObserverSettings settings{find_observer(o.observer), {}};
-  settings.context.format = o.format;
-  settings.context.fp8_max = o.fp8_max;
-  settings.context.parameters = o.parameters;
-  settings.context.affordable = true;
-  settings.context.folder = std::filesystem::path(o.prefix).parent_path();
-  settings.context.rank = o.rank;
-  settings.context.bytes_saved = std::make_shared<std::atomic<std::int64_t>>(0);
-  settings.type.make(settings.context);  // throws for parameters it can't use: now, not in the first forward
-  return settings;
-}
-
-}  // namespace
 
 Recorder::Recorder(CalibrationSession& session, CalibrationOptions options)
     : session_(session),

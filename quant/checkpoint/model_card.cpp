@@ -229,20 +229,6 @@ std::string section_of(const CardFacts& facts, bool text_below, bool results_lef
   return out + std::string(kEnd);
 }
 
-}  // namespace
-
-std::string model_card(std::string_view source_card, const CardFacts& facts) {
-  Card card = parsed(source_card);
-  const bool results = card.find("model-index") != nullptr || card.section.find(kResultsLeftOut) != std::string::npos;
-  set_front(card, facts);
-  std::string out = std::string(kFence) + "\n";
-  for (const auto& entry : card.entries) out += entry.lines;
-  out += std::string(kFence) + "\n\n" + section_of(facts, !card.text.empty(), results);
-  return card.text.empty() ? out : out + "\n" + card.text;
-}
-
-namespace {
-
 /// Puts a section into the source's card, which has been carried through.
 void write_card(OutputFolder& folder, const CardFacts& facts, std::vector<std::string>& notes) {
   constexpr std::uint64_t kMost = 1 << 20;
@@ -254,6 +240,16 @@ void write_card(OutputFolder& folder, const CardFacts& facts, std::vector<std::s
 }
 
 }  // namespace
+
+std::string model_card(std::string_view source_card, const CardFacts& facts) {
+  Card card = parsed(source_card);
+  const bool results = card.find("model-index") != nullptr || card.section.find(kResultsLeftOut) != std::string::npos;
+  set_front(card, facts);
+  std::string out = std::string(kFence) + "\n";
+  for (const auto& entry : card.entries) out += entry.lines;
+  out += std::string(kFence) + "\n\n" + section_of(facts, !card.text.empty(), results);
+  return card.text.empty() ? out : out + "\n" + card.text;
+}
 
 std::vector<std::string> finish_folder(OutputFolder& folder, const fs::path& source, const CheckpointForm* form,
                                        const io::Json& quantization, FolderTexts texts, const std::string& mark) {

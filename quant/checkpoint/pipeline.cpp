@@ -34,6 +34,14 @@ std::int64_t rows_in(std::int64_t values, const PlannedWeight& w) {
   return std::max<std::int64_t>(1, values / std::max<std::int64_t>(1, w.to.cols) / grain_of(w)) * grain_of(w);
 }
 
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kCastElements = std::int64_t{1} << 18;
+
+[[noreturn]] void fail(const io::Checkpoint& source, const std::string& tensor, const std::string& what) {
+  io::fail<io::Error>("{}: {}: {}", source.folder().string(), tensor, what);
+}
+
 }  // namespace
 
 std::int64_t rows_per_chunk(const PlannedWeight& w, bool transposed) {
@@ -382,18 +390,6 @@ class WeightUnits {
   std::vector<std::optional<double>> errors_;  // of each weight of the plan; one thread finishes it
   UnderflowReport lost_;
 };
-
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr std::int64_t kCastElements = std::int64_t{1} << 18;
-
-[[noreturn]] void fail(const io::Checkpoint& source, const std::string& tensor, const std::string& what) {
-  io::fail<io::Error>("{}: {}: {}", source.folder().string(), tensor, what);
-}
-
-}  // namespace
 
 Pipeline::Pipeline(const io::Checkpoint& source, const FolderPlan& plan)
     : source_(source), plan_(plan), weights_(std::make_unique<WeightUnits>(source, plan)) {

@@ -76,6 +76,22 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
   return values;
 }
 
+/// What would be in the file, where transformers wrote the folder.
+Json sidecar_in_metadata(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("model") || !name.ends_with(".safetensors")) continue;
+    const auto metadata = io::SafetensorsFile(entry.path()).metadata();
+    const auto it = metadata.find(kSidecarName);
+    if (it == metadata.end()) continue;
+    Json sidecar = io::parse_json(it->second, entry.path().string() + ": metadata " + kSidecarName);
+    if (!sidecar.is_object()) io::fail_at(entry.path().string(), "expected an object, found {}", sidecar.type_name());
+    sidecar.erase(kBytesAreCodes);
+    return sidecar;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::string in_message(const Json& value) { return io::printable(io::python_text(value), 60); }
@@ -106,26 +122,6 @@ std::string config_place(const io::Checkpoint& checkpoint) {
 std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) {
   return checkpoint.folder().string() + ": " + io::printable(tensor);
 }
-
-namespace {
-
-/// What would be in the file, where transformers wrote the folder.
-Json sidecar_in_metadata(const std::filesystem::path& folder) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("model") || !name.ends_with(".safetensors")) continue;
-    const auto metadata = io::SafetensorsFile(entry.path()).metadata();
-    const auto it = metadata.find(kSidecarName);
-    if (it == metadata.end()) continue;
-    Json sidecar = io::parse_json(it->second, entry.path().string() + ": metadata " + kSidecarName);
-    if (!sidecar.is_object()) io::fail_at(entry.path().string(), "expected an object, found {}", sidecar.type_name());
-    sidecar.erase(kBytesAreCodes);
-    return sidecar;
-  }
-  return nullptr;
-}
-
-}  // namespace
 
 Json read_sidecar_file(const io::Checkpoint& checkpoint) {
   const std::filesystem::path path = checkpoint.folder() / kSidecarName;

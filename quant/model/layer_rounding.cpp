@@ -40,6 +40,111 @@ std::vector<std::int64_t> sweep_order(const std::vector<float>& gram, std::int64
   return order;
 }
 
+/// Codes of some rows of a weight, and the squared errors of their outputs.
+struct Rows {
+  std::vector<std::uint8_t> codes;
+  double error = 0;
+};
+
+/// One weight under fixed scales.
+class WeightRounding {
+ public:
+  WeightRounding(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales,
+                 const recipes::RoundingMethod& method, const std::vector<std::int64_t>& order, const float* factor,
+                 const float* held)
+      : w_(runtime::cpu_alias(m.weight.detach()).contiguous()),
+        type_(runtime::ops::float_type_of(w_.scalar_type())),
+        cols_(w_.size(1)),
+        p_(p),
+        scales_(scales),
+        method_(method),
+        order_(order),
+        factor_(factor),
+        held_(held) {}
+
+  void take(std::int64_t first, std::int64_t rows) {
+    first_ = first, rows_ = rows;
+    const at::Tensor values = w_.narrow(0, first, rows).to(at::kFloat);
+    values_.assign(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
+  }
+  double signal() const { return kernels::quadratic_form(values_.data(), rows_, held_, cols_); }
+
+  Rows nearest() const {
+    Rows out{std::vector<std::uint8_t>(values_.size())};
+    cast_weight_rows(data(), type_, rows_, cols_, first_, scales_, p_.scheme, out.codes.data());
+    out.error = error_of(out.codes);
+    return out;
+  }
+
+  Rows compensated() const {
+    std::vector<float> w(values_.size()), rounded(w.size()), error(w.size());
+    for_rows([&](std::int64_t at) {
+      for (std::int64_t k = 0; k < cols_; ++k) w[at + k] = values_[at + order_[k]];
+    });
+    const std::int64_t width = p_.scheme.has_blocks() ? p_.scheme.block.cols : std::max<std::int64_t>(cols_, 1);
+    std::vector<std::int32_t> group(static_cast<std::size_t>(cols_));
+    for (std::int64_t k = 0; k < cols_; ++k) group[k] = static_cast<std::int32_t>(order_[k] / width);
+    std::vector<float> scale, scale_inv;
+    for (std::int64_t g = 0; g * width < cols_; ++g) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        const std::size_t at = scale_at(first_ + r, g);
+        scale.push_back(scales_.scale[at]);
+        scale_inv.push_back(scales_.scale_inv[at]);
+      }
+    }
+    kernels::CompensatedRounding args;
+    args.rows = rows_, args.cols = cols_, args.w = w.data(), args.factor = factor_;
+    args.format = p_.scheme.format, args.max = p_.scheme.fp8_max();
+    args.scale = scale.data(), args.scale_inv = scale_inv.data(), args.group = group.data();
+    args.rounded = rounded.data(), args.error = error.data();
+    method_.round(args);
+    for_rows([&](std::int64_t at) {
+      for (std::int64_t k = 0; k < cols_; ++k) w[at + order_[k]] = rounded[at + k];
+    });
+    Rows out{std::vector<std::uint8_t>(w.size())};
+    kernels::cast_to_fp8(kernels::dense_cast(w.data(), rows_, cols_, out.codes.data(), args.format, args.max));
+    out.error = error_of(out.codes);
+    return out;
+  }
+
+ private:
+  /// f(offset of a row) on all threads.
+  template <class F>
+  void for_rows(const F& f) const {
+    kernels::parallel_for(rows_, 16, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t row = first; row < last; ++row) f(row * cols_);
+    });
+  }
+  const void* data() const {
+    return static_cast<const char*>(w_.const_data_ptr()) + first_ * cols_ * kernels::size_of(type_);
+  }
+  std::size_t scale_at(std::int64_t row, std::int64_t block_col) const {
+    if (scales_.scale.size() == 1) return 0;
+    if (!p_.scheme.has_blocks()) return static_cast<std::size_t>(row);
+    const ScaleGrid grid = scale_grid(p_.scheme, w_.size(0), cols_);
+    return static_cast<std::size_t>(row / grid.block_rows * grid.cols + block_col);
+  }
+  double error_of(const std::vector<std::uint8_t>& codes) const {
+    std::vector<float> error(values_.size());
+    decode_weight_rows(codes.data(), rows_, cols_, first_, scales_.scale_inv.data(),
+                       static_cast<std::int64_t>(scales_.scale_inv.size()), p_.scheme, error.data(),
+                       recipes::FloatType::F32);
+    for (std::size_t i = 0; i < error.size(); ++i) error[i] = values_[i] - error[i];
+    return kernels::quadratic_form(error.data(), rows_, held_, cols_);
+  }
+
+  const at::Tensor w_;
+  const recipes::FloatType type_;
+  const std::int64_t cols_;
+  const PlannedModule& p_;
+  const WeightScales& scales_;
+  const recipes::RoundingMethod& method_;
+  const std::vector<std::int64_t>& order_;
+  const float *factor_, *held_;
+  std::int64_t first_ = 0, rows_ = 0;
+  std::vector<float> values_;
+};
+
 }  // namespace
 
 /// One tensor that modules take: its tokens, and what comes of them.
@@ -240,115 +345,6 @@ bool LayerRounding::shares_all() const {
   return std::ranges::all_of(
       probes_, [](const auto& p) { return p->input() == nullptr || (p->calls() == p->input()->calls() && p->same()); });
 }
-
-namespace {
-
-/// Codes of some rows of a weight, and the squared errors of their outputs.
-struct Rows {
-  std::vector<std::uint8_t> codes;
-  double error = 0;
-};
-
-/// One weight under fixed scales.
-class WeightRounding {
- public:
-  WeightRounding(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales,
-                 const recipes::RoundingMethod& method, const std::vector<std::int64_t>& order, const float* factor,
-                 const float* held)
-      : w_(runtime::cpu_alias(m.weight.detach()).contiguous()),
-        type_(runtime::ops::float_type_of(w_.scalar_type())),
-        cols_(w_.size(1)),
-        p_(p),
-        scales_(scales),
-        method_(method),
-        order_(order),
-        factor_(factor),
-        held_(held) {}
-
-  void take(std::int64_t first, std::int64_t rows) {
-    first_ = first, rows_ = rows;
-    const at::Tensor values = w_.narrow(0, first, rows).to(at::kFloat);
-    values_.assign(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
-  }
-  double signal() const { return kernels::quadratic_form(values_.data(), rows_, held_, cols_); }
-
-  Rows nearest() const {
-    Rows out{std::vector<std::uint8_t>(values_.size())};
-    cast_weight_rows(data(), type_, rows_, cols_, first_, scales_, p_.scheme, out.codes.data());
-    out.error = error_of(out.codes);
-    return out;
-  }
-
-  Rows compensated() const {
-    std::vector<float> w(values_.size()), rounded(w.size()), error(w.size());
-    for_rows([&](std::int64_t at) {
-      for (std::int64_t k = 0; k < cols_; ++k) w[at + k] = values_[at + order_[k]];
-    });
-    const std::int64_t width = p_.scheme.has_blocks() ? p_.scheme.block.cols : std::max<std::int64_t>(cols_, 1);
-    std::vector<std::int32_t> group(static_cast<std::size_t>(cols_));
-    for (std::int64_t k = 0; k < cols_; ++k) group[k] = static_cast<std::int32_t>(order_[k] / width);
-    std::vector<float> scale, scale_inv;
-    for (std::int64_t g = 0; g * width < cols_; ++g) {
-      for (std::int64_t r = 0; r < rows_; ++r) {
-        const std::size_t at = scale_at(first_ + r, g);
-        scale.push_back(scales_.scale[at]);
-        scale_inv.push_back(scales_.scale_inv[at]);
-      }
-    }
-    kernels::CompensatedRounding args;
-    args.rows = rows_, args.cols = cols_, args.w = w.data(), args.factor = factor_;
-    args.format = p_.scheme.format, args.max = p_.scheme.fp8_max();
-    args.scale = scale.data(), args.scale_inv = scale_inv.data(), args.group = group.data();
-    args.rounded = rounded.data(), args.error = error.data();
-    method_.round(args);
-    for_rows([&](std::int64_t at) {
-      for (std::int64_t k = 0; k < cols_; ++k) w[at + order_[k]] = rounded[at + k];
-    });
-    Rows out{std::vector<std::uint8_t>(w.size())};
-    kernels::cast_to_fp8(kernels::dense_cast(w.data(), rows_, cols_, out.codes.data(), args.format, args.max));
-    out.error = error_of(out.codes);
-    return out;
-  }
-
- private:
-  /// f(offset of a row) on all threads.
-  template <class F>
-  void for_rows(const F& f) const {
-    kernels::parallel_for(rows_, 16, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t row = first; row < last; ++row) f(row * cols_);
-    });
-  }
-  const void* data() const {
-    return static_cast<const char*>(w_.const_data_ptr()) + first_ * cols_ * kernels::size_of(type_);
-  }
-  std::size_t scale_at(std::int64_t row, std::int64_t block_col) const {
-    if (scales_.scale.size() == 1) return 0;
-    if (!p_.scheme.has_blocks()) return static_cast<std::size_t>(row);
-    const ScaleGrid grid = scale_grid(p_.scheme, w_.size(0), cols_);
-    return static_cast<std::size_t>(row / grid.block_rows * grid.cols + block_col);
-  }
-  double error_of(const std::vector<std::uint8_t>& codes) const {
-    std::vector<float> error(values_.size());
-    decode_weight_rows(codes.data(), rows_, cols_, first_, scales_.scale_inv.data(),
-                       static_cast<std::int64_t>(scales_.scale_inv.size()), p_.scheme, error.data(),
-                       recipes::FloatType::F32);
-    for (std::size_t i = 0; i < error.size(); ++i) error[i] = values_[i] - error[i];
-    return kernels::quadratic_form(error.data(), rows_, held_, cols_);
-  }
-
-  const at::Tensor w_;
-  const recipes::FloatType type_;
-  const std::int64_t cols_;
-  const PlannedModule& p_;
-  const WeightScales& scales_;
-  const recipes::RoundingMethod& method_;
-  const std::vector<std::int64_t>& order_;
-  const float *factor_, *held_;
-  std::int64_t first_ = 0, rows_ = 0;
-  std::vector<float> values_;
-};
-
-}  // namespace
 
 /// Module i, of whose input a factor is there.
 void LayerRounding::round_module(std::size_t i, const Input& input, const WeightScales& scales, RoundedModule& outcome,

@@ -218,6 +218,17 @@ bool is_number(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
+/// Routers stand where the experts do: of stacks that transformers wrote not where the model in memory has them.
+void rename_beside_experts(measure::MeasurementFile& file, const io::Checkpoint& checkpoint) {
+  const auto rename = [&](std::string& name) {
+    if (name.ends_with(kMixture) || name.find(std::string(kMixture) + ".") != std::string::npos) return;
+    const std::string tensor = beside_experts(name + std::string(kWeight), checkpoint)[0].tensor;
+    if (checkpoint.contains(tensor)) name = tensor.substr(0, tensor.size() - kWeight.size());
+  };
+  for (auto& m : file.modules) rename(m.module);
+  std::ranges::for_each(file.selected, rename);
+}
+
 }  // namespace
 
 std::string ExpertFamily::note() const {
@@ -239,21 +250,6 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
   const auto form = std::ranges::find_if(of_first, is_there);
   return forms[form == of_first.end() ? 0 : static_cast<std::size_t>(form - of_first.begin())];
 }
-
-namespace {
-
-/// Routers stand where the experts do: of stacks that transformers wrote not where the model in memory has them.
-void rename_beside_experts(measure::MeasurementFile& file, const io::Checkpoint& checkpoint) {
-  const auto rename = [&](std::string& name) {
-    if (name.ends_with(kMixture) || name.find(std::string(kMixture) + ".") != std::string::npos) return;
-    const std::string tensor = beside_experts(name + std::string(kWeight), checkpoint)[0].tensor;
-    if (checkpoint.contains(tensor)) name = tensor.substr(0, tensor.size() - kWeight.size());
-  };
-  for (auto& m : file.modules) rename(m.module);
-  std::ranges::for_each(file.selected, rename);
-}
-
-}  // namespace
 
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
                                                 std::vector<std::string>& warnings) {

@@ -83,23 +83,6 @@ std::string list_of(const std::set<std::string>& numbers) {
   return "{" + io::joined(parts, ",") + "}";
 }
 
-}  // namespace
-
-std::string folded_name(const std::string& module) {
-  std::string folded;
-  each_part(module, [&](std::size_t at, std::size_t end, bool number) {
-    folded += (at == 0 ? "" : ".") + (number ? "*" : module.substr(at, end - at));
-  });
-  return folded;
-}
-
-NameFolder::NameFolder(const std::vector<std::string>& names) {
-  for (const auto& name : names)
-    each_number(name, [&](const std::string& before, const std::string& number) { numbers_[before].insert(number); });
-}
-
-namespace {
-
 bool holds(const Product& product, const NumberList& numbers) {
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     if (!product[i].contains(numbers[i])) return false;
@@ -114,6 +97,19 @@ NumberList numbers_of(const std::string& module) {
 }
 
 }  // namespace
+
+std::string folded_name(const std::string& module) {
+  std::string folded;
+  each_part(module, [&](std::size_t at, std::size_t end, bool number) {
+    folded += (at == 0 ? "" : ".") + (number ? "*" : module.substr(at, end - at));
+  });
+  return folded;
+}
+
+NameFolder::NameFolder(const std::vector<std::string>& names) {
+  for (const auto& name : names)
+    each_number(name, [&](const std::string& before, const std::string& number) { numbers_[before].insert(number); });
+}
 
 /// module: one of those that the product stands for.
 std::string NameFolder::name_of(const std::string& module, const std::vector<std::set<std::string>>& product) const {

@@ -209,6 +209,19 @@ bool is_of_encoder(const std::string& attention, const std::vector<std::string>&
   return std::ranges::any_of(modules, [&](const auto& name) { return name.starts_with(decoder); });
 }
 
+/// The scale of queries: they are the first input of an attention that was measured in one piece.
+float query_scale_inv(const std::string& attention, const PlanOptions& options) {
+  const std::string module = attention + "." + kFusedAttention;
+  const auto* found = options.measurements.has_value() ? options.measurements->find(module) : nullptr;
+  if (found == nullptr || found->inputs.empty() || found->inputs[0].empty())
+    io::fail<io::Error>("measurements: no measurement of '{}', whose first input are the queries; measure again ({})",
+                        module, io::option("measure_queries", "with this module selected"));
+  const float amax = one_amax(*found, /*input=*/true, 0);
+  if (amax == 0.0f)
+    io::fail<io::Error>("measurements: {}: found only zeros among the queries, of which no scale can be made", module);
+  return activation_scale_inv(amax, kv_numbers(options), {}, module);
+}
+
 }  // namespace
 
 std::vector<std::string> attention_modules(const std::vector<std::string>& modules) {
@@ -268,23 +281,6 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
         activation_scale_inv(value, numbers, method != nullptr ? method->activation : recipes::ScaleMethod(), module);
   return amax;
 }
-
-namespace {
-
-/// The scale of queries: they are the first input of an attention that was measured in one piece.
-float query_scale_inv(const std::string& attention, const PlanOptions& options) {
-  const std::string module = attention + "." + kFusedAttention;
-  const auto* found = options.measurements.has_value() ? options.measurements->find(module) : nullptr;
-  if (found == nullptr || found->inputs.empty() || found->inputs[0].empty())
-    io::fail<io::Error>("measurements: no measurement of '{}', whose first input are the queries; measure again ({})",
-                        module, io::option("measure_queries", "with this module selected"));
-  const float amax = one_amax(*found, /*input=*/true, 0);
-  if (amax == 0.0f)
-    io::fail<io::Error>("measurements: {}: found only zeros among the queries, of which no scale can be made", module);
-  return activation_scale_inv(amax, kv_numbers(options), {}, module);
-}
-
-}  // namespace
 
 std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options,
                                     std::vector<std::string>& warnings) {

@@ -91,6 +91,19 @@ void set_experts(NodeScheme& scheme, const NodeMeasurement& from) {
   scheme.output_scale_inv = {from.output(0)};
 }
 
+WeightScales of_scale_inv(std::vector<float> scale_inv, const Scheme& scheme, recipes::FloatType type,
+                          const std::string& module) {
+  const bool inc = scheme.convention == Convention::inc;
+  const auto hp = weight_target(scheme, type).hp;
+  if (inc) {
+    for (float& v : scale_inv) v = recipes::round_to(v, hp);
+  }
+  const Eigen::ArrayXf inv =
+      Eigen::Map<const Eigen::ArrayXf>(scale_inv.data(), static_cast<Eigen::Index>(scale_inv.size()));
+  return {to_vector(inc ? recipes::inc_scale(inv, hp) : recipes::scale_from_scale_inv(inv, module)),
+          std::move(scale_inv)};
+}
+
 }  // namespace
 
 ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
@@ -158,23 +171,6 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
   }
   return out;
 }
-
-namespace {
-
-WeightScales of_scale_inv(std::vector<float> scale_inv, const Scheme& scheme, recipes::FloatType type,
-                          const std::string& module) {
-  const bool inc = scheme.convention == Convention::inc;
-  const auto hp = weight_target(scheme, type).hp;
-  if (inc) {
-    for (float& v : scale_inv) v = recipes::round_to(v, hp);
-  }
-  const Eigen::ArrayXf inv =
-      Eigen::Map<const Eigen::ArrayXf>(scale_inv.data(), static_cast<Eigen::Index>(scale_inv.size()));
-  return {to_vector(inc ? recipes::inc_scale(inv, hp) : recipes::scale_from_scale_inv(inv, module)),
-          std::move(scale_inv)};
-}
-
-}  // namespace
 
 WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                                 const WeightScales& from_amax, const Scheme& scheme, const std::string& module) {

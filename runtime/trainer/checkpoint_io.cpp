@@ -68,131 +68,6 @@ void copy_into(const at::Tensor& target, const TrainingState& state, const std::
   }
 }
 
-}  // namespace
-
-void write_tensors(const fs::path& file, const std::map<std::string, at::Tensor>& tensors) {
-  std::vector<io::SafetensorsWriter::Entry> entries;
-  for (const auto& [name, tensor] : tensors)
-    entries.push_back({name, file_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
-  io::SafetensorsWriter writer(file, entries);
-  for (const auto& [name, tensor] : tensors)
-    writer.write(name, tensor.detach().to(at::kCPU).contiguous().const_data_ptr());
-  writer.commit();
-}
-
-std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
-  const io::SafetensorsFile file(path);
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& info : file.tensors()) {
-    auto tensor = at::empty(info.shape, tensor_dtype(path, info));
-    if (info.bytes() > 0) file.read(info, tensor.mutable_data_ptr());
-    tensors.emplace(info.name, std::move(tensor));
-  }
-  return tensors;
-}
-
-void HPUCheckpointIO::save_checkpoint(const TrainingState& state, const fs::path& folder,
-                                      const std::function<void(const fs::path&)>& fill,
-                                      const std::optional<io::Json>& storage_options) const {
-  if (storage_options)
-    io::fail<std::invalid_argument>(
-        "HPUCheckpointIO.save_checkpoint: storage_options is not supported, found {}, allowed: none",
-        storage_options->dump());
-  io::OutputDirectory output(folder, /*overwrite=*/true);
-  if (fill) fill(output.temporary());
-  write_tensors(output.file(kTensors), state.tensors);
-  io::write_json(output.file(kJson), state.json);
-  output.commit();
-}
-
-TrainingState HPUCheckpointIO::load_checkpoint(const fs::path& folder) const {
-  TrainingState state;
-  state.json = io::read_json(io::source_file(folder, kJson));
-  if (!state.json.is_object()) io::fail(folder / kJson, "holds no JSON object");
-  state.tensors = read_tensors(io::source_file(folder, kTensors));
-  return state;
-}
-
-void HPUCheckpointIO::remove_checkpoint(const fs::path& folder) const {
-  // The state first: a folder without it is no checkpoint any more, wherever removing stops.
-  std::error_code error;
-  fs::remove(folder / kJson, error);
-  if (!error) fs::remove_all(folder, error);
-  if (error) io::fail(folder, "can't be removed: {}", error.message());
-}
-
-fs::path checkpoint_folder(const fs::path& root, std::int64_t step) {
-  const auto digits = std::to_string(step);
-  return root / (std::string(kFolderPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits);
-}
-
-void remove_incomplete_checkpoints(const fs::path& root) {
-  std::error_code error;
-  std::vector<fs::path> found;
-  std::set<fs::path> cut_off;  // ".step-00000120.lock", ".step-00000120.partial-77": a write that was killed
-  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    const auto name = it->path().filename().string();
-    if (step_of(it->path()) && !fs::exists(it->path() / HPUCheckpointIO::kJson)) found.push_back(it->path());
-    const auto hidden = name[0] == '.' ? root / name.substr(1, name.find('.', 1) - 1) : fs::path();
-    if (step_of(hidden)) cut_off.insert(hidden);
-  }
-  for (const auto& folder : found) fs::remove_all(folder, error);
-  for (const auto& folder : cut_off) {
-    try {
-      const io::OutputDirectory leftovers(folder, /*overwrite=*/true);  // clears them; itself when it ends
-    } catch (const io::Error&) {  // another run is writing it, or the disk is full: they stay
-    }
-  }
-}
-
-std::vector<std::int64_t> checkpoint_steps(const fs::path& root) {
-  std::vector<std::int64_t> steps;
-  std::error_code error;
-  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    const auto step = step_of(it->path());
-    if (step && fs::exists(it->path() / HPUCheckpointIO::kJson)) steps.push_back(*step);
-  }
-  std::sort(steps.begin(), steps.end());
-  return steps;
-}
-
-std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors,
-                                                const std::string& prefix) {
-  std::map<std::string, at::Tensor> found;
-  for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it)
-    found[it->first.substr(prefix.size())] = it->second;
-  return found;
-}
-
-TrainingState extra_of(const TrainingState& state) {
-  return {state.json.at("extra"), tensors_below(state.tensors, "extra.")};
-}
-
-void for_each_tensor(const torch::nn::Module& network,
-                     const std::function<void(const std::string& name, const at::Tensor& tensor)>& call) {
-  std::unordered_set<const void*> done;  // a tied weight comes up twice
-  for (const auto& item : network.named_parameters())
-    if (done.insert(item.value().unsafeGetTensorImpl()).second) call("parameter." + item.key(), item.value());
-  for (const auto& item : network.named_buffers())
-    if (item.value().defined() && done.insert(item.value().unsafeGetTensorImpl()).second)
-      call("buffer." + item.key(), item.value());
-}
-
-void load_network(const torch::nn::Module& network, const TrainingState& state) {
-  const at::NoGradGuard no_grad;
-  std::unordered_set<std::string> known;
-  for_each_tensor(network, [&](const std::string& name, const at::Tensor& tensor) {
-    copy_into(tensor, state, name);
-    known.insert(name);
-  });
-  // A part of a larger model would look like the whole of this one.
-  for (const auto& [name, tensor] : state.tensors)
-    if ((name.starts_with("parameter.") || name.starts_with("buffer.")) && !known.contains(name))
-      io::fail<io::Error>("[trainer] checkpoint: tensor '{}' is not one of the model's", name);
-}
-
-namespace {
-
 using io::Json;
 using torch::serialize::InputArchive, torch::serialize::OutputArchive;
 
@@ -352,6 +227,127 @@ void load_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& na
 }
 
 }  // namespace
+
+void write_tensors(const fs::path& file, const std::map<std::string, at::Tensor>& tensors) {
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  for (const auto& [name, tensor] : tensors)
+    entries.push_back({name, file_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
+  io::SafetensorsWriter writer(file, entries);
+  for (const auto& [name, tensor] : tensors)
+    writer.write(name, tensor.detach().to(at::kCPU).contiguous().const_data_ptr());
+  writer.commit();
+}
+
+std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
+  const io::SafetensorsFile file(path);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& info : file.tensors()) {
+    auto tensor = at::empty(info.shape, tensor_dtype(path, info));
+    if (info.bytes() > 0) file.read(info, tensor.mutable_data_ptr());
+    tensors.emplace(info.name, std::move(tensor));
+  }
+  return tensors;
+}
+
+void HPUCheckpointIO::save_checkpoint(const TrainingState& state, const fs::path& folder,
+                                      const std::function<void(const fs::path&)>& fill,
+                                      const std::optional<io::Json>& storage_options) const {
+  if (storage_options)
+    io::fail<std::invalid_argument>(
+        "HPUCheckpointIO.save_checkpoint: storage_options is not supported, found {}, allowed: none",
+        storage_options->dump());
+  io::OutputDirectory output(folder, /*overwrite=*/true);
+  if (fill) fill(output.temporary());
+  write_tensors(output.file(kTensors), state.tensors);
+  io::write_json(output.file(kJson), state.json);
+  output.commit();
+}
+
+TrainingState HPUCheckpointIO::load_checkpoint(const fs::path& folder) const {
+  TrainingState state;
+  state.json = io::read_json(io::source_file(folder, kJson));
+  if (!state.json.is_object()) io::fail(folder / kJson, "holds no JSON object");
+  state.tensors = read_tensors(io::source_file(folder, kTensors));
+  return state;
+}
+
+void HPUCheckpointIO::remove_checkpoint(const fs::path& folder) const {
+  // The state first: a folder without it is no checkpoint any more, wherever removing stops.
+  std::error_code error;
+  fs::remove(folder / kJson, error);
+  if (!error) fs::remove_all(folder, error);
+  if (error) io::fail(folder, "can't be removed: {}", error.message());
+}
+
+fs::path checkpoint_folder(const fs::path& root, std::int64_t step) {
+  const auto digits = std::to_string(step);
+  return root / (std::string(kFolderPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits);
+}
+
+void remove_incomplete_checkpoints(const fs::path& root) {
+  std::error_code error;
+  std::vector<fs::path> found;
+  std::set<fs::path> cut_off;  // ".step-00000120.lock", ".step-00000120.partial-77": a write that was killed
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    const auto name = it->path().filename().string();
+    if (step_of(it->path()) && !fs::exists(it->path() / HPUCheckpointIO::kJson)) found.push_back(it->path());
+    const auto hidden = name[0] == '.' ? root / name.substr(1, name.find('.', 1) - 1) : fs::path();
+    if (step_of(hidden)) cut_off.insert(hidden);
+  }
+  for (const auto& folder : found) fs::remove_all(folder, error);
+  for (const auto& folder : cut_off) {
+    try {
+      const io::OutputDirectory leftovers(folder, /*overwrite=*/true);  // clears them; itself when it ends
+    } catch (const io::Error&) {  // another run is writing it, or the disk is full: they stay
+    }
+  }
+}
+
+std::vector<std::int64_t> checkpoint_steps(const fs::path& root) {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    const auto step = step_of(it->path());
+    if (step && fs::exists(it->path() / HPUCheckpointIO::kJson)) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors,
+                                                const std::string& prefix) {
+  std::map<std::string, at::Tensor> found;
+  for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it)
+    found[it->first.substr(prefix.size())] = it->second;
+  return found;
+}
+
+TrainingState extra_of(const TrainingState& state) {
+  return {state.json.at("extra"), tensors_below(state.tensors, "extra.")};
+}
+
+void for_each_tensor(const torch::nn::Module& network,
+                     const std::function<void(const std::string& name, const at::Tensor& tensor)>& call) {
+  std::unordered_set<const void*> done;  // a tied weight comes up twice
+  for (const auto& item : network.named_parameters())
+    if (done.insert(item.value().unsafeGetTensorImpl()).second) call("parameter." + item.key(), item.value());
+  for (const auto& item : network.named_buffers())
+    if (item.value().defined() && done.insert(item.value().unsafeGetTensorImpl()).second)
+      call("buffer." + item.key(), item.value());
+}
+
+void load_network(const torch::nn::Module& network, const TrainingState& state) {
+  const at::NoGradGuard no_grad;
+  std::unordered_set<std::string> known;
+  for_each_tensor(network, [&](const std::string& name, const at::Tensor& tensor) {
+    copy_into(tensor, state, name);
+    known.insert(name);
+  });
+  // A part of a larger model would look like the whole of this one.
+  for (const auto& [name, tensor] : state.tensors)
+    if ((name.starts_with("parameter.") || name.starts_with("buffer.")) && !known.contains(name))
+      io::fail<io::Error>("[trainer] checkpoint: tensor '{}' is not one of the model's", name);
+}
 
 void save_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name,
                     TrainingState& state) {

@@ -103,116 +103,6 @@ std::string PartArguments::place(const std::string& name) const {
 
 namespace {
 
-/// In messages, and in the list of what an extension adds.
-struct Kind {
-  const char *what, *listed;
-};
-template <class T>
-constexpr Kind kKind = {"a part", "part"};
-template <>
-constexpr Kind kKind<TrainerCallback> = {"a callback or logger", "callback"};
-template <>
-constexpr Kind kKind<TrainingModule> = {"a model", "model"};
-template <>
-constexpr Kind kKind<DataModule> = {"a data module", "data"};
-
-/// Never destroyed: registrations of libraries end when the process does.
-template <class T>
-io::Registry<MakePart<T>>& part_table() {
-  static auto& table = *[] {
-    if constexpr (std::is_same_v<T, TrainerCallback>) return new io::Registry<MakePart<T>>(callback_parts());
-    return new io::Registry<MakePart<T>>;
-  }();
-  return table;
-}
-
-template <class T>
-MakePart<T> find_part(const std::string& class_path) {
-  for (const auto& name : {class_path, own_name(class_path)})
-    if (const auto found = part_table<T>().find(name)) return *found;
-  return nullptr;
-}
-
-/// A module of Python stands in front of it: "my_project.models.Net".
-bool is_python(const std::string& class_path) {
-  return own_name(class_path) == class_path && class_path.find('.') != std::string::npos;
-}
-
-template <class T>
-typename io::Registry<MakePart<T>>::Entry entry_of(const std::string& name, MakePart<T> make) {
-  const std::string taken = io::message("[PartRegistration] {}: found the name {}, allowed: one that is not taken",
-                                        kKind<T>.what, io::in_quotes(name));
-  if (name.empty() || make == nullptr) throw std::invalid_argument(taken);
-  return {part_table<T>(), name, std::make_shared<const MakePart<T>>(std::move(make)), taken};
-}
-
-}  // namespace
-
-template <class T>
-PartRegistration<T>::PartRegistration(std::string name, MakePart<T> make)
-    : name_(std::move(name)), entry_(entry_of<T>(name_, std::move(make))) {
-  runtime::note_part(kKind<T>.listed + (" " + name_), true);
-}
-
-template <class T>
-PartRegistration<T>::~PartRegistration() {
-  runtime::note_part(kKind<T>.listed + (" " + name_), false);
-}
-
-template <class T>
-std::vector<std::string> part_names() {
-  auto names = part_table<T>().names();
-  std::ranges::sort(names);
-  return names;
-}
-
-template <class T>
-bool is_part(const std::string& class_path) {
-  return find_part<T>(class_path) != nullptr;
-}
-
-template <class T>
-std::shared_ptr<T> make_part(const Part& part, const PartContext& context) {
-  const auto make = find_part<T>(part.class_path);
-  if (make == nullptr) {
-    const auto names = part_names<T>();
-    const std::string found = part.place + ": found " + io::in_quotes(part.class_path) + ", ";
-    if (is_python(part.class_path))
-      io::fail<io::Error>(
-          "{}a class of Python: python your_training.py fit --config FILE runs it (torch there loads "
-          "libfp8_runtime.so); allowed here: {}",
-          found, names.empty() ? "none" : io::joined(names));
-    io::fail<io::Error>("{}which is not {} that is known, allowed: {}", found, kKind<T>.what,
-                        names.empty() ? "what a library that --load loads makes known"
-                                      : io::joined(names) + "; " + io::the_nearest(own_name(part.class_path), names));
-  }
-  PartArguments arguments(part, context);
-  try {
-    auto made = make(arguments);
-    arguments.finish();
-    return made;
-  } catch (const std::invalid_argument& error) {  // of a constructor
-    io::fail<io::Error>("{}: {}", part.place, io::raw_message(error));
-  }
-}
-
-template class PartRegistration<TrainerCallback>;
-template class PartRegistration<TrainingModule>;
-template class PartRegistration<DataModule>;
-template std::vector<std::string> part_names<TrainerCallback>();
-template std::vector<std::string> part_names<TrainingModule>();
-template std::vector<std::string> part_names<DataModule>();
-template bool is_part<TrainerCallback>(const std::string&);
-template bool is_part<TrainingModule>(const std::string&);
-template bool is_part<DataModule>(const std::string&);
-template std::shared_ptr<TrainerCallback> make_part(const Part&, const PartContext&);
-template std::shared_ptr<TrainingModule> make_part(const Part&, const PartContext&);
-template std::shared_ptr<DataModule> make_part(const Part&, const PartContext&);
-
-// The callbacks and loggers that run files know, with Lightning's arguments.
-
-namespace {
-
 using Made = std::shared_ptr<TrainerCallback>;
 
 class Nothing : public TrainerCallback {};
@@ -380,8 +270,7 @@ Made model_summary(PartArguments& a) {
   return std::make_shared<Nothing>();
 }
 
-}  // namespace
-
+/// The callbacks and loggers that run files know, with Lightning's arguments.
 std::map<std::string, MakePart<TrainerCallback>> callback_parts() {
   return {{"EarlyStopping", early_stopping},
           {"ModelCheckpoint", model_checkpoint},
@@ -403,5 +292,111 @@ std::map<std::string, MakePart<TrainerCallback>> callback_parts() {
           {"ModelSummary", model_summary},
           {"RichModelSummary", model_summary}};
 }
+
+/// In messages, and in the list of what an extension adds.
+struct Kind {
+  const char *what, *listed;
+};
+template <class T>
+constexpr Kind kKind = {"a part", "part"};
+template <>
+constexpr Kind kKind<TrainerCallback> = {"a callback or logger", "callback"};
+template <>
+constexpr Kind kKind<TrainingModule> = {"a model", "model"};
+template <>
+constexpr Kind kKind<DataModule> = {"a data module", "data"};
+
+/// Never destroyed: registrations of libraries end when the process does.
+template <class T>
+io::Registry<MakePart<T>>& part_table() {
+  static auto& table = *[] {
+    if constexpr (std::is_same_v<T, TrainerCallback>) return new io::Registry<MakePart<T>>(callback_parts());
+    return new io::Registry<MakePart<T>>;
+  }();
+  return table;
+}
+
+template <class T>
+MakePart<T> find_part(const std::string& class_path) {
+  for (const auto& name : {class_path, own_name(class_path)})
+    if (const auto found = part_table<T>().find(name)) return *found;
+  return nullptr;
+}
+
+/// A module of Python stands in front of it: "my_project.models.Net".
+bool is_python(const std::string& class_path) {
+  return own_name(class_path) == class_path && class_path.find('.') != std::string::npos;
+}
+
+template <class T>
+typename io::Registry<MakePart<T>>::Entry entry_of(const std::string& name, MakePart<T> make) {
+  const std::string taken = io::message("[PartRegistration] {}: found the name {}, allowed: one that is not taken",
+                                        kKind<T>.what, io::in_quotes(name));
+  if (name.empty() || make == nullptr) throw std::invalid_argument(taken);
+  return {part_table<T>(), name, std::make_shared<const MakePart<T>>(std::move(make)), taken};
+}
+
+}  // namespace
+
+template <class T>
+PartRegistration<T>::PartRegistration(std::string name, MakePart<T> make)
+    : name_(std::move(name)), entry_(entry_of<T>(name_, std::move(make))) {
+  runtime::note_part(kKind<T>.listed + (" " + name_), true);
+}
+
+template <class T>
+PartRegistration<T>::~PartRegistration() {
+  runtime::note_part(kKind<T>.listed + (" " + name_), false);
+}
+
+template <class T>
+std::vector<std::string> part_names() {
+  auto names = part_table<T>().names();
+  std::ranges::sort(names);
+  return names;
+}
+
+template <class T>
+bool is_part(const std::string& class_path) {
+  return find_part<T>(class_path) != nullptr;
+}
+
+template <class T>
+std::shared_ptr<T> make_part(const Part& part, const PartContext& context) {
+  const auto make = find_part<T>(part.class_path);
+  if (make == nullptr) {
+    const auto names = part_names<T>();
+    const std::string found = part.place + ": found " + io::in_quotes(part.class_path) + ", ";
+    if (is_python(part.class_path))
+      io::fail<io::Error>(
+          "{}a class of Python: python your_training.py fit --config FILE runs it (torch there loads "
+          "libfp8_runtime.so); allowed here: {}",
+          found, names.empty() ? "none" : io::joined(names));
+    io::fail<io::Error>("{}which is not {} that is known, allowed: {}", found, kKind<T>.what,
+                        names.empty() ? "what a library that --load loads makes known"
+                                      : io::joined(names) + "; " + io::the_nearest(own_name(part.class_path), names));
+  }
+  PartArguments arguments(part, context);
+  try {
+    auto made = make(arguments);
+    arguments.finish();
+    return made;
+  } catch (const std::invalid_argument& error) {  // of a constructor
+    io::fail<io::Error>("{}: {}", part.place, io::raw_message(error));
+  }
+}
+
+template class PartRegistration<TrainerCallback>;
+template class PartRegistration<TrainingModule>;
+template class PartRegistration<DataModule>;
+template std::vector<std::string> part_names<TrainerCallback>();
+template std::vector<std::string> part_names<TrainingModule>();
+template std::vector<std::string> part_names<DataModule>();
+template bool is_part<TrainerCallback>(const std::string&);
+template bool is_part<TrainingModule>(const std::string&);
+template bool is_part<DataModule>(const std::string&);
+template std::shared_ptr<TrainerCallback> make_part(const Part&, const PartContext&);
+template std::shared_ptr<TrainingModule> make_part(const Part&, const PartContext&);
+template std::shared_ptr<DataModule> make_part(const Part&, const PartContext&);
 
 }  // namespace fp8::trainer

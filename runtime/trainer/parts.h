@@ -98,8 +98,4 @@ bool is_part(const std::string& class_path);
 template <class T>
 std::shared_ptr<T> make_part(const Part& part, const PartContext& context);
 
-// The callbacks and loggers that run files know, with Lightning's arguments. Not for users.
-
-std::map<std::string, MakePart<TrainerCallback>> callback_parts();
-
 }  // namespace fp8::trainer

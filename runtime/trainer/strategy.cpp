@@ -34,6 +34,88 @@ std::string layout_of(const TrainingState& state) {
   return hash.text();
 }
 
+using runtime::distributed::DataParallel, runtime::distributed::FusedGradients;
+using Parameters = std::vector<at::Tensor>;
+using Names = std::vector<std::string>;
+
+class HpuParallel final : public Strategy {
+ public:
+  HpuParallel(Parameters parameters, std::shared_ptr<ProcessGroup> group)
+      : parameters_(std::move(parameters)), group_(std::move(group)) {}
+  void reduce() override { runtime::distributed::all_reduce_gradients(parameters_, *group_); }
+
+ private:
+  Parameters parameters_;
+  std::shared_ptr<ProcessGroup> group_;
+};
+
+class FastDdp final : public Strategy {
+ public:
+  FastDdp(const Parameters& parameters, const Names& names, const std::shared_ptr<ProcessGroup>& group,
+          at::ScalarType dtype)
+      : gradients_(parameters, names, group, dtype) {}
+  void reduce() override { gradients_.all_reduce(); }
+
+ private:
+  FusedGradients gradients_;
+};
+
+class HpuDdp final : public Strategy {
+ public:
+  HpuDdp(const Parameters& parameters, const Names& names, std::shared_ptr<ProcessGroup> group,
+         const runtime::distributed::DataParallelOptions& options)
+      : group_(std::move(group)),
+        keeps_views_(options.gradient_as_bucket_view),
+        ddp_(parameters, names, runtime::distributed::c10d_group(*group_), options) {}
+
+  void before_last_forward() override { ddp_.before_forward(); }
+  void backward(const at::Tensor& loss, bool last) override {
+    if (!last) return Strategy::backward(loss, last);
+    ddp_.before_backward({loss});
+    const runtime::distributed::Waits waits(*group_, {"backward " + std::to_string(++backwards_), true});
+    try {
+      loss.backward();
+      ddp_.after_backward();
+    } catch (const std::exception& e) {  // c10d's own says what a socket said
+      if (std::string_view(e.what()).find("[ProcessGroup]") != std::string_view::npos) throw;  // of the amaxes: it does
+      if (std::string_view(e.what()).find("[DataParallel]") != std::string_view::npos) throw;
+      const std::string gone = group_->who_is_gone();
+      if (gone.empty()) throw;
+      TORCH_CHECK(false, "[ProcessGroup] rank ", group_->rank(), " of ", group_->size(),
+                  ": gradients of backward: ", runtime::distributed::first_line(e), " (", gone, ")");
+    }
+  }
+  bool zero_gradients() override {
+    if (keeps_views_) ddp_.zero_gradients();
+    return keeps_views_;
+  }
+
+ private:
+  std::shared_ptr<ProcessGroup> group_;
+  bool keeps_views_;
+  std::int64_t backwards_ = 0;
+  DataParallel ddp_;
+};
+
+static_assert(kMostDevices == runtime::kMaxDevices);
+
+int checked_count(std::optional<int> count, const std::string& found) {
+  if (!count.has_value() || *count < 1 || *count > kMostDevices)
+    io::fail<std::invalid_argument>("[HPUAccelerator] devices: found {}, allowed: 1 to {}, \"auto\", or nothing", found,
+                                    kMostDevices);
+  return *count;
+}
+
+Availability with_second_generation(at::ScalarType type, const char* name) {
+  if (runtime::takes(type, runtime::DtypeUse::tensors)) return {};
+  return {false, runtime::second_generation_required(name)};
+}
+
+c10::Device checked_device(c10::Device device) {
+  if (!device.is_hpu()) io::fail<std::invalid_argument>("Device should be HPU, got {} instead.", device.str());
+  return device.has_index() ? device : c10::Device(c10::kHPU, runtime::current_device());
+}
+
 }  // namespace
 
 std::uint64_t values_checksum(const at::Tensor& tensor) {
@@ -145,73 +227,6 @@ TrainingState load_on_all(const std::function<TrainingState()>& load, ProcessGro
   return state;
 }
 
-namespace {
-
-using runtime::distributed::DataParallel, runtime::distributed::FusedGradients;
-using Parameters = std::vector<at::Tensor>;
-using Names = std::vector<std::string>;
-
-class HpuParallel final : public Strategy {
- public:
-  HpuParallel(Parameters parameters, std::shared_ptr<ProcessGroup> group)
-      : parameters_(std::move(parameters)), group_(std::move(group)) {}
-  void reduce() override { runtime::distributed::all_reduce_gradients(parameters_, *group_); }
-
- private:
-  Parameters parameters_;
-  std::shared_ptr<ProcessGroup> group_;
-};
-
-class FastDdp final : public Strategy {
- public:
-  FastDdp(const Parameters& parameters, const Names& names, const std::shared_ptr<ProcessGroup>& group,
-          at::ScalarType dtype)
-      : gradients_(parameters, names, group, dtype) {}
-  void reduce() override { gradients_.all_reduce(); }
-
- private:
-  FusedGradients gradients_;
-};
-
-class HpuDdp final : public Strategy {
- public:
-  HpuDdp(const Parameters& parameters, const Names& names, std::shared_ptr<ProcessGroup> group,
-         const runtime::distributed::DataParallelOptions& options)
-      : group_(std::move(group)),
-        keeps_views_(options.gradient_as_bucket_view),
-        ddp_(parameters, names, runtime::distributed::c10d_group(*group_), options) {}
-
-  void before_last_forward() override { ddp_.before_forward(); }
-  void backward(const at::Tensor& loss, bool last) override {
-    if (!last) return Strategy::backward(loss, last);
-    ddp_.before_backward({loss});
-    const runtime::distributed::Waits waits(*group_, {"backward " + std::to_string(++backwards_), true});
-    try {
-      loss.backward();
-      ddp_.after_backward();
-    } catch (const std::exception& e) {  // c10d's own says what a socket said
-      if (std::string_view(e.what()).find("[ProcessGroup]") != std::string_view::npos) throw;  // of the amaxes: it does
-      if (std::string_view(e.what()).find("[DataParallel]") != std::string_view::npos) throw;
-      const std::string gone = group_->who_is_gone();
-      if (gone.empty()) throw;
-      TORCH_CHECK(false, "[ProcessGroup] rank ", group_->rank(), " of ", group_->size(),
-                  ": gradients of backward: ", runtime::distributed::first_line(e), " (", gone, ")");
-    }
-  }
-  bool zero_gradients() override {
-    if (keeps_views_) ddp_.zero_gradients();
-    return keeps_views_;
-  }
-
- private:
-  std::shared_ptr<ProcessGroup> group_;
-  bool keeps_views_;
-  std::int64_t backwards_ = 0;
-  DataParallel ddp_;
-};
-
-}  // namespace
-
 void Strategy::backward(const at::Tensor& loss, bool /*last*/) { loss.backward(); }
 
 StrategyKind resolve_strategy(StrategyKind kind, int ranks) {
@@ -233,29 +248,6 @@ std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, const Pa
     default: return std::make_unique<Strategy>();
   }
 }
-
-namespace {
-
-static_assert(kMostDevices == runtime::kMaxDevices);
-
-int checked_count(std::optional<int> count, const std::string& found) {
-  if (!count.has_value() || *count < 1 || *count > kMostDevices)
-    io::fail<std::invalid_argument>("[HPUAccelerator] devices: found {}, allowed: 1 to {}, \"auto\", or nothing", found,
-                                    kMostDevices);
-  return *count;
-}
-
-Availability with_second_generation(at::ScalarType type, const char* name) {
-  if (runtime::takes(type, runtime::DtypeUse::tensors)) return {};
-  return {false, runtime::second_generation_required(name)};
-}
-
-c10::Device checked_device(c10::Device device) {
-  if (!device.is_hpu()) io::fail<std::invalid_argument>("Device should be HPU, got {} instead.", device.str());
-  return device.has_index() ? device : c10::Device(c10::kHPU, runtime::current_device());
-}
-
-}  // namespace
 
 bool HPUAccelerator::is_available() {
   try {

@@ -46,6 +46,124 @@ struct Decode : torch::autograd::Function<Decode> {
   }
 };
 
+using recipes::Format, recipes::OperandScaling, recipes::ScalingRule;
+using runtime::CastSpec, runtime::Fp8Tensor, runtime::ScaleLayout, runtime::ScaleRule;
+
+float dtype_max(at::ScalarType type) {
+  return type == at::kHalf ? 65504.0f : type == at::kBFloat16 ? 0x1.FEp127f : std::numeric_limits<float>::max();
+}
+
+/// Elements at the largest code, and non-zero elements that became zero.
+template <class T>
+void count_elements(const at::Tensor& x, const at::Tensor& codes, Format format, recipes::Dialect dialect,
+                    Fp8State& state) {
+  const float max = recipes::fp8_max(format, dialect);
+  const std::uint8_t top = format == Format::E5M2 ? 0x7B : max == 240.0f ? 0x77 : 0x7E;
+  const T* values = x.const_data_ptr<T>();
+  const auto* code = static_cast<const std::uint8_t*>(codes.const_data_ptr());
+  std::int64_t saturated = 0, underflowed = 0;
+  for (std::int64_t i = 0, n = x.numel(); i < n; ++i) {
+    const std::uint8_t magnitude = code[i] & 0x7F;
+    saturated += magnitude == top;
+    underflowed += magnitude == 0 && static_cast<float>(values[i]) != 0.0f;
+  }
+  state.count(x.numel(), saturated, underflowed);
+}
+
+void count_if_wanted(const at::Tensor& x, const Fp8Tensor& operand, Format format, const CastPlan& plan) {
+  if (!plan.statistics || plan.state == nullptr) return;
+  switch (x.scalar_type()) {
+    case at::kFloat: return count_elements<float>(x, operand.codes, format, plan.dialect, *plan.state);
+    case at::kBFloat16: return count_elements<at::BFloat16>(x, operand.codes, format, plan.dialect, *plan.state);
+    default: return count_elements<at::Half>(x, operand.codes, format, plan.dialect, *plan.state);
+  }
+}
+
+Fp8Tensor cast(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
+  return plan.input.defined() ? runtime::cast_once(plan.input, x, spec) : runtime::quantize(x, spec);
+}
+
+/// {along columns, along rows}.
+OperandPair cast_both(const at::Tensor& x, const CastSpec& columns, const CastSpec& rows, const CastPlan& plan) {
+  auto [first, second] = plan.input.defined() ? runtime::cast_both_once(plan.input, x, columns, rows)
+                                              : runtime::quantize_both(x, columns, rows);
+  return {std::move(first), std::move(second)};
+}
+
+float amax_of(const at::Tensor& x, const CastPlan& plan) {
+  return plan.input.defined() ? runtime::amax_once(plan.input, x) : runtime::amax_of(x);
+}
+
+/// The recipe's cast along the columns. An amax of x that it knows, or that the cast will find, lies in `amax`.
+CastSpec spec_of(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan, float& amax) {
+  CastSpec spec{.format = format, .max = recipes::fp8_max(format, plan.dialect)};
+  const auto i = static_cast<std::size_t>(plan.index);
+  switch (how.rule) {
+    case ScalingRule::history:
+      spec.scale = plan.scales->scale[i], spec.scale_inv = plan.scales->scale_inv[i];
+      spec.stochastic = plan.stochastic;
+      if (plan.scales->record) spec.amax = &amax;
+      break;
+    case ScalingRule::tensor:
+      amax = amax_of(x, plan);
+      spec.scale = current_scale_of(amax, format, plan.dialect, how, x.scalar_type());
+      spec.scale_inv = 1.0f / spec.scale;
+      spec.stochastic = plan.stochastic;
+      break;
+    case ScalingRule::blocks:
+    case ScalingRule::mx:
+      spec.layout = ScaleLayout::blocks(how.block_rows, how.block_cols);
+      spec.rule = how.rule == ScalingRule::mx ? ScaleRule::e8m0 : ScaleRule::max_over_amax;
+      spec.power_of_two = how.power_of_two;
+      spec.amax_epsilon = how.amax_epsilon;
+      break;
+  }
+  return spec;
+}
+
+/// One scale for both ways.
+OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
+  const bool columns = plan.need_columns || plan.statistics;  // which are counted row by row
+  if (plan.need_rows && !plan.both_stay && columns) {
+    CastSpec rows = spec;
+    rows.transpose = true;
+    rows.amax = nullptr;
+    return cast_both(x, spec, rows, plan);
+  }
+  spec.transpose = !columns && plan.need_rows;
+  const Fp8Tensor both = cast(x, spec, plan);
+  return {both, both};
+}
+
+/// One scale for each way, of which that along rows is of E5M2 (habana HYBRID).
+OperandPair cast_hybrid(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
+  const auto i = static_cast<std::size_t>(plan.index);
+  CastSpec wide{.format = Format::E5M2, .max = recipes::fp8_max(Format::E5M2, plan.dialect)};
+  wide.scale = plan.scales->hybrid_scale[i], wide.scale_inv = plan.scales->hybrid_scale_inv[i];
+  wide.transpose = true;
+  if (plan.need_columns || spec.amax != nullptr) return cast_both(x, spec, wide, plan);
+  const Fp8Tensor both = cast(x, wide, plan);
+  return {both, both};
+}
+
+OperandPair cast_blocks(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
+  const Fp8Tensor columns = cast(x, spec, plan);
+  if (!plan.need_rows || spec.layout.rows == spec.layout.cols) return {columns, columns};
+  std::swap(spec.layout.rows, spec.layout.cols);
+  return {columns, cast(x, spec, plan)};
+}
+
+/// The amax of x goes to the state: to its history, or of an input, for export.
+void record_amax(const at::Tensor& x, const OperandScaling& how, float amax, float max, const CastPlan& plan) {
+  if (plan.state == nullptr || plan.scales == nullptr) return;
+  if (how.rule == ScalingRule::history) {
+    if (plan.scales->record)
+      plan.state->record(plan.role == Role::grad ? Pass::backward : Pass::forward, *plan.scales, plan.index, amax, max);
+  } else if (plan.role == Role::input && plan.scales->trains) {
+    plan.state->record_input(*plan.scales, plan.index, how.rule == ScalingRule::tensor ? amax : amax_of(x, plan));
+  }
+}
+
 }  // namespace
 
 quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previous_(t_options) {
@@ -224,128 +342,6 @@ at::Tensor weight_values(const at::Tensor& parameter) {
               "to another device or replaced; allowed: on hpu, where it was made");
   return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
 }
-
-namespace {
-
-using recipes::Format, recipes::OperandScaling, recipes::ScalingRule;
-using runtime::CastSpec, runtime::Fp8Tensor, runtime::ScaleLayout, runtime::ScaleRule;
-
-float dtype_max(at::ScalarType type) {
-  return type == at::kHalf ? 65504.0f : type == at::kBFloat16 ? 0x1.FEp127f : std::numeric_limits<float>::max();
-}
-
-/// Elements at the largest code, and non-zero elements that became zero.
-template <class T>
-void count_elements(const at::Tensor& x, const at::Tensor& codes, Format format, recipes::Dialect dialect,
-                    Fp8State& state) {
-  const float max = recipes::fp8_max(format, dialect);
-  const std::uint8_t top = format == Format::E5M2 ? 0x7B : max == 240.0f ? 0x77 : 0x7E;
-  const T* values = x.const_data_ptr<T>();
-  const auto* code = static_cast<const std::uint8_t*>(codes.const_data_ptr());
-  std::int64_t saturated = 0, underflowed = 0;
-  for (std::int64_t i = 0, n = x.numel(); i < n; ++i) {
-    const std::uint8_t magnitude = code[i] & 0x7F;
-    saturated += magnitude == top;
-    underflowed += magnitude == 0 && static_cast<float>(values[i]) != 0.0f;
-  }
-  state.count(x.numel(), saturated, underflowed);
-}
-
-void count_if_wanted(const at::Tensor& x, const Fp8Tensor& operand, Format format, const CastPlan& plan) {
-  if (!plan.statistics || plan.state == nullptr) return;
-  switch (x.scalar_type()) {
-    case at::kFloat: return count_elements<float>(x, operand.codes, format, plan.dialect, *plan.state);
-    case at::kBFloat16: return count_elements<at::BFloat16>(x, operand.codes, format, plan.dialect, *plan.state);
-    default: return count_elements<at::Half>(x, operand.codes, format, plan.dialect, *plan.state);
-  }
-}
-
-Fp8Tensor cast(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
-  return plan.input.defined() ? runtime::cast_once(plan.input, x, spec) : runtime::quantize(x, spec);
-}
-
-/// {along columns, along rows}.
-OperandPair cast_both(const at::Tensor& x, const CastSpec& columns, const CastSpec& rows, const CastPlan& plan) {
-  auto [first, second] = plan.input.defined() ? runtime::cast_both_once(plan.input, x, columns, rows)
-                                              : runtime::quantize_both(x, columns, rows);
-  return {std::move(first), std::move(second)};
-}
-
-float amax_of(const at::Tensor& x, const CastPlan& plan) {
-  return plan.input.defined() ? runtime::amax_once(plan.input, x) : runtime::amax_of(x);
-}
-
-/// The recipe's cast along the columns. An amax of x that it knows, or that the cast will find, lies in `amax`.
-CastSpec spec_of(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan, float& amax) {
-  CastSpec spec{.format = format, .max = recipes::fp8_max(format, plan.dialect)};
-  const auto i = static_cast<std::size_t>(plan.index);
-  switch (how.rule) {
-    case ScalingRule::history:
-      spec.scale = plan.scales->scale[i], spec.scale_inv = plan.scales->scale_inv[i];
-      spec.stochastic = plan.stochastic;
-      if (plan.scales->record) spec.amax = &amax;
-      break;
-    case ScalingRule::tensor:
-      amax = amax_of(x, plan);
-      spec.scale = current_scale_of(amax, format, plan.dialect, how, x.scalar_type());
-      spec.scale_inv = 1.0f / spec.scale;
-      spec.stochastic = plan.stochastic;
-      break;
-    case ScalingRule::blocks:
-    case ScalingRule::mx:
-      spec.layout = ScaleLayout::blocks(how.block_rows, how.block_cols);
-      spec.rule = how.rule == ScalingRule::mx ? ScaleRule::e8m0 : ScaleRule::max_over_amax;
-      spec.power_of_two = how.power_of_two;
-      spec.amax_epsilon = how.amax_epsilon;
-      break;
-  }
-  return spec;
-}
-
-/// One scale for both ways.
-OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
-  const bool columns = plan.need_columns || plan.statistics;  // which are counted row by row
-  if (plan.need_rows && !plan.both_stay && columns) {
-    CastSpec rows = spec;
-    rows.transpose = true;
-    rows.amax = nullptr;
-    return cast_both(x, spec, rows, plan);
-  }
-  spec.transpose = !columns && plan.need_rows;
-  const Fp8Tensor both = cast(x, spec, plan);
-  return {both, both};
-}
-
-/// One scale for each way, of which that along rows is of E5M2 (habana HYBRID).
-OperandPair cast_hybrid(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
-  const auto i = static_cast<std::size_t>(plan.index);
-  CastSpec wide{.format = Format::E5M2, .max = recipes::fp8_max(Format::E5M2, plan.dialect)};
-  wide.scale = plan.scales->hybrid_scale[i], wide.scale_inv = plan.scales->hybrid_scale_inv[i];
-  wide.transpose = true;
-  if (plan.need_columns || spec.amax != nullptr) return cast_both(x, spec, wide, plan);
-  const Fp8Tensor both = cast(x, wide, plan);
-  return {both, both};
-}
-
-OperandPair cast_blocks(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
-  const Fp8Tensor columns = cast(x, spec, plan);
-  if (!plan.need_rows || spec.layout.rows == spec.layout.cols) return {columns, columns};
-  std::swap(spec.layout.rows, spec.layout.cols);
-  return {columns, cast(x, spec, plan)};
-}
-
-/// The amax of x goes to the state: to its history, or of an input, for export.
-void record_amax(const at::Tensor& x, const OperandScaling& how, float amax, float max, const CastPlan& plan) {
-  if (plan.state == nullptr || plan.scales == nullptr) return;
-  if (how.rule == ScalingRule::history) {
-    if (plan.scales->record)
-      plan.state->record(plan.role == Role::grad ? Pass::backward : Pass::forward, *plan.scales, plan.index, amax, max);
-  } else if (plan.role == Role::input && plan.scales->trains) {
-    plan.state->record_input(*plan.scales, plan.index, how.rule == ScalingRule::tensor ? amax : amax_of(x, plan));
-  }
-}
-
-}  // namespace
 
 CastPlan ProductCall::plan(Role role, int index, const StepScales& of) const {
   return {.recipe = recipe,

@@ -84,6 +84,32 @@ int rank_of_process() {
   return rank;
 }
 
+/// As a node of a recording where there is one.
+bool recorded(const char* name, const std::function<void()>& finish) {
+  auto* recorder = runtime::Recorder::current();
+  if (recorder == nullptr) return false;
+  torch::jit::Stack none;
+  recorder->call(name, [finish](torch::jit::Stack&) { finish(); }, none);
+  return true;
+}
+
+void add_to_key(std::string& key) {
+  const auto region = current_region();
+  if (region == nullptr) return;
+  const auto& o = region->options();
+  key += recipes::describe(region->recipe());
+  for (const bool flag :
+       {o.enabled, o.calibrating, o.force_measurement.has_value(), o.force_measurement.value_or(false),
+        o.is_first_microbatch.has_value(), o.is_first_microbatch.value_or(false), o.statistics})
+    key += flag ? '1' : '0';
+}
+
+std::function<std::shared_ptr<void>()> inner_backward() {
+  return [region = current_region()] { return std::make_shared<Fp8Region::InnerBackward>(region); };
+}
+
+[[maybe_unused]] const bool hooked = (runtime::set_graph_hooks({&add_to_key, &inner_backward}), true);
+
 }  // namespace
 
 Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> outer)
@@ -186,36 +212,6 @@ Fp8Region::InnerBackward::~InnerBackward() {
   const std::lock_guard<std::mutex> lock(root_->mutex_);
   --root_->inner_backwards_;
 }
-
-namespace {
-
-/// As a node of a recording where there is one.
-bool recorded(const char* name, const std::function<void()>& finish) {
-  auto* recorder = runtime::Recorder::current();
-  if (recorder == nullptr) return false;
-  torch::jit::Stack none;
-  recorder->call(name, [finish](torch::jit::Stack&) { finish(); }, none);
-  return true;
-}
-
-void add_to_key(std::string& key) {
-  const auto region = current_region();
-  if (region == nullptr) return;
-  const auto& o = region->options();
-  key += recipes::describe(region->recipe());
-  for (const bool flag :
-       {o.enabled, o.calibrating, o.force_measurement.has_value(), o.force_measurement.value_or(false),
-        o.is_first_microbatch.has_value(), o.is_first_microbatch.value_or(false), o.statistics})
-    key += flag ? '1' : '0';
-}
-
-std::function<std::shared_ptr<void>()> inner_backward() {
-  return [region = current_region()] { return std::make_shared<Fp8Region::InnerBackward>(region); };
-}
-
-[[maybe_unused]] const bool hooked = (runtime::set_graph_hooks({&add_to_key, &inner_backward}), true);
-
-}  // namespace
 
 void Fp8Region::finish_forward() {
   if (recorded("te::finish_forward", [self = shared_from_this()] { self->finish_forward(); })) return;

@@ -13,6 +13,10 @@ namespace {
 
 const char* mode_name(MonitorMode mode) { return mode == MonitorMode::min ? "min" : "max"; }
 
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 double monitored(const Trainer& trainer, const std::string& name, const char* who, const char* key) {
@@ -99,14 +103,6 @@ void EarlyStopping::look(Trainer& trainer) {
   reason_ = judge(monitored(trainer, options_.monitor, "EarlyStopping"));
   if (!reason_.empty()) trainer.stop(reason_);
 }
-
-namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 Timer::Timer(std::optional<double> duration, ScheduleInterval interval) : duration_(duration), interval_(interval) {
   if (duration && (!(*duration >= 0) || std::isinf(*duration)))

@@ -83,6 +83,32 @@ std::string text_of(double value, const std::string& format) {
   return format.empty() || !std::isfinite(value) ? io::number_text(value) : formatted(format, value);
 }
 
+/// Names sort as batches do.
+std::string name_of_batch(const Trainer& trainer, std::int64_t index) {
+  const auto& group = trainer.options().group;
+  char text[64];
+  if (group == nullptr || group->size() == 1 || trainer.options().strategy.use_distributed_sampler)
+    std::snprintf(text, sizeof text, "batch.%08lld.", static_cast<long long>(index));
+  else
+    std::snprintf(text, sizeof text, "rank.%05d.batch.%08lld.", group->rank(), static_cast<long long>(index));
+  return text;
+}
+
+/// Every rank's on rank 0.
+void gather(std::map<std::string, at::Tensor>& tensors, runtime::distributed::ProcessGroup& group) {
+  io::Json own = io::Json::object();
+  for (const auto& [name, tensor] : tensors) own[name] = runtime::distributed::form_of(tensor);
+  for (int rank = 1; rank < group.size(); ++rank) {
+    const auto text = runtime::distributed::broadcast_text(group.rank() == rank ? own.dump() : "", group, rank);
+    const auto theirs = io::parse_json(text, "predictions");
+    for (const auto& [name, form] : theirs.items()) {
+      const auto tensor = group.rank() == rank ? tensors.at(name) : runtime::distributed::empty_of_form(form);
+      if (tensor.numel() > 0) group.broadcast(tensor, rank);
+      if (group.rank() == 0) tensors[name] = tensor;
+    }
+  }
+}
+
 }  // namespace
 
 ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
@@ -223,36 +249,6 @@ void OnExceptionCheckpoint::on_fit_start(Trainer& trainer, std::int64_t) {
 }
 
 void OnExceptionCheckpoint::on_exception(Trainer& trainer, const std::exception&) { trainer.save_checkpoint(folder_); }
-
-namespace {
-
-/// Names sort as batches do.
-std::string name_of_batch(const Trainer& trainer, std::int64_t index) {
-  const auto& group = trainer.options().group;
-  char text[64];
-  if (group == nullptr || group->size() == 1 || trainer.options().strategy.use_distributed_sampler)
-    std::snprintf(text, sizeof text, "batch.%08lld.", static_cast<long long>(index));
-  else
-    std::snprintf(text, sizeof text, "rank.%05d.batch.%08lld.", group->rank(), static_cast<long long>(index));
-  return text;
-}
-
-/// Every rank's on rank 0.
-void gather(std::map<std::string, at::Tensor>& tensors, runtime::distributed::ProcessGroup& group) {
-  io::Json own = io::Json::object();
-  for (const auto& [name, tensor] : tensors) own[name] = runtime::distributed::form_of(tensor);
-  for (int rank = 1; rank < group.size(); ++rank) {
-    const auto text = runtime::distributed::broadcast_text(group.rank() == rank ? own.dump() : "", group, rank);
-    const auto theirs = io::parse_json(text, "predictions");
-    for (const auto& [name, form] : theirs.items()) {
-      const auto tensor = group.rank() == rank ? tensors.at(name) : runtime::distributed::empty_of_form(form);
-      if (tensor.numel() > 0) group.broadcast(tensor, rank);
-      if (group.rank() == 0) tensors[name] = tensor;
-    }
-  }
-}
-
-}  // namespace
 
 PredictionWriter::PredictionWriter(std::filesystem::path file) : file_(std::move(file)) {
   if (file_.empty()) throw std::invalid_argument("[PredictionWriter] file: found none, allowed: a path");

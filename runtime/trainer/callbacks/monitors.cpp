@@ -42,6 +42,11 @@ io::Json rates_of(const Trainer& trainer) {
   return row;
 }
 
+const char* loop_name(Loop loop) {
+  constexpr const char* kNames[] = {"fit", "validate", "test", "predict"};
+  return kNames[static_cast<std::size_t>(loop)];
+}
+
 }  // namespace
 
 void LearningRateMonitor::on_fit_start(Trainer& trainer, std::int64_t) {
@@ -176,15 +181,6 @@ void ThroughputMonitor::on_step_end(Trainer& trainer, const StepReport& report) 
   }
   log_to_all(trainer, row, report.step);
 }
-
-namespace {
-
-const char* loop_name(Loop loop) {
-  constexpr const char* kNames[] = {"fit", "validate", "test", "predict"};
-  return kNames[static_cast<std::size_t>(loop)];
-}
-
-}  // namespace
 
 ProgressBar::ProgressBar(ProgressBarOptions options) : options_(std::move(options)) {
   if (options_.write || isatty(STDERR_FILENO) == 0) return;
