@@ -154,17 +154,17 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves nor leaves out an operator whose effect no argument shows.
-  constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
-  m.def(torch::schema(
-            "measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix=\"\", str "
-            "config=\"\", __torch__.torch.classes.fp8.Node[]? nodes=None, str[]? node_names=None) -> int",
-            kEffect),
-        &measure_begin);
-  m.def(torch::schema("measure_samples(int session, int first, int count) -> ()", kEffect), &measure_samples);
-  m.def(torch::schema("measure_forward(int session, Tensor? input=None) -> ()", kEffect), &measure_forward);
-  m.def(torch::schema("measure_forward_done(int session) -> ()", kEffect), &measure_forward_done);
-  m.def(torch::schema("measure_result(int session) -> str", kEffect), &measure_result);
-  m.def(torch::schema("measure_end(int session, bool write=True) -> str[]", kEffect), &measure_end);
+  const auto def = [&m](const char* schema, auto function) {
+    m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), std::move(function));
+  };
+  def("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix=\"\", str "
+      "config=\"\", __torch__.torch.classes.fp8.Node[]? nodes=None, str[]? node_names=None) -> int",
+      &measure_begin);
+  def("measure_samples(int session, int first, int count) -> ()", &measure_samples);
+  def("measure_forward(int session, Tensor? input=None) -> ()", &measure_forward);
+  def("measure_forward_done(int session) -> ()", &measure_forward_done);
+  def("measure_result(int session) -> str", &measure_result);
+  def("measure_end(int session, bool write=True) -> str[]", &measure_end);
 }
 
 }  // namespace fp8::measure

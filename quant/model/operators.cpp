@@ -214,6 +214,35 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
   return out;
 }
 
+/// What save() and quantization_config() are given.
+struct ModelToSave {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::vector<measure::WeightModule> modules;
+};
+
+ModelToSave model_to_save(const char* op, at::TensorList tensors, const std::vector<std::string>& names,
+                          const std::vector<std::string>& types, const std::string& format) {
+  runtime::check_one_for_each(op, "names", names.size(), "tensors", tensors.size());
+  runtime::check_one_for_each(op, "types", types.size(), "tensors", tensors.size());
+  const auto forms = form_names(std::not_fn(&CheckpointForm::needs_mxfp4));
+  TORCH_CHECK(std::ranges::find(forms, format) != forms.end(), "[fp8::", op, "] format: found \"", format,
+              "\", allowed: ", io::joined(forms));
+  ModelToSave model;
+  std::set<const void*> seen;
+  std::set<std::string> once;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& name = names[i];
+    TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::", op, "] names: found \"", name, "\"",
+                name.empty() ? ", expected a name" : " twice, expected each once");
+    runtime::check_dense(op, "tensors", name, tensors[i]);
+    if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) model.tensors.emplace_back(name, tensors[i]);
+    constexpr std::string_view kWeight = ".weight";
+    if (name.size() > kWeight.size() && name.ends_with(kWeight))
+      model.modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
+  }
+  return model;
+}
+
 }  // namespace
 
 io::Json to_json(const ConversionReport& report) {
@@ -323,39 +352,6 @@ std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<
   return {taken.begin(), taken.end()};
 }
 
-namespace {
-
-/// What save() and quantization_config() are given.
-struct ModelToSave {
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  std::vector<measure::WeightModule> modules;
-};
-
-ModelToSave model_to_save(const char* op, at::TensorList tensors, const std::vector<std::string>& names,
-                          const std::vector<std::string>& types, const std::string& format) {
-  runtime::check_one_for_each(op, "names", names.size(), "tensors", tensors.size());
-  runtime::check_one_for_each(op, "types", types.size(), "tensors", tensors.size());
-  const auto forms = form_names(std::not_fn(&CheckpointForm::needs_mxfp4));
-  TORCH_CHECK(std::ranges::find(forms, format) != forms.end(), "[fp8::", op, "] format: found \"", format,
-              "\", allowed: ", io::joined(forms));
-  ModelToSave model;
-  std::set<const void*> seen;
-  std::set<std::string> once;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::string& name = names[i];
-    TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::", op, "] names: found \"", name, "\"",
-                name.empty() ? ", expected a name" : " twice, expected each once");
-    runtime::check_dense(op, "tensors", name, tensors[i]);
-    if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) model.tensors.emplace_back(name, tensors[i]);
-    constexpr std::string_view kWeight = ".weight";
-    if (name.size() > kWeight.size() && name.ends_with(kWeight))
-      model.modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
-  }
-  return model;
-}
-
-}  // namespace
-
 void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
                   const std::string& folder, const std::string& format, const std::string& source, bool overwrite,
                   const measure::Nodes& nodes, const std::optional<std::vector<std::string>>& node_names) {
@@ -419,10 +415,11 @@ std::string report_of_loaded(at::TensorList weights, const std::vector<std::stri
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made
   // for the call.
-  constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
-  m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\"" FP8_NODES ") -> str",
-                      kEffect),
-        &convert_tensors);
+  const auto def = [&m](const char* schema, auto function) {
+    m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), std::move(function));
+  };
+  def("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\"" FP8_NODES ") -> str",
+      &convert_tensors);
   m.def("report_of(Tensor[] weights, str[] modules, str[] types) -> str", &report_of_loaded);
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
@@ -433,29 +430,26 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("unpacked(Tensor bytes) -> Tensor", &unpacked);
   m.def("scales_beside(Tensor weight) -> Tensor[]", &scales_beside);
   m.def("with_scales(Tensor codes, Tensor like, Tensor? scale, Tensor? input_scale) -> Tensor", &with_scales);
-  m.def(torch::schema("quantization_config(Tensor[] tensors, str[] names, str[] types, str "
-                      "format=\"compressed-tensors\", str source=\"\"" FP8_NODES ") -> (str, str)",
-                      kEffect),
-        &config_of_tensors);
+  def("quantization_config(Tensor[] tensors, str[] names, str[] types, str "
+      "format=\"compressed-tensors\", str source=\"\"" FP8_NODES ") -> (str, str)",
+      &config_of_tensors);
   m.def("module_types() -> str[]", &type_names);
   m.def("weights_of_model(str modules, str allowlist=\"null\") -> str", &weights_of_described);
   m.def("require_linears(str[] entries, str[] linears, str[] in_fp8, str[] stored) -> ()", &require_linears);
   m.def("forms() -> str[]", [] { return form_names(std::not_fn(&CheckpointForm::needs_mxfp4)); });
   m.def("config_problems(str config, str name) -> str[]", &config_problems);
-  m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? "
-                      "dialect=None) -> str[]",
-                      kEffect),
-        &load_tensors);
+  def("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? "
+      "dialect=None) -> str[]",
+      &load_tensors);
   m.def("cut_weights(" FP8_ROWS ") -> str[]", &with_rows<&cut_weights>);
   m.def("written_by_rows(" FP8_ROWS ", str[] types, Tensor[] values) -> (Tensor[], str[])",
         &with_rows<&written_by_rows, const std::vector<std::string>&, at::TensorList>);
-  m.def(torch::schema("load_by_rows(" FP8_ROWS ", str folder) -> str[]", kEffect),
+  m.def(torch::schema("load_by_rows(" FP8_ROWS ", str folder) -> str[]", c10::AliasAnalysisKind::CONSERVATIVE),
         &with_rows<&load_by_rows, const std::string&>);
-  m.def(torch::schema("load_others(Tensor[] state, str[] names, str folder, str[] done) -> ()", kEffect), &load_others);
-  m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
-                      "str source=\"\", bool overwrite=False" FP8_NODES ") -> ()",
-                      kEffect),
-        &save_tensors);
+  def("load_others(Tensor[] state, str[] names, str folder, str[] done) -> ()", &load_others);
+  def("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
+      "str source=\"\", bool overwrite=False" FP8_NODES ") -> ()",
+      &save_tensors);
 }
 #undef FP8_NODES
 #undef FP8_ROWS

@@ -102,6 +102,21 @@ at::Tensor high_precision(const at::Tensor& x, const at::Tensor& weight, const s
   return at::linear(x.to(dtype), weight.to(dtype), bias.has_value() ? std::optional(bias->to(dtype)) : std::nullopt);
 }
 
+[[maybe_unused]] const bool g_state_registered = register_state();
+
+at::Tensor linear_meta(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       const c10::intrusive_ptr<State>&) {
+  return high_precision(x, weight, bias);
+}
+
+/// torch's tracing (FakeTensor) asks for sizes and for what gradients there will be.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  const c10::intrusive_ptr<State>& state) {
+  const auto traced = [](const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::Python); };
+  if (traced(x) || traced(weight)) return high_precision(x, weight, bias);
+  return state->linear(x, weight, bias);
+}
+
 }  // namespace
 
 State::State(const std::string& name, std::string recipe, bool minimize_memory, bool attention)
@@ -164,25 +179,6 @@ bool register_state() {
   }();
   return registered;
 }
-
-namespace {
-
-[[maybe_unused]] const bool g_state_registered = register_state();
-
-at::Tensor linear_meta(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       const c10::intrusive_ptr<State>&) {
-  return high_precision(x, weight, bias);
-}
-
-/// torch's tracing (FakeTensor) asks for sizes and for what gradients there will be.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                  const c10::intrusive_ptr<State>& state) {
-  const auto traced = [](const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::Python); };
-  if (traced(x) || traced(weight)) return high_precision(x, weight, bias);
-  return state->linear(x, weight, bias);
-}
-
-}  // namespace
 
 std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
                             const std::vector<std::string>& types, const std::string& recipe,
@@ -269,37 +265,35 @@ c10::intrusive_ptr<State> state_of_weight(const at::Tensor& weight, std::string 
 }
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
-  constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
-  m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
-                      "warm_start=\"\", bool minimize_memory=False, bool whatever_region=False) -> str",
-                      kEffect),
-        &attach_training);
-  m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? "
-                      "is_first_microbatch=None, int seed=0, str group=\"\", bool? force_measurement=None) -> int",
-                      kEffect),
-        &enter_autocast);
-  m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);
+  // TorchScript neither moves nor leaves out what has an effect.
+  const auto def = [&m](const char* schema, auto function) {
+    m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), std::move(function));
+  };
+  def("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
+      "warm_start=\"\", bool minimize_memory=False, bool whatever_region=False) -> str",
+      &attach_training);
+  def("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? "
+      "is_first_microbatch=None, int seed=0, str group=\"\", bool? force_measurement=None) -> int",
+      &enter_autocast);
+  def("exit_autocast(int region, bool failed=False) -> ()", &exit_autocast);
   m.def("gaudi_config_problems(str json, str source) -> str[]", [](const std::string& json, const std::string& source) {
     return configs::check_gaudi_config(io::parse_json(json, source), source).problems;
   });
-  m.def(torch::schema("region_kind() -> int", kEffect), []() -> std::int64_t {
+  def("region_kind() -> int", []() -> std::int64_t {
     return current_region() == nullptr ? 0 : is_fp8_enabled() ? 2 : 1;
   });
-  m.def(torch::schema("training_state(Tensor weight) -> str", kEffect), &training_state);
-  m.def(torch::schema("set_training(Tensor[] weights, bool training) -> ()", kEffect), &set_training);
-  m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect),
-        &export_amax_of);
-  m.def(torch::schema("save_training_state(Tensor[] weights, str folder) -> ()", kEffect), &save_training_state);
-  m.def(torch::schema("training_state_bytes(Tensor weight) -> Tensor", kEffect), &training_state_bytes);
-  m.def(torch::schema("set_training_state_bytes(Tensor weight, Tensor bytes) -> ()", kEffect),
-        &set_training_state_bytes);
-  m.def(torch::schema(
-      "linear(Tensor x, Tensor weight, Tensor? bias, __torch__.torch.classes.fp8.State state) -> Tensor", kEffect));
-  m.def(torch::schema(
-            "state_of(Tensor weight, str recipe=\"\", bool minimize_memory=False) -> __torch__.torch.classes.fp8.State",
-            kEffect),
-        &state_of_weight);
-  m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
+  def("training_state(Tensor weight) -> str", &training_state);
+  def("set_training(Tensor[] weights, bool training) -> ()", &set_training);
+  def("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", &export_amax_of);
+  def("save_training_state(Tensor[] weights, str folder) -> ()", &save_training_state);
+  def("training_state_bytes(Tensor weight) -> Tensor", &training_state_bytes);
+  def("set_training_state_bytes(Tensor weight, Tensor bytes) -> ()", &set_training_state_bytes);
+  m.def(
+      torch::schema("linear(Tensor x, Tensor weight, Tensor? bias, __torch__.torch.classes.fp8.State state) -> Tensor",
+                    c10::AliasAnalysisKind::CONSERVATIVE));
+  def("state_of(Tensor weight, str recipe=\"\", bool minimize_memory=False) -> __torch__.torch.classes.fp8.State",
+      &state_of_weight);
+  def("load_training_state(Tensor[] weights, str folder) -> str", &load_training_state);
 }
 
 // It makes its own nodes for backward.
