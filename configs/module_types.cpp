@@ -2,7 +2,6 @@
 #include "fp8/configs/module_types.h"
 
 #include <atomic>
-#include <utility>
 
 #include "fp8/runtime/io/base/text.h"
 

@@ -15,7 +15,6 @@
 #pragma once
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one table of QUANT_CONFIG's keys: how each is read, and what is shown of it. Inside of configs only.
 #pragma once
-#include <string>
 
 #include "fp8/configs/quant_config.h"
 

@@ -3,7 +3,6 @@
 #include "fp8/configs/recipe_config.h"
 
 #include <array>
-#include <limits>
 #include <system_error>
 #include <utility>
 #include <variant>

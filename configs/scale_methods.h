@@ -12,9 +12,6 @@
 // params; what an exception leaves out is the default's, what the default leaves out is PTS, MAXABS, IDENTITY, 1.0. The
 // first three of weight and activation together must be one of the 13 methods (recipes/scale_method.h).
 #pragma once
-#include <map>
-#include <optional>
-#include <utility>
 
 #include "fp8/recipes/scale_method.h"
 #include "fp8/runtime/io/json/json.h"

@@ -3,7 +3,6 @@
 #include "fp8/recipes/inc_scale.h"
 
 #include <algorithm>
-#include <limits>
 #include <sstream>
 
 #include "fp8/runtime/kernels/float_bits.h"

@@ -4,8 +4,6 @@
 // Per tensor a bf16 or f16 weight has at most 2^15 magnitudes, and the error depends on the magnitude only: one pass
 // counts them, then every candidate is an error over the table weighted by the counts, whatever the weight's size.
 #include <algorithm>
-#include <array>
-#include <limits>
 
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/runtime/kernels/cast.h"

@@ -6,10 +6,8 @@
 //   HYBRID   forward E4M3 (activations, weights), backward E5M2 (gradients need range more than precision)
 #pragma once
 #include <Eigen/Core>
-#include <array>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <utility>
 #include <variant>
 

@@ -7,7 +7,6 @@
 //                                                                           --lr 5e-05 --weight-decay 0 ...
 #pragma once
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "fp8/configs/training/key_rows.h"

@@ -2,7 +2,6 @@
 #include "fp8/configs/training/key_rows.h"
 
 #include <charconv>
-#include <cmath>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"

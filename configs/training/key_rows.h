@@ -4,8 +4,6 @@
 // each file says what keys demand of each other. An object whose row has rows below it holds nothing else; one without
 // rows holds anything. No key has a '.' in it.
 #pragma once
-#include <cstddef>
-#include <vector>
 
 #include "fp8/runtime/io/base/key_table.h"
 #include "fp8/runtime/io/json/json.h"

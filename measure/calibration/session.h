@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <utility>
 
 #include "fp8/measure/calibration/recorder.h"

@@ -8,7 +8,6 @@
 // their order, on how they were divided into calls, nor on the order in which histograms are merged.
 // Zeros are counted apart; they say nothing about a range.
 #pragma once
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <map>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/base/checksum.h"

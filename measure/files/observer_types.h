@@ -3,8 +3,6 @@
 // about what an observer can do are answered from it. No torch here: registry.cpp has the functions that make the
 // library's observers, in a table of its own.
 #pragma once
-#include <cstdint>
-#include <optional>
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/files/histogram.h"

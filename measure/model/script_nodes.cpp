@@ -6,10 +6,7 @@
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <set>
-#include <string_view>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"

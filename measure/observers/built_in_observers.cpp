@@ -2,7 +2,6 @@
 // The observers of the library: those that keep maxima or sizes (maxabs, maxabs_per_channel, shape), histograms, files.
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <functional>
 #include <stdexcept>
 #include <typeinfo>
 

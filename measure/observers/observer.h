@@ -10,8 +10,6 @@
 
 #include <any>
 #include <atomic>
-#include <map>
-#include <memory>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/files/observer_types.h"

@@ -15,8 +15,6 @@
 // inputs (scales).
 #pragma once
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/model_card.h"
 
-#include <cstdio>
-
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/version.h"

@@ -15,7 +15,6 @@
 // A card that has such a section gets another in its place. Nothing in it differs between runs, ranks or folders of the
 // output: no date, no path, no time.
 #pragma once
-#include <string_view>
 
 #include "fp8/quant/forms/folder.h"
 

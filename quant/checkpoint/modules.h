@@ -18,7 +18,6 @@
 // Whatever is left is a Linear. Mistakes are not alike: a table taken for a Linear breaks the model, a Linear taken for
 // a table stays as it is.
 #pragma once
-#include <map>
 
 #include "fp8/quant/names/model_stacks.h"
 

@@ -8,8 +8,6 @@
 //   here                what the form's readers would misread, what engines run as one product and a file can't halve,
 //                       what has no place in a file
 #pragma once
-#include <filesystem>
-#include <set>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"

@@ -23,8 +23,6 @@
 // changes that readers make on load (model_names.h).
 #pragma once
 #include <filesystem>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
 namespace fp8::quant {

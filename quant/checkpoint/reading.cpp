@@ -2,7 +2,6 @@
 #include "fp8/quant/checkpoint/reading.h"
 
 #include <cstring>
-#include <span>
 
 #include "fp8/runtime/io/json/json.h"
 

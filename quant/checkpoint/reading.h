@@ -3,9 +3,6 @@
 // and nothing else. It finds codes by the tensors' dtypes and scales by their names and shapes, asks config.json only
 // for the size of blocks, and computes in f64 from the definition of the formats. Slow and plain. No torch here.
 #pragma once
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

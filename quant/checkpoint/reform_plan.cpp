@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <set>
-#include <stdexcept>
 
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/pipeline.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/rounded.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>

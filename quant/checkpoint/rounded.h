@@ -8,7 +8,6 @@
 // Modules that stay rounded to nearest have an entry in the metadata alone. A file is there whole or not at all, so a
 // run that was cut short goes on after the last of them.
 #pragma once
-#include <filesystem>
 
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -9,7 +9,6 @@
 // All experts of a layer are cast or none: engines run them as one product. What no row of expert_weights.h describes
 // stays as it is. No torch here.
 #pragma once
-#include <unordered_map>
 #include <unordered_set>
 
 #include "fp8/quant/forms/nonfinite.h"

@@ -3,7 +3,6 @@
 // here.
 #pragma once
 #include <filesystem>
-#include <functional>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/damage/damage.h"

@@ -7,8 +7,6 @@
 // here they are scale_inv: w ~ code * scale_inv.
 #pragma once
 #include <array>
-#include <map>
-#include <utility>
 
 #include "fp8/quant/names/readers.h"
 #include "fp8/quant/scheme/scheme.h"

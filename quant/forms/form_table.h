@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forms in force: those built in, one file each, and one's own. No torch here.
 #pragma once
-#include <string_view>
 
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/registry.h"

@@ -10,8 +10,6 @@
 #pragma once
 #include <memory>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/forms/form.h"
 

@@ -9,7 +9,6 @@
 //   one .safetensors / .bin file        its folder
 //   gptq, awq, bitsandbytes, ...        whole numbers already: the original checkpoint
 #pragma once
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -2,7 +2,6 @@
 // The rule for NaN and Inf in a checkpoint, the same for all code that reads weights: they are refused with tensor and
 // count, unless the user says that they are to be copied. Floating point tensors and fp8 codes alike. No torch here.
 #pragma once
-#include <cstdint>
 #include <set>
 
 #include "fp8/recipes/recipes.h"

@@ -3,7 +3,6 @@
 // key-value scales. Used by forms/*.cpp alone. No torch here.
 #pragma once
 #include <initializer_list>
-#include <vector>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form.h"

@@ -2,7 +2,6 @@
 // The base of the handlers of modules without a weight: products, softmax, attention, key-value caches, mixtures of
 // experts.
 #pragma once
-#include <string>
 
 #include "fp8/measure/calibration/watchers.h"
 #include "fp8/quant/handlers/quantizer.h"

@@ -5,7 +5,6 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include <cstddef>
 #include <map>
 #include <utility>
 #include <variant>

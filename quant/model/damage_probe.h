@@ -2,7 +2,6 @@
 // Looks at what a plan would do to a model that still runs in high precision: probes on the planned weights cast every
 // input they see and keep the damage. Not a bit of the model's results changes.
 #pragma once
-#include <memory>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage.h"

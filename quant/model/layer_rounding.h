@@ -9,7 +9,6 @@
 // sweep only where tr(E H E^T) of its error E is below that of rounding to nearest under the same scales, so no module
 // is worse than nearest on tokens that the sweep has not seen.
 #pragma once
-#include <memory>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/checkpoint/rounded.h"

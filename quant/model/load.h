@@ -3,7 +3,6 @@
 // the caller's to load.
 #pragma once
 #include <set>
-#include <vector>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/recipes/scaling.h"

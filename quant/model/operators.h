@@ -21,9 +21,7 @@
 //                          "dtype": "f32" | "bf16" | "f16", what values are given back in (default bf16)
 #pragma once
 
-#include <optional>
 #include <tuple>
-#include <vector>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/convert.h"

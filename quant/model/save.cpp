@@ -3,7 +3,6 @@
 
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <set>
 
 #include "fp8/configs/module_types.h"

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <utility>
-#include <vector>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/io/json/json.h"

@@ -3,7 +3,6 @@
 
 #include <charconv>
 #include <cstdint>
-#include <utility>
 
 #include "fp8/runtime/io/base/text.h"
 

@@ -12,9 +12,6 @@
 // Engines build what stands outside (bridges of draft layers, projectors, heads of classes that are no language model)
 // as plain modules, and take whatever the file holds for values.
 #pragma once
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

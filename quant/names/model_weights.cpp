@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/names/model_weights.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <map>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/configs/name_patterns.h"
 

@@ -2,8 +2,6 @@
 // The programs whose rules on fp8 checkpoints are known here, the release of each whose source these rules were read
 // from, and the models that it has a class of. Data alone. No torch here.
 #pragma once
-#include <string>
-#include <string_view>
 
 #include "fp8/quant/names/model_names.h"
 

@@ -2,7 +2,6 @@
 #include "fp8/quant/plan/rules.h"
 
 #include <algorithm>
-#include <set>
 
 #include "fp8/measure/files/observer_types.h"
 

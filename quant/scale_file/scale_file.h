@@ -12,7 +12,6 @@
 // Beside them P_..._{METHOD}R.fingerprint (ours): {"scales": digest of the values, "model", "measurement", "method"}:
 // what they were made of, so that a stale file never wins unseen.
 #pragma once
-#include <filesystem>
 
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/measure/ranks/ranks.h"

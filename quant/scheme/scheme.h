@@ -7,11 +7,6 @@
 //                    code = the vendor's cast of the weight in hp_dtype (product rounded to hp_dtype)
 #pragma once
 #include <atomic>
-#include <functional>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/quant_config.h"

@@ -14,8 +14,6 @@
 #pragma once
 #include <c10/core/Device.h>
 
-#include <set>
-
 #include "fp8/runtime/io/base/registry.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/runtime/trainer/training_module.h"

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <mutex>
 
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/distributed/process_group.h"

@@ -2,12 +2,6 @@
 // The parts of a run that its user writes: sources of batches, modules of data, the module that is trained, callbacks.
 #pragma once
 
-#include <filesystem>
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/metrics.h"
 

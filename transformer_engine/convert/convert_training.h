@@ -19,8 +19,6 @@
 // model of its own that runs in fp8 too: its scales follow the original's until it trains itself.
 #pragma once
 
-#include <map>
-
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/model/convert.h"

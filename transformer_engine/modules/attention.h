@@ -12,9 +12,6 @@
 #pragma once
 #include <torch/nn/pimpl.h>
 
-#include <optional>
-#include <utility>
-
 #include "fp8/transformer_engine/modules/fp8_module.h"
 
 namespace fp8::te {

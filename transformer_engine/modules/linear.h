@@ -5,10 +5,6 @@
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
-#include <functional>
-#include <utility>
-#include <vector>
-
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 

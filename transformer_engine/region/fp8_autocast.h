@@ -8,8 +8,6 @@
 // calibrating). Scales whose dialect moves them at the end of a step (nvidia) move when the outermost region ends
 // without an exception.
 #pragma once
-#include <map>
-#include <mutex>
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/distributed/process_group.h"

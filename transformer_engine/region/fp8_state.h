@@ -17,10 +17,6 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/recipes/tensor_meta.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"

@@ -14,7 +14,6 @@
 // this. A second run whose first left no note (torch.utils.checkpoint(use_reentrant=False) keeps gradients on) throws:
 // it would multiply in high precision.
 #pragma once
-#include <cstdint>
 #include <deque>
 #include <map>
 #include <mutex>

@@ -11,9 +11,6 @@
 #pragma once
 #include <atomic>
 #include <exception>
-#include <map>
-#include <memory>
-#include <unordered_map>
 
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/runtime/io/base/checksum.h"

@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <map>
-#include <unordered_map>
 
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/runtime/io/base/checksum.h"

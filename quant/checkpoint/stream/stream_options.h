@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of writing a checkpoint (stream.h). No torch here.
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <set>
-#include <vector>
 
 #include "fp8/runtime/io/shares/shares.h"
 

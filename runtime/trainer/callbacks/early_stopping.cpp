@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/trainer.h"

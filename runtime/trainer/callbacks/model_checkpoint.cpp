@@ -2,7 +2,6 @@
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 
 #include "fp8/runtime/distributed/process_group.h"

@@ -10,10 +10,8 @@
 // killed run wrote beyond the checkpoint that it is resumed from is written again.
 #pragma once
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"

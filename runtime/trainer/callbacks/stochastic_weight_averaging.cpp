@@ -9,7 +9,6 @@
 #include <cmath>
 #include <numbers>
 #include <unordered_set>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
