@@ -24,10 +24,6 @@
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/graphed_steps.h"
 
-namespace torch::nn {
-class Module;
-}
-
 namespace fp8::trainer {
 
 // A batch and its loss, checked: shared by training, validation and test. Not for users.

@@ -5,14 +5,9 @@
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/metrics.h"
 
-namespace torch::nn {
-class Module;
-}
-
 namespace torch::optim {
-class Optimizer;
 class LRScheduler;
-}  // namespace torch::optim
+}
 
 namespace fp8::trainer {
 

@@ -177,10 +177,6 @@ trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer
 //     auto region = plugin.forward_context(); auto loss = step(batch); ...; return loss;
 //   });
 
-namespace torch::optim {
-class Optimizer;
-}
-
 namespace fp8::te {
 
 /// The calls of an engine that the plugin needs.

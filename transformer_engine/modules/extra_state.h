@@ -18,10 +18,6 @@
 
 #include "fp8/transformer_engine/products/fp8_weight.h"
 
-namespace torch::nn {
-class Module;
-}
-
 namespace fp8::te {
 
 struct NamedState {

@@ -8,11 +8,6 @@
 #include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
-namespace torch::serialize {
-class OutputArchive;
-class InputArchive;
-}  // namespace torch::serialize
-
 namespace fp8::te {
 
 /// Beside torch::nn::Module in a module's bases. save() and load() of the module call save_fp8() and load_fp8().

@@ -15,10 +15,6 @@
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
-namespace torch::nn {
-class Module;
-}
-
 // The handler of a converted module's weight while it learns: inside an enabled fp8_autocast region its linear products
 // run in fp8, elsewhere every op is the op itself. The parameter keeps its dtype, its values and its identity.
 //
