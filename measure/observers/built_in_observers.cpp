@@ -189,6 +189,10 @@ std::unique_ptr<Observer> make(const ObserverContext& context, Threshold thresho
   return std::make_unique<HistogramObserver>(static_cast<int>(context.parameter(kBins)), std::move(threshold));
 }
 
+/// Every tensor as a file that Python's torch.load reads, for a look at what a model computes. Those of an earlier
+/// run are moved to backup_tensorsR_{dd-mm_HH-MM-SS}.
+///
+///   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt  n counts the tensor's calls; R = "" or _{rank}_{world}
 class Save final : public Observer {
  public:
   explicit Save(const ObserverContext& context)
@@ -250,43 +254,22 @@ class Save final : public Observer {
 
 }  // namespace
 
-std::unique_ptr<Observer> make_maxabs(const ObserverContext& context) {
-  return std::make_unique<MaxAbs>(context.per_expert ? std::int64_t{0} : context.head_dim);
-}
-
-std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context) {
-  if (context.head_dim.has_value()) return make_maxabs(context);  // readers of a cache take its values for heads
-  return std::make_unique<MaxAbsPerChannel>(context);
-}
-
-std::unique_ptr<Observer> make_shape(const ObserverContext&) { return std::make_unique<Shape>(); }
-
-// The observers that keep a histogram, and differ in what they read off it at the end.
-
-std::unique_ptr<Observer> make_histogram(const ObserverContext& context) {
-  return make(context, [](const Histogram& h) { return h.amax(); });
-}
-
-std::unique_ptr<Observer> make_percentile(const ObserverContext& context) {
-  const double percent = context.parameter(kPercentile);
-  return make(context, [percent](const Histogram& h) { return percentile_threshold(h, percent); });
-}
-
-std::unique_ptr<Observer> make_mse(const ObserverContext& context) {
+std::unique_ptr<Observer> make_built_in(std::string_view name, const ObserverContext& context) {
+  const bool heads = context.head_dim.has_value();  // readers of a cache take its values for heads
+  if (name == "maxabs" || (name == "maxabs_per_channel" && heads))
+    return std::make_unique<MaxAbs>(context.per_expert ? std::int64_t{0} : context.head_dim);
+  if (name == "maxabs_per_channel") return std::make_unique<MaxAbsPerChannel>(context);
+  if (name == "save") return std::make_unique<Save>(context);
+  if (name == "shape") return std::make_unique<Shape>();
+  // The others keep a histogram, and differ in what they read off it at the end.
+  if (name == "histogram") return make(context, [](const Histogram& h) { return h.amax(); });
+  if (name == "percentile")
+    return make(context, [percent = context.parameter(kPercentile)](const Histogram& h) {
+      return percentile_threshold(h, percent);
+    });
   const Fp8Target target{context.format, context.fp8_max};
-  return make(context, [target](const Histogram& h) { return mse_threshold(h, target); });
-}
-
-std::unique_ptr<Observer> make_kl(const ObserverContext& context) {
-  const Fp8Target target{context.format, context.fp8_max};
+  if (name == "mse") return make(context, [target](const Histogram& h) { return mse_threshold(h, target); });
   return make(context, [target](const Histogram& h) { return kl_threshold(h, target); });
 }
-
-// save: every tensor as a file that Python's torch.load reads, for a look at what a model computes. Those of an earlier
-// run are moved to backup_tensorsR_{dd-mm_HH-MM-SS}.
-//
-//   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt  n counts the tensor's calls; R = "" or _{rank}_{world}
-
-std::unique_ptr<Observer> make_save(const ObserverContext& context) { return std::make_unique<Save>(context); }
 
 }  // namespace fp8::measure

@@ -35,21 +35,6 @@ double ObserverContext::parameter(const configs::ObserverParameter& parameter) c
 
 namespace {
 
-/// The makers of the library's observers, whose rows stand in observer_types.cpp.
-constexpr struct {
-  std::string_view name;
-  std::unique_ptr<Observer> (*make)(const ObserverContext&);
-} kMakers[] = {
-    {"maxabs", make_maxabs},
-    {"maxabs_per_channel", make_maxabs_per_channel},
-    {"save", make_save},
-    {"shape", make_shape},
-    {"histogram", make_histogram},
-    {"percentile", make_percentile},
-    {"mse", make_mse},
-    {"kl", make_kl},
-};
-
 using io::Json;
 
 /// An observer that knows what `state` says.
@@ -113,9 +98,7 @@ std::vector<Amax> results(const ObserverStates& states, const Json& list, const 
 ObserverType find_observer(const std::string& name) {
   for (ObserverType& type : observer_types()) {
     if (type.name != name) continue;
-    for (const auto& maker : kMakers) {
-      if (maker.name == name) type.make = maker.make;
-    }
+    if (!type.make) type.make = [name](const ObserverContext& context) { return make_built_in(name, context); };
     return std::move(type);
   }
   io::fail<std::invalid_argument>("observer: found {}, allowed: {}", io::in_quotes(name), io::joined(observer_names()));

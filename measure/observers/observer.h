@@ -104,16 +104,8 @@ struct ObserverContext {
 /// The row, with `make`. Throws std::invalid_argument naming those in force if there is none of that name.
 ObserverType find_observer(const std::string& name);
 
-// The makers of the library's observers; their rows stand in observer_types.cpp and observer.cpp.
-
-std::unique_ptr<Observer> make_maxabs(const ObserverContext& context);
-std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context);
-std::unique_ptr<Observer> make_save(const ObserverContext& context);
-std::unique_ptr<Observer> make_shape(const ObserverContext& context);
-std::unique_ptr<Observer> make_histogram(const ObserverContext& context);
-std::unique_ptr<Observer> make_percentile(const ObserverContext& context);
-std::unique_ptr<Observer> make_mse(const ObserverContext& context);
-std::unique_ptr<Observer> make_kl(const ObserverContext& context);
+/// Makes one of the library's observers, whose rows stand in observer_types.cpp without `make`. name: of such a row.
+std::unique_ptr<Observer> make_built_in(std::string_view name, const ObserverContext& context);
 
 // The states of observers (measurement_file.h), merged by the observers themselves.
 
