@@ -69,15 +69,6 @@ at::Tensor Fp8AttentionHandler::attention(const runtime::AttentionCall& call) {
   return straight_through(op, {call.q, call.k, call.v});
 }
 
-at::Tensor Fp8SoftmaxHandler::in_fp8(const at::Tensor& x) const {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const runtime::DeviceKindScope kind(kind_of(scheme().dialect));
-  const auto one = [](float value) { return at::full({1}, value, at::kFloat); };
-  const float s = output(0).scale_inv();
-  const at::Tensor codes = runtime::ops::call_softmax_fp8(x, -1, one(1.0f), one(scale_for(scheme(), s, "P")));
-  return runtime::dequantize(output(0).with_scale(codes), x.scalar_type());
-}
-
 at::Tensor Fp8SoftmaxHandler::softmax(const runtime::SoftmaxCall& call) {
   // The operator takes bf16 over the last dimension to E4M3; anything else is softmax, then the cast.
   const bool last = call.dim == -1 || call.dim == call.x.dim() - 1;
@@ -86,7 +77,14 @@ at::Tensor Fp8SoftmaxHandler::softmax(const runtime::SoftmaxCall& call) {
     return output(0).through_fp8(call.original());
   }
   StraightThrough op;
-  op.forward = [this](const Tensors& in) { return in_fp8(in[0]); };
+  op.forward = [this](const Tensors& in) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const runtime::DeviceKindScope kind(kind_of(scheme().dialect));
+    const auto one = [](float value) { return at::full({1}, value, at::kFloat); };
+    const float s = output(0).scale_inv();
+    const at::Tensor codes = ops::call_softmax_fp8(in[0], -1, one(1.0f), one(scale_for(scheme(), s, "P")));
+    return runtime::dequantize(output(0).with_scale(codes), in[0].scalar_type());
+  };
   op.differentiable = [](const Tensors& in) { return at::softmax(in[0], -1); };
   return straight_through(op, {call.x});
 }
@@ -103,18 +101,15 @@ at::Tensor product_of_codes(const Fp8Tensor& a, const Fp8Tensor& b, at::ScalarTy
   return y.to(out_dtype);
 }
 
-at::Tensor Fp8MatmulHandler::product(const at::Tensor& a, const at::Tensor& b) const {
-  const at::ScalarType compute = compute_dtype(a);
-  return product_of_codes(input(0).cast(a), input(1).cast(b), compute);
-}
-
 at::Tensor Fp8MatmulHandler::matmul(const runtime::MatmulCall& call) {
   if (scheme().compute != Compute::fp8) {
     const at::ScalarType compute = compute_dtype(call.a);
     return at::matmul(input(0).through_fp8(call.a.to(compute)), input(1).through_fp8(call.b.to(compute)));
   }
   StraightThrough op;
-  op.forward = [this](const Tensors& in) { return product(in[0], in[1]); };
+  op.forward = [this](const Tensors& in) {
+    return product_of_codes(input(0).cast(in[0]), input(1).cast(in[1]), compute_dtype(in[0]));
+  };
   op.values = [a = input(0), b = input(1)](const Tensors& in) {
     return Tensors{runtime::dequantize(a.cast(in[0]), in[0].scalar_type()),
                    runtime::dequantize(b.cast(in[1]), in[1].scalar_type())};

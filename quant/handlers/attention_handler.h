@@ -33,9 +33,6 @@ class Fp8SoftmaxHandler final : public NodeHandler {
  public:
   explicit Fp8SoftmaxHandler(const NodeScheme& scheme) : NodeHandler(scheme) {}
   at::Tensor softmax(const runtime::SoftmaxCall& call) override;
-
- private:
-  at::Tensor in_fp8(const at::Tensor& x) const;
 };
 
 // a . b of two activations, as attention multiplies them.
@@ -51,9 +48,6 @@ class Fp8MatmulHandler final : public NodeHandler {
  public:
   explicit Fp8MatmulHandler(const NodeScheme& scheme) : NodeHandler(scheme) {}
   at::Tensor matmul(const runtime::MatmulCall& call) override;
-
- private:
-  at::Tensor product(const at::Tensor& a, const at::Tensor& b) const;
 };
 
 /// codes(a) . codes(b) * their scales -> out_dtype, batched as at::matmul; any form of scales.
