@@ -213,30 +213,29 @@ std::string argument_text(const io::Json& value) {
 }
 
 /// The command that training arguments come to.
-class Command {
- public:
-  /// all: with defaults.
-  Command(const io::Json& json, TrainCommand& out)
-      : json_(json), all_(with_standards(json, training_argument_keys())), out_(out) {}
+struct Command {
+  const io::Json& json;
+  TrainCommand& out;
+  const io::Json all = with_standards(json, training_argument_keys());  ///< with defaults
 
   void precision() {
-    if (is_true(json_, "fp8")) {
+    if (is_true(json, "fp8")) {
       add("precision", "fp8", "fp8");
       add("recipe", kOptimumRecipe, "fp8");
     } else {
-      add("precision", is_true(json_, "bf16") ? "bf16-mixed" : "32-true", "bf16");
+      add("precision", is_true(json, "bf16") ? "bf16-mixed" : "32-true", "bf16");
     }
-    if (!training::on_cpu(json_)) return;
-    const char* key = is_true(json_, "use_cpu") ? "use_cpu" : is_true(json_, "no_cuda") ? "no_cuda" : "use_habana";
+    if (!training::on_cpu(json)) return;
+    const char* key = is_true(json, "use_cpu") ? "use_cpu" : is_true(json, "no_cuda") ? "no_cuda" : "use_habana";
     add("device", "cpu", key);
-    if (is_true(json_, "bf16")) add("half_precision_backend", "cpu_amp", "half_precision_backend");
+    if (is_true(json, "bf16")) add("half_precision_backend", "cpu_amp", "half_precision_backend");
   }
 
   /// Those that are an option, whose value is the key's.
   void flags() {
-    for (const KeyMeaning& meaning : key_meanings(all_, training_argument_keys())) {
+    for (const KeyMeaning& meaning : key_meanings(all, training_argument_keys())) {
       const std::string option = meaning.row->flag;
-      const io::Json* value = find_value(all_, meaning.key);
+      const io::Json* value = find_value(all, meaning.key);
       if (option.empty() || option.find(' ') != std::string::npos || value == nullptr) continue;
       if (!value->is_boolean())
         add(option, argument_text(*value), meaning.key);
@@ -246,43 +245,43 @@ class Command {
   }
 
   void length() {
-    if (training::number_of(all_, "max_steps") > 0)
+    if (training::number_of(all, "max_steps") > 0)
       add_value("steps", "max_steps");
     else
       add_value("epochs", "num_train_epochs");
-    if (training::text_of(all_, "optim") == "muon") add("optimizer", "muon", "optim");
+    if (training::text_of(all, "optim") == "muon") add("optimizer", "muon", "optim");
   }
 
   void schedule() {
-    const std::string type = training::text_of(all_, "lr_scheduler_type"), key = "lr_scheduler_type";
+    const std::string type = training::text_of(all, "lr_scheduler_type"), key = "lr_scheduler_type";
     const bool constant = type.starts_with("constant");
     add("schedule", type == "linear" ? "linear" : constant ? "constant" : "cosine", key);
     if (type == "constant") return;
-    const double warmup = training::number_of(all_, "warmup_steps");
+    const double warmup = training::number_of(all, "warmup_steps");
     if (warmup >= 1) add_value("warmup", "warmup_steps");
     if (warmup > 0 && warmup < 1) add_value("warmup_ratio", "warmup_steps");
-    if (warmup == 0 && training::number_of(all_, "warmup_ratio") > 0) add_value("warmup_ratio", "warmup_ratio");
+    if (warmup == 0 && training::number_of(all, "warmup_ratio") > 0) add_value("warmup_ratio", "warmup_ratio");
     add("warmup_from", "0", key);
   }
 
   void evaluation() {
-    const std::string strategy = training::eval_strategy(json_);
+    const std::string strategy = training::eval_strategy(json);
     if (strategy == "no") return;
-    const std::string key = find_value(json_, "eval_strategy") != nullptr ? "eval_strategy" : "evaluation_strategy";
-    out_.needed.push_back({"eval", "<text>", key});
+    const std::string key = find_value(json, "eval_strategy") != nullptr ? "eval_strategy" : "evaluation_strategy";
+    out.needed.push_back({"eval", "<text>", key});
     if (strategy == "epoch")
       add_flag("eval_each_epoch", key);
     else
-      add_value("eval_every", find_value(all_, "eval_steps") != nullptr ? "eval_steps" : "logging_steps");
+      add_value("eval_every", find_value(all, "eval_steps") != nullptr ? "eval_steps" : "logging_steps");
     add_value("eval_batch", "per_device_eval_batch_size");
   }
 
   void checkpoints() {
     constexpr const char* kAll = "1000000000000";
-    const std::string strategy = training::text_of(all_, "save_strategy");
-    const bool limited = find_value(all_, "save_total_limit") != nullptr;
-    const std::string most = limited ? argument_text(*find_value(all_, "save_total_limit")) : kAll;
-    if (is_true(json_, "load_best_model_at_end")) {
+    const std::string strategy = training::text_of(all, "save_strategy");
+    const bool limited = find_value(all, "save_total_limit") != nullptr;
+    const std::string most = limited ? argument_text(*find_value(all, "save_total_limit")) : kAll;
+    if (is_true(json, "load_best_model_at_end")) {
       add("save_best", "1", "load_best_model_at_end");
       add_flag("load_best", "load_best_model_at_end");
     }
@@ -293,36 +292,35 @@ class Command {
   }
 
   void ranks() {
-    const std::string strategy = training::text_of(json_, "distribution_strategy");
+    const std::string strategy = training::text_of(json, "distribution_strategy");
     if (strategy == "fast_ddp") return add("strategy", "fast_ddp", "distribution_strategy");
     std::vector<std::string> of_ddp;
     if (strategy == "ddp") of_ddp.emplace_back("distribution_strategy");
-    if (find_value(json_, "ddp_bucket_cap_mb") != nullptr) of_ddp.emplace_back("ddp_bucket_cap_mb");
+    if (find_value(json, "ddp_bucket_cap_mb") != nullptr) of_ddp.emplace_back("ddp_bucket_cap_mb");
     for (const char* key : {"ddp_find_unused_parameters", "ddp_static_graph"}) {
-      if (is_true(json_, key)) of_ddp.emplace_back(key);
+      if (is_true(json, key)) of_ddp.emplace_back(key);
     }
     if (of_ddp.empty()) return;
     add("strategy", "hpu_ddp", of_ddp[0]);
     add_value("bucket_cap_mb", "ddp_bucket_cap_mb");
-    if (is_true(json_, "ddp_find_unused_parameters")) add_flag("find_unused_parameters", "ddp_find_unused_parameters");
-    if (is_true(json_, "ddp_static_graph")) add_flag("static_graph", "ddp_static_graph");
+    if (is_true(json, "ddp_find_unused_parameters")) add_flag("find_unused_parameters", "ddp_find_unused_parameters");
+    if (is_true(json, "ddp_static_graph")) add_flag("static_graph", "ddp_static_graph");
   }
 
   void records() {
-    if (!is_true(all_, "adjust_throughput")) add_flag("whole_time", "adjust_throughput");
-    const auto names = training::reports_to(json_);
+    if (!is_true(all, "adjust_throughput")) add_flag("whole_time", "adjust_throughput");
+    const auto names = training::reports_to(json);
     if (std::ranges::find(names, "tensorboard") != names.end()) add("logger", "tensorboard", "report_to");
-    if (training::number_of(json_, "profiling_steps") == 0) return;
-    const auto steps = [&](const char* key) { return argument_text(training::number_of(json_, key)); };
+    if (training::number_of(json, "profiling_steps") == 0) return;
+    const auto steps = [&](const char* key) { return argument_text(training::number_of(json, key)); };
     add("profile", kProfileFolder, "profiling_steps");
     add("profile_schedule", "0," + steps("profiling_warmup_steps") + "," + steps("profiling_steps") + ",1",
         "profiling_steps");
   }
 
- private:
   void add_setting(TrainSetting setting) {
-    std::erase_if(out_.settings, [&](const TrainSetting& s) { return s.option == setting.option; });
-    out_.settings.push_back(std::move(setting));
+    std::erase_if(out.settings, [&](const TrainSetting& s) { return s.option == setting.option; });
+    out.settings.push_back(std::move(setting));
   }
   void add(std::string option, std::string value, std::string key) {
     add_setting({std::move(option), std::move(value), std::move(key)});
@@ -330,12 +328,8 @@ class Command {
   void add_flag(std::string option, std::string key) { add_setting({std::move(option), std::nullopt, std::move(key)}); }
   /// The key's own value, if it has one.
   void add_value(const char* option, const std::string& key) {
-    if (const io::Json* value = find_value(all_, key)) add(option, argument_text(*value), key);
+    if (const io::Json* value = find_value(all, key)) add(option, argument_text(*value), key);
   }
-
-  const io::Json& json_;
-  const io::Json all_;
-  TrainCommand& out_;
 };
 
 }  // namespace
@@ -418,7 +412,7 @@ Findings check_training_arguments(const io::Json& json, const std::string& sourc
 
 TrainCommand training_arguments_command(const io::Json& json) {
   TrainCommand out;
-  Command command(json, out);
+  Command command{json, out};
   command.precision();
   command.flags();
   command.length();

@@ -132,10 +132,10 @@ std::string nearest_path(KeyRows rows, const std::string& parent, const std::str
   return parent + near;
 }
 
-class Walk {
- public:
-  Walk(KeyRows rows, std::string source, std::string prefix)
-      : rows_(rows), source_(std::move(source)), prefix_(std::move(prefix)) {}
+struct Walk {
+  KeyRows rows;
+  std::string source, prefix;
+  std::vector<std::string> problems = {};
 
   void object(const io::Json& json, const std::string& parent) {
     for (const auto& [key, value] : json.items()) {
@@ -144,31 +144,25 @@ class Walk {
     }
   }
 
-  std::vector<std::string> problems;
-
- private:
   void add(std::string problem) {
     if (problems.size() < kMostProblems) return problems.push_back(std::move(problem));
     if (problems.size() == kMostProblems)
-      problems.push_back(source_ + ": more than " + std::to_string(kMostProblems) + " problems");
+      problems.push_back(source + ": more than " + std::to_string(kMostProblems) + " problems");
   }
 
   void member(const std::string& parent, const std::string& key, const io::Json& value) {
-    const KeyRow* row = key.find('.') == std::string::npos ? find_row(rows_, parent + key) : nullptr;
+    const KeyRow* row = key.find('.') == std::string::npos ? find_row(rows, parent + key) : nullptr;
     if (row == nullptr) {
-      return add(io::message("{}: unknown key {}, did you mean '{}{}'?", source_, io::in_quotes(prefix_ + parent + key),
-                             prefix_, nearest_path(rows_, parent, key)));
+      return add(io::message("{}: unknown key {}, did you mean '{}{}'?", source, io::in_quotes(prefix + parent + key),
+                             prefix, nearest_path(rows, parent, key)));
     }
     const std::string path = parent + key;
     if (!fits(row->allowed, value)) {
-      return add(io::message("{}: found {}, allowed: {}", key_where(source_, prefix_ + path), detail::found_text(value),
-                             allowed_text(*row, rows_)));
+      return add(io::message("{}: found {}, allowed: {}", key_where(source, prefix + path), detail::found_text(value),
+                             allowed_text(*row, rows)));
     }
-    if (value.is_object() && !children_of(rows_, path + ".").empty()) object(value, path + ".");
+    if (value.is_object() && !children_of(rows, path + ".").empty()) object(value, path + ".");
   }
-
-  KeyRows rows_;
-  std::string source_, prefix_;
 };
 
 void add_meanings(const io::Json& json, KeyRows rows, const std::string& parent, std::vector<KeyMeaning>& found) {
@@ -191,7 +185,7 @@ std::vector<std::string> key_problems(const io::Json& json, const std::string& s
     return {where + ": found " + detail::found_text(json) + ", allowed: an object with the keys " +
             io::joined_first(children_of(rows, ""))};
   }
-  Walk walk(rows, source, prefix);
+  Walk walk{rows, source, prefix};
   walk.object(json, "");
   return std::move(walk.problems);
 }

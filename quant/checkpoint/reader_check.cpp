@@ -330,10 +330,10 @@ void look_behind(const Blocks& blocks, std::vector<std::string>& found) {
 }
 
 /// The modules around the blocks of a decoder.
-class Surroundings {
- public:
-  Surroundings(const io::Checkpoint& checkpoint, const io::Json& config, const CheckpointModules& modules)
-      : checkpoint_(checkpoint), config_(config), modules_(modules) {}
+struct Surroundings {
+  const io::Checkpoint& checkpoint;
+  const io::Json& config;
+  const CheckpointModules& modules;
 
   void look(const Blocks& blocks, std::vector<std::string>& found) const {
     const std::string parent = blocks.before.substr(0, blocks.before.rfind('.', blocks.before.size() - 2) + 1);
@@ -348,19 +348,18 @@ class Surroundings {
     if (is_language_model() && !head) found.emplace_back("lm_head.weight: missing, and not tied to the embedding");
   }
 
- private:
   bool has(Role role) const {
-    const auto& all = modules_.all();
+    const auto& all = modules.all();
     return std::ranges::any_of(all, [&](const CheckpointModule& m) {
       return m.role == role && (!m.tied || ties()) && block_of_name(m.name).first.empty();
     });
   }
   bool ties() const {
-    for (const io::Json* part : {&config_, &language_config(config_)}) {
+    for (const io::Json* part : {&config, &language_config(config)}) {
       const auto tie = part->find("tie_word_embeddings");
       if (tie != part->end() && tie->is_boolean()) return tie->get<bool>();
     }
-    return !modules_.names().unties();
+    return !modules.names().unties();
   }
   bool has_norms(const Blocks& blocks) const {
     const auto& first = blocks.names.begin()->second;
@@ -369,21 +368,17 @@ class Surroundings {
     });
   }
   bool has_norm_outside() const {
-    const auto& names = checkpoint_.names();
+    const auto& names = checkpoint.names();
     return std::ranges::any_of(names, [&](const std::string& tensor) {
       return tensor.ends_with(kWeightEnd) && is_vector(tensor) && block_of_name(tensor).first.empty();
     });
   }
-  bool is_vector(const std::string& tensor) const { return checkpoint_.info(tensor).shape.size() == 1; }
+  bool is_vector(const std::string& tensor) const { return checkpoint.info(tensor).shape.size() == 1; }
   bool is_language_model() const {
-    const auto classes = config_.find("architectures");
-    return classes != config_.end() && classes->is_array() && classes->size() == 1 && classes->front().is_string() &&
+    const auto classes = config.find("architectures");
+    return classes != config.end() && classes->is_array() && classes->size() == 1 && classes->front().is_string() &&
            classes->front().get_ref<const std::string&>().ends_with("ForCausalLM");
   }
-
-  const io::Checkpoint& checkpoint_;
-  const io::Json& config_;
-  const CheckpointModules& modules_;
 };
 
 }  // namespace
@@ -403,7 +398,7 @@ std::vector<std::string> incomplete_parts(const io::Checkpoint& checkpoint, cons
     if (blocks.names.empty()) continue;
     look_at_sisters(blocks, kinds_of_layers(language_config(config), blocks.count), modules, found);
     look_behind(blocks, found);
-    if (modules.names().stable()) Surroundings(checkpoint, config, modules).look(blocks, found);
+    if (modules.names().stable()) Surroundings{checkpoint, config, modules}.look(blocks, found);
   }
   return found;
 }
