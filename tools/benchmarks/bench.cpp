@@ -20,8 +20,6 @@
 namespace fp8::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct Entry {
   const char* kernel;
   void (*run)(Runner&);
@@ -32,9 +30,9 @@ std::vector<Entry>& entries() {
 }
 
 double time_ns(const std::function<void()>& call, std::int64_t repeats) {
-  const auto begin = Clock::now();
+  const double begin = now_ns();
   for (std::int64_t i = 0; i < repeats; ++i) call();
-  return std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / static_cast<double>(repeats);
+  return (now_ns() - begin) / static_cast<double>(repeats);
 }
 
 /// Threads made later stay on these cores too, as many as there are threads: a migration costs more than many of the
@@ -102,6 +100,15 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
+double now_ns() {
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Time time_of(std::vector<double> samples) {
+  std::ranges::sort(samples);
+  return {percentile(samples, 0.5), percentile(samples, 0.9) / percentile(samples, 0.1)};
+}
+
 bool Runner::wants(const std::string& name) const {
   return (kernel_ + " " + name).find(options_.filter) != std::string::npos;
 }
@@ -122,10 +129,7 @@ std::vector<Time> Runner::medians(const std::vector<std::function<void()>>& alte
     for (std::size_t a = 0; a < alternatives.size(); ++a) samples[a].push_back(time_ns(alternatives[a], repeats[a]));
   }
   std::vector<Time> result;
-  for (auto& sample : samples) {
-    std::sort(sample.begin(), sample.end());
-    result.push_back({percentile(sample, 0.5), percentile(sample, 0.9) / percentile(sample, 0.1)});
-  }
+  for (auto& sample : samples) result.push_back(time_of(std::move(sample)));
   return result;
 }
 

@@ -25,6 +25,11 @@ struct Time {
   operator double() const { return ns; }
 };
 
+/// Of a clock that only goes forward.
+double now_ns();
+/// Of samples in any order, at least one.
+Time time_of(std::vector<double> samples);
+
 /// One case's line.
 struct Line {
   std::string name = {};
@@ -50,9 +55,23 @@ class Runner {
   /// True if the filter lets this case run; ask before allocating for it.
   bool wants(const std::string& name) const;
 
+  /// Calls bench(*this, one) for each of these that the filter lets run.
+  template <class Cases, class Bench>
+  void each(const Cases& cases, Bench bench) {
+    for (const auto& one : cases)
+      if (wants(one.name)) bench(*this, one);
+  }
+
   /// Returns the nanoseconds of one call of each alternative. Each is called once to warm up, then they alternate;
   /// calls shorter than 50 us are repeated within a sample.
   std::vector<Time> medians(const std::vector<std::function<void()>>& alternatives) const;
+
+  /// Calls sample() until `share` of the time per case is over, five times at least.
+  template <class Sample>
+  void repeat(double share, Sample sample) const {
+    const double end = now_ns() + share * options_.seconds * 1e9;
+    for (int i = 0; i < 5 || now_ns() < end; ++i) sample();
+  }
 
   /// Prints the line, with the SIMD level and the thread count in force.
   void print(const Line& line) const;

@@ -16,6 +16,7 @@
 #include <functional>
 #include <vector>
 
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/simd.h"
@@ -24,38 +25,43 @@
 namespace fp8::bench::cast_cases {
 namespace {
 
+using enum kernels::FloatType;
+using enum kernels::Format;
+
+constexpr std::int64_t kInL2 = 64 << 10, kInL3 = 1 << 20, kInMemory = 64 << 20;
+constexpr float kAnyScale = 37.1f, kPowerOfTwo = 16.0f;
+
+/// What is cast or decoded: so many elements, of type or from it.
 struct Case {
   const char* name;
-  at::ScalarType torch_type;
   kernels::FloatType type;
   kernels::Format format;
   std::int64_t n;
-  float scale;
-  bool stochastic;
+  float scale = kAnyScale;
+  bool stochastic = false;
+
+  at::ScalarType torch_type() const { return runtime::dtype_of(type); }
+  at::Tensor values() const { return at::randn({n}, at::kFloat).to(torch_type()); }
+  double bytes() const { return static_cast<double>(n) * kernels::size_of(type); }
 };
 
-constexpr std::int64_t kInL2 = 64 << 10, kInL3 = 1 << 20, kInMemory = 64 << 20;
-constexpr float kAnyScale = 37.1f;
-
-const Case kCases[] = {
-    {"f32 e4m3 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2, kAnyScale, false},
-    {"f32 e4m3 L3", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL3, kAnyScale, false},
-    {"f32 e4m3 DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory, kAnyScale, false},
-    {"f32 e5m2 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E5M2, kInL2, kAnyScale, false},
-    {"f32 e4m3 stochastic L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2, kAnyScale, true},
-    {"f32 e4m3 stochastic DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory, kAnyScale,
-     true},
-    {"bf16 e4m3 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2, kAnyScale, false},
-    {"bf16 e4m3 L3", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL3, kAnyScale, false},
-    {"bf16 e4m3 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory, kAnyScale, false},
-    {"bf16 e4m3 2^k L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2, 16.0f, false},
-    {"bf16 e4m3 2^k DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory, 16.0f, false},
-    {"bf16 e5m2 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2, kAnyScale, false},
-    {"bf16 e5m2 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInMemory, kAnyScale, false},
-    {"bf16 e5m2 stochastic L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2, kAnyScale, true},
-    {"bf16 e5m2 stochastic DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInMemory, kAnyScale,
-     true},
-    {"f16 e4m3 L2", at::kHalf, kernels::FloatType::F16, kernels::Format::E4M3, kInL2, kAnyScale, false},
+constexpr Case kCases[] = {
+    {"f32 e4m3 L2", F32, E4M3, kInL2},
+    {"f32 e4m3 L3", F32, E4M3, kInL3},
+    {"f32 e4m3 DRAM", F32, E4M3, kInMemory},
+    {"f32 e5m2 L2", F32, E5M2, kInL2},
+    {"f32 e4m3 stochastic L2", F32, E4M3, kInL2, kAnyScale, true},
+    {"f32 e4m3 stochastic DRAM", F32, E4M3, kInMemory, kAnyScale, true},
+    {"bf16 e4m3 L2", BF16, E4M3, kInL2},
+    {"bf16 e4m3 L3", BF16, E4M3, kInL3},
+    {"bf16 e4m3 DRAM", BF16, E4M3, kInMemory},
+    {"bf16 e4m3 2^k L2", BF16, E4M3, kInL2, kPowerOfTwo},
+    {"bf16 e4m3 2^k DRAM", BF16, E4M3, kInMemory, kPowerOfTwo},
+    {"bf16 e5m2 L2", BF16, E5M2, kInL2},
+    {"bf16 e5m2 DRAM", BF16, E5M2, kInMemory},
+    {"bf16 e5m2 stochastic L2", BF16, E5M2, kInL2, kAnyScale, true},
+    {"bf16 e5m2 stochastic DRAM", BF16, E5M2, kInMemory, kAnyScale, true},
+    {"f16 e4m3 L2", F16, E4M3, kInL2},
 };
 
 kernels::CastArgs args_of(const Case& c, const at::Tensor& x, at::Tensor& codes, float* amax) {
@@ -87,9 +93,8 @@ void check_against_scalar(const Case& c, const kernels::CastArgs& args, const at
 }
 
 void bench_case(Runner& runner, const Case& c) {
-  const at::ScalarType fp8 = c.format == kernels::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
-  const at::Tensor x = at::randn({c.n}, at::kFloat).to(c.torch_type);
-  at::Tensor codes = at::empty({c.n}, at::kByte), torch_codes = at::empty({c.n}, fp8);
+  const at::Tensor x = c.values();
+  at::Tensor codes = at::empty({c.n}, at::kByte), torch_codes = at::empty({c.n}, runtime::dtype_of(c.format));
   float amax = 0.0f;
   const kernels::CastArgs args = args_of(c, x, codes, &amax);
   check_against_scalar(c, args, codes);
@@ -111,10 +116,7 @@ void bench_case(Runner& runner, const Case& c) {
   };
   if (c.stochastic) work.emplace_back([&] { kernels::cast_to_fp8(nearest); });
   const auto times = runner.medians(work);
-  Line line{.name = c.name,
-            .ns = times[0],
-            .bytes = static_cast<double>(c.n) * kernels::size_of(c.type),
-            .torch_ns = times[1]};
+  Line line{.name = c.name, .ns = times[0], .bytes = c.bytes(), .torch_ns = times[1]};
   line.extra = {{"torch_chain_ns", times[2]}, {"chain_ratio", times[2] / times[0]}, {"of_memcpy", times[3] / times[0]}};
   if (c.stochastic) line.extra.emplace_back("of_nearest", times[4] / times[0]);
   runner.print(line);
@@ -122,23 +124,19 @@ void bench_case(Runner& runner, const Case& c) {
 
 struct Matrix {
   const char* name;
-  at::ScalarType torch_type;
   kernels::FloatType type;
   std::int64_t rows, cols;
 };
 
 constexpr Matrix kMatrices[] = {
-    {"transposed f32 e4m3 L2", at::kFloat, kernels::FloatType::F32, 128, 1024},
-    {"transposed f32 e4m3 L3", at::kFloat, kernels::FloatType::F32, 2048, 1024},
-    {"transposed f32 e4m3 DRAM", at::kFloat, kernels::FloatType::F32, 4096, 4096},
-    {"transposed bf16 e4m3 L2", at::kBFloat16, kernels::FloatType::BF16, 256, 1024},
-    {"transposed bf16 e4m3 L3", at::kBFloat16, kernels::FloatType::BF16, 2048, 1024},
-    {"transposed bf16 e4m3 DRAM", at::kBFloat16, kernels::FloatType::BF16, 4096, 4096},
+    {"transposed f32 e4m3 L2", F32, 128, 1024},    {"transposed f32 e4m3 L3", F32, 2048, 1024},
+    {"transposed f32 e4m3 DRAM", F32, 4096, 4096}, {"transposed bf16 e4m3 L2", BF16, 256, 1024},
+    {"transposed bf16 e4m3 L3", BF16, 2048, 1024}, {"transposed bf16 e4m3 DRAM", BF16, 4096, 4096},
 };
 
 void bench_transposed(Runner& runner, const Matrix& m) {
-  const Case c{m.name, m.torch_type, m.type, kernels::Format::E4M3, m.rows * m.cols, kAnyScale, false};
-  const at::Tensor x = at::randn({m.rows, m.cols}, at::kFloat).to(m.torch_type);
+  const Case c{m.name, m.type, E4M3, m.rows * m.cols};
+  const at::Tensor x = c.values().view({m.rows, m.cols});
   at::Tensor codes = at::empty({m.rows, m.cols}, at::kByte), turned = at::empty({m.cols, m.rows}, at::kByte);
   float amax = 0.0f;
   kernels::CastArgs alone = args_of(c, x, codes, &amax);
@@ -160,40 +158,25 @@ void bench_transposed(Runner& runner, const Matrix& m) {
   });
   runner.print({.name = m.name,
                 .ns = times[0],
-                .bytes = static_cast<double>(c.n) * kernels::size_of(m.type),
+                .bytes = c.bytes(),
                 .torch_ns = times[3],
                 .extra = {{"of_apart", times[0] / times[1]}, {"of_cast", times[0] / times[2]}}});
 }
 
 void run(Runner& runner) {
-  for (const Case& c : kCases) {
-    if (runner.wants(c.name)) bench_case(runner, c);
-  }
-  for (const Matrix& m : kMatrices) {
-    if (runner.wants(m.name)) bench_transposed(runner, m);
-  }
+  runner.each(kCases, bench_case);
+  runner.each(kMatrices, bench_transposed);
 }
 
 const Registration g_cast("cast", run);
 
-struct AmaxCase {
-  const char* name;
-  at::ScalarType torch_type;
-  kernels::FloatType type;
-  std::int64_t n;
+constexpr Case kAmaxCases[] = {
+    {"f32 L2", F32, E4M3, kInL2},   {"f32 L3", F32, E4M3, kInL3},   {"f32 DRAM", F32, E4M3, kInMemory},
+    {"bf16 L2", BF16, E4M3, kInL2}, {"bf16 L3", BF16, E4M3, kInL3}, {"bf16 DRAM", BF16, E4M3, kInMemory},
 };
 
-const AmaxCase kAmaxCases[] = {
-    {"f32 L2", at::kFloat, kernels::FloatType::F32, kInL2},
-    {"f32 L3", at::kFloat, kernels::FloatType::F32, kInL3},
-    {"f32 DRAM", at::kFloat, kernels::FloatType::F32, kInMemory},
-    {"bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kInL2},
-    {"bf16 L3", at::kBFloat16, kernels::FloatType::BF16, kInL3},
-    {"bf16 DRAM", at::kBFloat16, kernels::FloatType::BF16, kInMemory},
-};
-
-void bench_amax(Runner& runner, const AmaxCase& c) {
-  const at::Tensor x = at::randn({c.n}, at::kFloat).to(c.torch_type);
+void bench_amax(Runner& runner, const Case& c) {
+  const at::Tensor x = c.values();
   float found = kernels::amax(x.const_data_ptr(), c.type, c.n);
   {
     kernels::ScopedSimdLevel level(kernels::SimdLevel::scalar);
@@ -204,43 +187,22 @@ void bench_amax(Runner& runner, const AmaxCase& c) {
       [&] { found = kernels::amax(x.const_data_ptr(), c.type, c.n); },
       [&] { const at::Tensor largest = x.abs().amax(); },
   });
-  runner.print({.name = c.name,
-                .ns = times[0],
-                .bytes = static_cast<double>(c.n) * kernels::size_of(c.type),
-                .torch_ns = times[1]});
+  runner.print({.name = c.name, .ns = times[0], .bytes = c.bytes(), .torch_ns = times[1]});
 }
 
-void run_amax(Runner& runner) {
-  for (const AmaxCase& c : kAmaxCases) {
-    if (runner.wants(c.name)) bench_amax(runner, c);
-  }
-}
+const Registration g_amax("amax", [](Runner& runner) { runner.each(kAmaxCases, bench_amax); });
 
-const Registration g_amax("amax", run_amax);
-
-struct DecodeCase {
-  const char* name;
-  at::ScalarType torch_type;
-  kernels::FloatType type;
-  kernels::Format format;
-  std::int64_t n;
+constexpr Case kDecodeCases[] = {
+    {"e4m3 bf16 L2", BF16, E4M3, kInL2},       {"e4m3 bf16 L3", BF16, E4M3, kInL3},
+    {"e4m3 bf16 DRAM", BF16, E4M3, kInMemory}, {"e5m2 bf16 L2", BF16, E5M2, kInL2},
+    {"e4m3 f32 L2", F32, E4M3, kInL2},         {"e4m3 f32 L3", F32, E4M3, kInL3},
+    {"e4m3 f32 DRAM", F32, E4M3, kInMemory},   {"e4m3 f16 L2", F16, E4M3, kInL2},
 };
 
-const DecodeCase kDecodeCases[] = {
-    {"e4m3 bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2},
-    {"e4m3 bf16 L3", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL3},
-    {"e4m3 bf16 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory},
-    {"e5m2 bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2},
-    {"e4m3 f32 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2},
-    {"e4m3 f32 L3", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL3},
-    {"e4m3 f32 DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory},
-    {"e4m3 f16 L2", at::kHalf, kernels::FloatType::F16, kernels::Format::E4M3, kInL2},
-};
-
-void bench_decode(Runner& runner, const DecodeCase& c) {
+void bench_decode(Runner& runner, const Case& c) {
   const at::Tensor codes = at::randint(0, 0x7F, {c.n}, at::kByte);  // no NaN, so that bytes can be compared
-  const at::Tensor torch_codes = codes.view(c.format == kernels::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
-  at::Tensor y = at::empty({c.n}, c.torch_type), torch_y = at::empty({c.n}, c.torch_type);
+  const at::Tensor torch_codes = codes.view(runtime::dtype_of(c.format));
+  at::Tensor y = at::empty({c.n}, c.torch_type()), torch_y = at::empty({c.n}, c.torch_type());
   const float scale = 0.0371f;
   kernels::DecodeArgs args;
   args.codes = static_cast<const std::uint8_t*>(codes.const_data_ptr());
@@ -275,13 +237,7 @@ void bench_decode(Runner& runner, const DecodeCase& c) {
                 .extra = {{"of_memcpy", times[2] / times[0]}}});
 }
 
-void run_decode(Runner& runner) {
-  for (const DecodeCase& c : kDecodeCases) {
-    if (runner.wants(c.name)) bench_decode(runner, c);
-  }
-}
-
-const Registration g_decode("decode", run_decode);
+const Registration g_decode("decode", [](Runner& runner) { runner.each(kDecodeCases, bench_decode); });
 
 }  // namespace
 }  // namespace fp8::bench::cast_cases

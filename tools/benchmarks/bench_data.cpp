@@ -18,8 +18,6 @@
 #include <png.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -41,21 +39,6 @@
 
 namespace fp8::bench::data_cases {
 namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-double spread(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() * 9 / 10] / values[values.size() / 10];
-}
 
 /// Smooth areas with noise, as photographs are.
 std::string png_bytes(int size) {
@@ -92,20 +75,13 @@ class Pictures : public data::Dataset {
 
 constexpr std::int64_t kBatch = 8;
 
-/// Seconds of an epoch, and of them those that next() took. compute: what is done with each batch.
-template <class F>
-std::pair<double, double> epoch(data::DataLoader& loader, F&& compute) {
-  double waited = 0;
-  const double begin = seconds_now();
+/// Nanoseconds of a batch in an epoch.
+double batch_ns(data::DataLoader& loader) {
+  const double begin = now_ns();
   loader.seek(0, 0);
-  for (;;) {
-    const double before = seconds_now();
-    const auto batch = loader.next();
-    waited += seconds_now() - before;
-    if (!batch) break;
-    compute();
+  while (loader.next()) {
   }
-  return {seconds_now() - begin, waited};
+  return (now_ns() - begin) / static_cast<double>(loader.batches());
 }
 
 void run_loader(Runner& runner) {
@@ -115,45 +91,40 @@ void run_loader(Runner& runner) {
   data::DataLoader none(pictures, {.batch_size = kBatch}),
       two(pictures, {.batch_size = kBatch, .num_workers = 2, .persistent_workers = true});
   require(at::equal(none.next()->tensors.at(0), two.next()->tensors.at(0)), "batches of two workers");
-  std::vector<double> alone, together, shares, steps;
-  const auto nothing = [] {};
-  const double until = seconds_now() + 2 * runner.options().seconds;
-  while (decode && (alone.size() < 5 || seconds_now() < until)) {
-    alone.push_back(epoch(none, nothing).first);
-    together.push_back(epoch(two, nothing).first);
-  }
-  const auto batches = static_cast<double>(none.batches());
   if (decode) {
+    std::vector<double> alone, together;
+    runner.repeat(2, [&] {
+      alone.push_back(batch_ns(none));
+      together.push_back(batch_ns(two));
+    });
+    const Time ns = time_of(together), none_ns = time_of(alone);
     runner.print(
-        {.name = "decode 2 workers",
-         .ns = {1e9 * median(together) / batches, spread(together)},
-         .extra = {{"no_workers_ns", 1e9 * median(alone) / batches}, {"by_none", median(together) / median(alone)}}});
+        {.name = "decode 2 workers", .ns = ns, .extra = {{"no_workers_ns", none_ns}, {"by_none", ns / none_ns}}});
   }
   if (!wait) return;
-  const double step = 3 * epoch(none, nothing).first / batches;
+  const double step = 3 * batch_ns(none);
   const at::Tensor a = at::randn({192, 192});
   const auto compute = [&] {
-    for (const double end = seconds_now() + step; seconds_now() < end;) at::matmul(a, a);
+    for (const double end = now_ns() + step; now_ns() < end;) at::matmul(a, a);
   };
-  for (const double end = seconds_now() + 2 * runner.options().seconds; shares.size() < 5 || seconds_now() < end;) {
+  std::vector<double> shares, steps;
+  runner.repeat(2, [&] {
     two.seek(1, 0);
     two.next();  // the first batch of an epoch has nothing to be made behind
-    std::int64_t left = two.batches() - 1;
+    const std::int64_t left = two.batches() - 1;
     double waited = 0;
-    const double begin = seconds_now();
-    for (; left > 0; --left) {
+    const double begin = now_ns();
+    for (std::int64_t i = 0; i < left; ++i) {
       compute();
-      const double before = seconds_now();
+      const double before = now_ns();
       two.next();
-      waited += seconds_now() - before;
+      waited += now_ns() - before;
     }
-    const double all = seconds_now() - begin;
+    const double all = now_ns() - begin;
     shares.push_back(waited / all);
-    steps.push_back(all / (batches - 1));
-  }
-  runner.print({.name = "wait 2 workers",
-                .ns = {1e9 * median(steps), spread(steps)},
-                .extra = {{"wait_share", median(shares)}}});
+    steps.push_back(all / static_cast<double>(left));
+  });
+  runner.print({.name = "wait 2 workers", .ns = time_of(steps), .extra = {{"wait_share", time_of(shares)}}});
 }
 
 struct Layers : torch::nn::Module {
@@ -204,7 +175,7 @@ struct InMemory : trainer::Logger {
 
 /// When each step ended.
 struct Clock : trainer::TrainerCallback {
-  void on_step_end(trainer::Trainer&, const trainer::StepReport&) override { ends.push_back(seconds_now()); }
+  void on_step_end(trainer::Trainer&, const trainer::StepReport&) override { ends.push_back(now_ns()); }
   std::vector<double> ends;
 };
 
@@ -235,9 +206,9 @@ double in_a_loop(std::int64_t hidden) {
     (void)runtime::optim::FusedClipNorm(parameters, std::numeric_limits<float>::max()).clip_norm().item<double>();
     optimizers.optimizers[0]->step();
     for (const auto& p : parameters) p.mutable_grad().reset();
-    if (i == kWarmUp) begin = seconds_now();
+    if (i == kWarmUp) begin = now_ns();
   }
-  const double all = seconds_now() - begin;
+  const double all = now_ns() - begin;
   state.set_multithreading_enabled(threads);
   return all / static_cast<double>(kSteps - 1 - kWarmUp);
 }
@@ -248,15 +219,13 @@ void run_trainer(Runner& runner) {
     const std::string name = std::string("trainer hidden 64") + (every == 1 ? ", a row for each step" : "");
     if (!runner.wants(name)) continue;
     std::vector<double> trainer, loop, shares;
-    const double until = seconds_now() + 2 * runner.options().seconds;
-    while (trainer.size() < 7 || seconds_now() < until) {
+    runner.repeat(2, [&] {
       loop.push_back(in_a_loop(kHidden));
       trainer.push_back(in_trainer(kHidden, every));
       shares.push_back(1 - loop.back() / trainer.back());
-    }
-    runner.print({.name = name,
-                  .ns = {1e9 * median(trainer), spread(trainer)},
-                  .extra = {{"loop_ns", 1e9 * median(loop)}, {"own_share", median(shares)}}});
+    });
+    runner.print(
+        {.name = name, .ns = time_of(trainer), .extra = {{"loop_ns", time_of(loop)}, {"own_share", time_of(shares)}}});
   }
 }
 

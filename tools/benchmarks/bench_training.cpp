@@ -14,9 +14,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -140,25 +138,6 @@ void bench_training(Runner& runner) {
 
 const Registration kTraining("training", bench_training);
 
-double now_ns() {
-  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-/// A step in fp8; no gradient goes to what comes in.
-struct Step : Layers {
-  using Layers::Layers;
-  void operator()() {
-    for (auto* t : {&w1, &w2}) t->mutable_grad() = at::Tensor();
-    at::Tensor y;
-    {
-      const runtime::autocast::AutocastGuard bf16;
-      const te::fp8_autocast region(te::Fp8AutocastOptions{.enabled = true});
-      y = te::fp8_linear(at::relu(te::fp8_linear(x, w1, std::nullopt, up)), w2, std::nullopt, down);
-    }
-    y.backward(g);
-  }
-};
-
 runtime::HPUProfilerOptions profiler_options(const runtime::ProfileSchedule& schedule) {
   runtime::HPUProfilerOptions o;
   o.dirpath = std::filesystem::temp_directory_path().string();
@@ -168,29 +147,26 @@ runtime::HPUProfilerOptions profiler_options(const runtime::ProfileSchedule& sch
   return o;
 }
 
-/// Median nanoseconds of a step: off, registered, recording; and the median share of the last that is leaves.
-std::array<double, 4> medians_of(Step& step, double seconds) {
+/// Nanoseconds of a step in fp8: off, registered, recording; and the share of the last that is leaves.
+std::array<Time, 4> times_of(Layers& layers, const Runner& runner) {
   constexpr std::int64_t kNever = std::int64_t{1} << 40;
+  const te::Fp8AutocastOptions on{.enabled = true};
   std::array<std::vector<double>, 4> all;
-  step();
-  for (const double until = now_ns() + 3 * seconds * 1e9; all[0].size() < 5 || now_ns() < until;)
+  layers.step(on);
+  runner.repeat(3, [&] {
     for (std::size_t i = 0; i < 3; ++i) {
       std::optional<runtime::HPUProfiler> profiler;
       if (i == 1) profiler.emplace(profiler_options({.wait = kNever}));
       if (i == 2) profiler.emplace(profiler_options({.wait = 0, .warmup = 0, .active = kNever}));
       if (profiler) profiler->begin_stage("fit");
       const double begin = now_ns();
-      step();
+      layers.step(on);
       all[i].push_back(now_ns() - begin);
       if (profiler) profiler->end_stage();
       if (i == 2) all[3].push_back(static_cast<double>(profiler->leaves().total().ns) / all[2].back());
     }
-  std::array<double, 4> medians{};
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    std::ranges::nth_element(all[i], all[i].begin() + static_cast<std::ptrdiff_t>(all[i].size() / 2));
-    medians[i] = all[i][all[i].size() / 2];
-  }
-  return medians;
+  });
+  return {time_of(all[0]), time_of(all[1]), time_of(all[2]), time_of(all[3])};
 }
 
 void run_leaf(Runner& runner) {
@@ -218,11 +194,11 @@ void run_steps(Runner& runner) {
   for (const std::int64_t hidden : {std::int64_t{1024}, std::int64_t{64}}) {
     const std::string name = "step hidden " + std::to_string(hidden);
     if (!runner.wants(name)) continue;
-    Step step(hidden);
-    const auto [off, registered, recording, share] = medians_of(step, runner.options().seconds);
+    Layers layers(hidden);  // no gradient goes to what comes in
+    const auto [off, registered, recording, share] = times_of(layers, runner);
     runner.print(
         {.name = name,
-         .ns = {off, 0},
+         .ns = off,
          .extra = {
              {"registered_ratio", registered / off}, {"recording_ratio", recording / off}, {"hpu_op_share", share}}});
   }
