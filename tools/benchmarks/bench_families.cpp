@@ -6,6 +6,16 @@
 //   prefill    128 tokens at once, with logits of all; of models that answer a source text: 128 of each
 //   decode     one more token, over a cache of 128; encoders have none
 //   per_flop   (time / multiply-adds of its matrices) over the same of llama: 1 is as fast for what it computes
+//
+// A whole model, token by token (decode, after a context of 128) and 128 tokens at once (prefill): fp8 weights with
+// dynamic scales of tokens beside the same model in bf16. Llama of random weights:
+//
+//   name    hidden   inner   layers   heads, kv heads   vocabulary
+//   0.1B       768    2048       12     12, 4             32000
+//   1.1B      2048    5632       22     32, 4             32000      TinyLlama's shape
+//   3B        3200    8640       26     32, 32            32000      Open Llama's shape; 12 GB of memory
+//
+// Without a filter the smallest alone. bytes: of all weights.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <torch/nn/module.h>
@@ -19,6 +29,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
@@ -27,18 +38,19 @@
 #include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/initialize.h"
+#include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 
 namespace fp8::bench::families_cases {
 namespace {
 
-constexpr std::int64_t kContext = 128, kVocabulary = 8192;
+constexpr std::int64_t kContext = 128;
 /// Of the logits, relative: the rounding of two layers, and experts that change where two are nearly as likely.
 constexpr double kMostError = 0.5;
 
 /// The sizes in all spellings: a family reads its own, the language parts of models of text and images in an object.
 io::Json sizes_of(const std::string& model_type) {
-  io::Json json = {{"vocab_size", kVocabulary}, {"tie_word_embeddings", model_type == "bart"}};
+  io::Json json = {{"vocab_size", 8192}, {"tie_word_embeddings", model_type == "bart"}};
   const auto set = [&](std::int64_t value, std::initializer_list<const char*> keys) {
     for (const char* key : keys) json[key] = value;
   };
@@ -148,31 +160,34 @@ void shrink_queries(const torch::nn::Module& model, const models::ModelConfig& v
 /// A model, with a cache (but for encoders) that holds kContext tokens, and is put back to that after each step.
 class Subject {
  public:
-  explicit Subject(const std::string& model_type) {
-    const auto config = config_of(model_type);
-    const auto task = config.values->shape.task;
-    if (task == models::Task::answer) source_ = kContext;
-    tokens_ = (at::arange(source_ + kContext, at::kLong) * 7919 % kVocabulary).unsqueeze(0);
+  /// name: in messages. most_error: of the logits in fp8, relative.
+  Subject(const models::FamilyConfig& config, const std::string& name, double most_error, bool fp8 = true) {
+    const auto& shape = config.values->shape;
+    if (shape.task == models::Task::answer) source_ = kContext;
+    tokens_ = (at::arange(source_ + kContext, at::kLong) * 7919 % shape.vocab).unsqueeze(0);
     tokens_ = tokens_.to(at::Device(at::kHPU, 0));
     model_ = config.make();
     of_prefill = prefill_of(*model_, *config.values);
-    if (task != models::Task::masked) of_decode = decode_of(*model_, *config.values, of_prefill);
+    if (shape.task != models::Task::masked) of_decode = decode_of(*model_, *config.values, of_prefill);
     models::initialize(*model_, 0.02, 1, at::Device(at::kHPU, 0));
     shrink_queries(*model_, *config.values);
     model_->to(at::kBFloat16);
     model_->eval();
     const at::Tensor expected = read(nullptr).to(at::kCPU).to(at::kFloat);
-    quant::convert(*model_, quant::PlanOptions{});
-    quant::serve(*model_);
-    if (task != models::Task::masked) cache_ = model_->make_cache(kContext + 1);
+    if (fp8) {
+      quant::convert(*model_, quant::PlanOptions{});
+      quant::serve(*model_);
+    }
+    if (shape.task != models::Task::masked) cache_ = model_->make_cache(kContext + 1);
     const at::Tensor found = read(cache_.get()).to(at::kCPU).to(at::kFloat);
-    require(((found - expected).norm() / expected.norm()).item<double>() < kMostError, "families " + model_type);
+    require(((found - expected).norm() / expected.norm()).item<double>() < most_error, name);
   }
   void prefill() { read(nullptr); }
   void decode() {
     model_->forward(tokens_.narrow(1, source_, 1), cache_.get());
     cache_->advance(-1);
   }
+  double bytes() const { return static_cast<double>(models::weights_bytes(*model_)); }
 
   Work of_prefill, of_decode;  ///< no tokens: it does not do that
 
@@ -203,9 +218,9 @@ void bench_families(Runner& runner) {
   for (const auto& family : models::model_families()) {
     const auto& type = family.model_type;
     const auto wants = [&](const Phase& phase) { return runner.wants(std::string(phase.name) + " " + type); };
-    if (std::none_of(std::begin(kPhases), std::end(kPhases), wants)) continue;
-    if (llama == nullptr) llama = std::make_unique<Subject>("llama");
-    Subject subject(type);
+    if (std::ranges::none_of(kPhases, wants)) continue;
+    if (llama == nullptr) llama = std::make_unique<Subject>(config_of("llama"), "families llama", kMostError);
+    Subject subject(config_of(type), "families " + type, kMostError);
     for (const auto& phase : kPhases) {
       const auto &work = subject.*phase.work, &of_llama = (*llama).*phase.work;
       if (!wants(phase) || work.tokens == 0) continue;
@@ -220,6 +235,51 @@ void bench_families(Runner& runner) {
 }
 
 const Registration kFamilies("families", bench_families);
+
+struct Size {
+  const char* name;
+  std::int64_t hidden, inner, layers, heads, kv_heads;
+};
+constexpr Size kSizes[] = {
+    {"0.1B", 768, 2048, 12, 12, 4}, {"1.1B", 2048, 5632, 22, 32, 4}, {"3B", 3200, 8640, 26, 32, 32}};
+
+models::FamilyConfig llama_of(const Size& size) {
+  const io::Json json = {{"model_type", "llama"},
+                         {"vocab_size", 32000},
+                         {"hidden_size", size.hidden},
+                         {"intermediate_size", size.inner},
+                         {"num_hidden_layers", size.layers},
+                         {"num_attention_heads", size.heads},
+                         {"num_key_value_heads", size.kv_heads}};
+  return models::parse_config(json, size.name);
+}
+
+void bench_model(Runner& runner) {
+  const at::NoGradGuard no_grad;
+  for (const auto& size : kSizes) {
+    const auto wants = [&](const Phase& phase) { return runner.wants(std::string(phase.name) + " " + size.name); };
+    if (std::ranges::none_of(kPhases, wants) || (runner.options().filter.empty() && size.hidden > 1000)) continue;
+    runtime::init();
+    // Each half of a layer adds the rounding of three operands or so, 2^-4 / sqrt(6) each, to what it is given.
+    const double bound = 0.08 * std::sqrt(2.0 * static_cast<double>(size.layers));
+    Subject fp8(llama_of(size), std::string("model ") + size.name, bound);
+    Subject bf16(llama_of(size), std::string("model in bf16 ") + size.name, bound, /*fp8=*/false);
+    for (const auto& phase : kPhases) {
+      if (!wants(phase)) continue;
+      const auto ns = runner.medians({[&] { (fp8.*phase.run)(); }, [&] { (bf16.*phase.run)(); }});
+      const double tokens = (fp8.*phase.work).tokens;
+      runner.print({.name = std::string(phase.name) + " " + size.name,
+                    .ns = ns[0],
+                    .bytes = fp8.bytes(),
+                    .torch_ns = ns[1],
+                    .extra = {{"tokens_per_second", 1e9 * tokens / ns[0]},
+                              {"bf16_tokens_per_second", 1e9 * tokens / ns[1]},
+                              {"bf16_weights_bytes", bf16.bytes()}}});
+    }
+  }
+}
+
+const Registration kModel("model", bench_model);
 
 }  // namespace
 }  // namespace fp8::bench::families_cases

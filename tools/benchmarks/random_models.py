@@ -16,7 +16,7 @@ import sys
 
 VOCABULARY = 32000
 POSITIONS = 33024  # 32768 and some to be added
-# As in bench_model.cpp: hidden, inner, layers, heads, kv heads.
+# As in bench_families.cpp: hidden, inner, layers, heads, kv heads.
 SIZES = {"0.1B": (768, 2048, 12, 12, 4), "1.1B": (2048, 5632, 22, 32, 4), "3B": (3200, 8640, 26, 32, 32)}
 
 

@@ -323,29 +323,30 @@ void accept_loops(PartArguments& a) {
   a.only("differentiable", false, "a step has no gradient");
 }
 
+/// Adam and AdamW of torch, whose decay differs.
+template <class Optim, class Options, int kDecayPercent>
 Optimizer adam(PartArguments& a, std::vector<at::Tensor> p) {
   accept_loops(a);
-  return std::make_shared<torch::optim::Adam>(std::move(p), torch::optim::AdamOptions(a.number("lr", 1e-3))
-                                                                .betas(betas(a))
-                                                                .eps(a.number("eps", 1e-8))
-                                                                .weight_decay(a.number("weight_decay", 0))
-                                                                .amsgrad(a.flag("amsgrad", false)));
+  return std::make_shared<Optim>(std::move(p), Options(a.number("lr", 1e-3))
+                                                   .betas(betas(a))
+                                                   .eps(a.number("eps", 1e-8))
+                                                   .weight_decay(a.number("weight_decay", kDecayPercent / 100.0))
+                                                   .amsgrad(a.flag("amsgrad", false)));
 }
-Optimizer adamw(PartArguments& a, std::vector<at::Tensor> p) {
-  accept_loops(a);
-  return std::make_shared<torch::optim::AdamW>(std::move(p), torch::optim::AdamWOptions(a.number("lr", 1e-3))
-                                                                 .betas(betas(a))
-                                                                 .eps(a.number("eps", 1e-8))
-                                                                 .weight_decay(a.number("weight_decay", 1e-2))
-                                                                 .amsgrad(a.flag("amsgrad", false)));
+template <class Optim, class Options>
+std::shared_ptr<Optim> sgd(PartArguments& a, std::vector<at::Tensor> p) {
+  return std::make_shared<Optim>(std::move(p), Options(a.number("lr", 1e-3))
+                                                   .momentum(a.number("momentum", 0))
+                                                   .dampening(a.number("dampening", 0))
+                                                   .weight_decay(a.number("weight_decay", 0))
+                                                   .nesterov(a.flag("nesterov", false)));
 }
-Optimizer sgd(PartArguments& a, std::vector<at::Tensor> p) {
+Optimizer torch_sgd(PartArguments& a, std::vector<at::Tensor> p) {
   accept_loops(a);
-  return std::make_shared<torch::optim::SGD>(std::move(p), torch::optim::SGDOptions(a.number("lr", 1e-3))
-                                                               .momentum(a.number("momentum", 0))
-                                                               .dampening(a.number("dampening", 0))
-                                                               .weight_decay(a.number("weight_decay", 0))
-                                                               .nesterov(a.flag("nesterov", false)));
+  return sgd<torch::optim::SGD, torch::optim::SGDOptions>(a, std::move(p));
+}
+Optimizer fused_sgd(PartArguments& a, std::vector<at::Tensor> p) {
+  return sgd<runtime::optim::FusedSGD, runtime::optim::FusedSGDOptions>(a, std::move(p));
 }
 Optimizer fused_adamw(PartArguments& a, std::vector<at::Tensor> p) {
   namespace optim = runtime::optim;
@@ -355,17 +356,13 @@ Optimizer fused_adamw(PartArguments& a, std::vector<at::Tensor> p) {
                                                                .weight_decay(a.number("weight_decay", 0))
                                                                .bias_correction(a.flag("bias_correction", true)));
 }
-Optimizer fused_sgd(PartArguments& a, std::vector<at::Tensor> p) {
-  namespace optim = runtime::optim;
-  return std::make_shared<optim::FusedSGD>(std::move(p), optim::FusedSGDOptions(a.number("lr", 1e-3))
-                                                             .momentum(a.number("momentum", 0))
-                                                             .dampening(a.number("dampening", 0))
-                                                             .weight_decay(a.number("weight_decay", 0))
-                                                             .nesterov(a.flag("nesterov", false)));
-}
 
 constexpr std::pair<const char*, Optimizer (*)(PartArguments&, std::vector<at::Tensor>)> kOptimizers[] = {
-    {"Adam", adam}, {"AdamW", adamw}, {"SGD", sgd}, {"FusedAdamW", fused_adamw}, {"FusedSGD", fused_sgd}};
+    {"Adam", adam<torch::optim::Adam, torch::optim::AdamOptions, 0>},
+    {"AdamW", adam<torch::optim::AdamW, torch::optim::AdamWOptions, 1>},
+    {"SGD", torch_sgd},
+    {"FusedAdamW", fused_adamw},
+    {"FusedSGD", fused_sgd}};
 
 void schedule(trainer::Optimizers& optimizers, const trainer::Part& part, const trainer::PartContext& context) {
   PartArguments a(part, context);
