@@ -5,10 +5,9 @@
 #include <ATen/ops/isfinite.h>
 
 #include <algorithm>
-#include <iterator>
 #include <vector>
 
-#include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
@@ -19,24 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxTokenizerFile = std::uint64_t{256} << 20;
-constexpr const char* kCopied[] = {"tokenizer.json",
-                                   "tokenizer_config.json",
-                                   "special_tokens_map.json",
-                                   "added_tokens.json",
-                                   "vocab.json",
-                                   "merges.txt",
-                                   "vocab.txt",
-                                   "tokenizer.model",
-                                   "tiktoken.model",
-                                   "spiece.model",
-                                   "spm.model",
-                                   "sentencepiece.bpe.model",
-                                   "chat_template.jinja",
-                                   "generation_config.json"};
+constexpr const char* kCopied =
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
+    "tokenizer.model tiktoken.model spiece.model spm.model sentencepiece.bpe.model chat_template.jinja "
+    "generation_config.json";
 
 bool is_copied(const fs::path& name) {
-  return name.extension() == ".tiktoken" ||
-         std::find(std::begin(kCopied), std::end(kCopied), name) != std::end(kCopied);
+  return name.extension() == ".tiktoken" || std::ranges::count(io::words(kCopied), name.string()) > 0;
 }
 
 void copy_tokenizer(const fs::path& from, const fs::path& to) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::text {
 namespace {
@@ -70,26 +71,9 @@ namespace {
 constexpr std::int64_t kMostSpecial = 1 << 16;
 
 // The special tokens that files up to version v7 leave out.
-constexpr const char* kFirstSpecial[] = {"<unk>",
-                                         "<s>",
-                                         "</s>",
-                                         "[INST]",
-                                         "[/INST]",
-                                         "[AVAILABLE_TOOLS]",
-                                         "[/AVAILABLE_TOOLS]",
-                                         "[TOOL_RESULTS]",
-                                         "[/TOOL_RESULTS]",
-                                         "[TOOL_CALLS]",
-                                         "[IMG]",
-                                         "<pad>",
-                                         "[IMG_BREAK]",
-                                         "[IMG_END]",
-                                         "[PREFIX]",
-                                         "[MIDDLE]",
-                                         "[SUFFIX]",
-                                         "[SYSTEM_PROMPT]",
-                                         "[/SYSTEM_PROMPT]",
-                                         "[TOOL_CONTENT]"};
+constexpr const char* kFirstSpecial =
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
+    "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]";
 
 // {token in the alphabet of bytes: id}
 TokenTable read_vocab(const JsonPart& part, std::int64_t count, std::int64_t first_id) {
@@ -134,8 +118,8 @@ std::vector<std::string> read_special(const JsonPart& top, const JsonPart& confi
       version.fail("is " + io::in_quotes(version.string()) +
                    ", whose files list their special_tokens; missing they are "
                    "allowed with v1, v2, v3, v7");
-    const auto known = std::min(special.size(), std::size(kFirstSpecial));
-    std::copy_n(std::begin(kFirstSpecial), known, special.begin());
+    const auto known = io::words(kFirstSpecial);
+    std::copy_n(known.begin(), std::min(special.size(), known.size()), special.begin());
   }
   for (std::size_t i = 0; i < special.size(); ++i)
     if (special[i].empty()) special[i] = "<SPECIAL_" + std::to_string(i) + ">";
