@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -33,7 +32,7 @@ SentenceFiles way_of(const EmbedOptions& o, const models::ModelShape& shape) {
   if (o.pooling != Pooling::automatic) way.pooling = o.pooling;
   way.normalize |= o.normalize;
   if (o.seq_len > context)
-    throw UsageError(fmt::format("--seq-len: found {}, allowed: up to max_position_embeddings {}", o.seq_len, context));
+    io::fail<UsageError>("--seq-len: found {}, allowed: up to max_position_embeddings {}", o.seq_len, context);
   if (o.seq_len > 0) way.length = o.seq_len;
   return way;
 }
@@ -50,7 +49,7 @@ Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
   if (text::data_kind(o.data) == text::DataKind::tensors) {
     const auto chunks = text::load_chunks(o.data, nullptr, {});
     if (chunks.length > length)
-      throw io::Error(fmt::format("{}: rows of {} tokens, allowed: up to {}", name, chunks.length, length));
+      io::fail<io::Error>("{}: rows of {} tokens, allowed: up to {}", name, chunks.length, length);
     for (std::int64_t i = 0; i < chunks.count; ++i)
       texts.emplace_back(chunks.ids.begin() + i * chunks.length, chunks.ids.begin() + (i + 1) * chunks.length);
     return texts;
@@ -58,7 +57,7 @@ Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
   const text::Tokenizer tokenizer(o.model);
   const auto add = [&](const text::Document& document) {
     auto ids = tokenizer.encode(way.prompt + document.text, document.special);
-    if (ids.empty()) throw io::Error(fmt::format("{}: text {} has no tokens", name, texts.size() + 1));
+    if (ids.empty()) io::fail<io::Error>("{}: text {} has no tokens", name, texts.size() + 1);
     if (static_cast<std::int64_t>(ids.size()) > length) {  // what ends a text ends one that is cut too
       const auto last = ids.back();
       ids.resize(static_cast<std::size_t>(length));
@@ -101,8 +100,8 @@ at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::Loa
       ids.insert(ids.end(), texts[order[end]].begin(), texts[order[end]].end());
     for (const auto id : ids)
       if (id < 0 || id >= shape.vocab)
-        throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", text::data_name(o.data), id,
-                                    shape.vocab - 1));
+        io::fail<io::Error>("{}: found token id {}, allowed: 0 to {} (vocab_size)", text::data_name(o.data), id,
+                            shape.vocab - 1);
     quant_config.begin_samples(static_cast<std::int64_t>(first), static_cast<std::int64_t>(end - first));
     const auto batch = at::tensor(ids, at::kLong).view({-1, static_cast<std::int64_t>(length)});
     const auto vectors = pooled(loaded.model->hidden(batch.to(resolve_device(context))), way);

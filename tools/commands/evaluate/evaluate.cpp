@@ -178,9 +178,9 @@ models::LoadedModel load(const std::filesystem::path& folder, const EvaluateOpti
 void require_alike(const models::ModelShape& own, const models::ModelShape& other,
                    const std::filesystem::path& reference) {
   if (own.vocab != other.vocab)
-    throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", reference.string(), other.vocab, own.vocab));
+    io::fail<io::Error>("{}: vocab_size {}, but the model has {}", reference.string(), other.vocab, own.vocab);
   if (own.task != other.task || own.outputs() != other.outputs())
-    throw io::Error(fmt::format("{}: its logits are not of what the model's are of", reference.string()));
+    io::fail<io::Error>("{}: its logits are not of what the model's are of", reference.string());
 }
 
 /// What is one file of one model, or a mode that writes such files.

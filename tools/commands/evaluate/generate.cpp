@@ -2,7 +2,6 @@
 // fp8 generate: continues a prompt, or those of a file in batches; models that answer a source text answer it. One text
 // is shown as soon as it is whole: a token may end inside a UTF-8 sequence.
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
@@ -30,12 +29,12 @@ std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const st
   if (ids.empty()) ids = shape.bos;
   if (ids.empty()) io::fail<UsageError>("{}: found no tokens, and the model has no bos_token_id to start from", source);
   if (static_cast<std::int64_t>(ids.size()) > shape.context)
-    throw io::Error(fmt::format("{}: found {} tokens, allowed: up to max_position_embeddings {}", source, ids.size(),
-                                shape.context));
+    io::fail<io::Error>("{}: found {} tokens, allowed: up to max_position_embeddings {}", source, ids.size(),
+                        shape.context);
   for (const auto id : ids)
     if (id < 0 || id >= shape.vocab)
-      throw io::Error(fmt::format("{}: tokenizer gives id {}, allowed: 0 to {} (vocab_size)", options.model.string(),
-                                  id, shape.vocab - 1));
+      io::fail<io::Error>("{}: tokenizer gives id {}, allowed: 0 to {} (vocab_size)", options.model.string(), id,
+                          shape.vocab - 1);
   return ids;
 }
 
@@ -57,7 +56,7 @@ std::vector<text::RowText> documents_of(const GenerateOptions& options) {
   std::vector<text::RowText> all;
   text::Documents documents(options.prompts, options.model, text::RowUse::prompt, check_interrupted);
   for (text::Document document; documents.read(kMostPrompt, document); documents.advance()) {
-    if (!document.complete) throw io::Error(fmt::format("{}: found a prompt of more than {} bytes", name, kMostPrompt));
+    if (!document.complete) io::fail<io::Error>("{}: found a prompt of more than {} bytes", name, kMostPrompt);
     all.push_back({std::move(document.text), document.special});
   }
   if (all.empty()) io::fail<io::Error>("{}: found no prompts", name);

@@ -51,8 +51,8 @@ class RunOutput {
   void append(const std::vector<std::pair<std::string, at::Tensor>>& tensors, std::int64_t first, std::int64_t count) {
     if (writer_ == nullptr) lay_out(tensors, count);
     if (tensors.size() != outputs_.size())
-      throw io::Error(
-          fmt::format("forward's result: {} tensors for sample {}, {} before", tensors.size(), first, outputs_.size()));
+      io::fail<io::Error>("forward's result: {} tensors for sample {}, {} before", tensors.size(), first,
+                          outputs_.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       Output& o = outputs_[i];
       at::Tensor values = tensors[i].second.detach().to(at::kCPU).contiguous();
@@ -61,10 +61,9 @@ class RunOutput {
       expected[0] = o.rows_per_sample * count;
       if (tensors[i].first != o.name || values.scalar_type() != o.dtype ||
           values.sizes() != at::IntArrayRef(expected)) {
-        throw io::Error(fmt::format("forward's result: {} is {} {} for sample {}, expected {} {} as before",
-                                    tensors[i].first, c10::toString(values.scalar_type()),
-                                    io::Json(values.sizes().vec()).dump(), first, c10::toString(o.dtype),
-                                    io::Json(expected).dump()));
+        io::fail<io::Error>("forward's result: {} is {} {} for sample {}, expected {} {} as before", tensors[i].first,
+                            c10::toString(values.scalar_type()), io::Json(values.sizes().vec()).dump(), first,
+                            c10::toString(o.dtype), io::Json(expected).dump());
       }
       const auto row_bytes = samples_ > 0 && values.size(0) > 0 ? static_cast<std::uint64_t>(values.nbytes()) /
                                                                       static_cast<std::uint64_t>(values.size(0))
@@ -116,9 +115,9 @@ class RunOutput {
       o.dtype = tensor.scalar_type();
       o.shape = tensor.dim() == 0 ? std::vector<std::int64_t>{1} : tensor.sizes().vec();
       if (o.shape[0] % count != 0) {
-        throw io::Error(fmt::format(
+        io::fail<io::Error>(
             "forward's result: {} has {} rows for {} samples, allowed: as many for each sample (try --batch 1)", name,
-            o.shape[0], count));
+            o.shape[0], count);
       }
       o.rows_per_sample = o.shape[0] / count;
       o.shape[0] = o.rows_per_sample * samples_;
@@ -126,9 +125,8 @@ class RunOutput {
       if (reference_ != nullptr) {
         const auto* other = reference_->find(name);
         if (other == nullptr || other->shape != o.shape) {
-          throw io::Error(fmt::format("{}: expected a tensor '{}' of shape {}, found {}", reference_->path().string(),
-                                      name, io::Json(o.shape).dump(),
-                                      other == nullptr ? "none" : io::Json(other->shape).dump()));
+          io::fail<io::Error>("{}: expected a tensor '{}' of shape {}, found {}", reference_->path().string(), name,
+                              io::Json(o.shape).dump(), other == nullptr ? "none" : io::Json(other->shape).dump());
         }
       }
       outputs_.push_back(std::move(o));

@@ -5,7 +5,6 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -279,8 +278,7 @@ void score_range(const Scoring& s, const Forwards& forwards, SampleRange range, 
     s.quant_config.begin_samples(first, count);
     JudgedForward(s, part).judge(first, scores, evaluation, dump);
     if (!scores.are_finite(first, count))
-      throw io::Error(
-          fmt::format("{}: NaN or infinite logits in chunks {} to {}", s.folder.string(), first, first + count - 1));
+      io::fail<io::Error>("{}: NaN or infinite logits in chunks {} to {}", s.folder.string(), first, first + count - 1);
     progress.update(first + count - range.first);
     stage.step();
   }

@@ -56,8 +56,8 @@ text::Chunks load_text(const DataOptions& options, const std::filesystem::path& 
                         {options.seq_len, options.samples, options.skip, options.shorter, check_interrupted}, model);
   for (const auto id : chunks.ids)
     if (id < 0 || id >= shape.vocab)
-      throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", text::data_name(options.data),
-                                  id, shape.vocab - 1));
+      io::fail<io::Error>("{}: found token id {}, allowed: 0 to {} (vocab_size)", text::data_name(options.data), id,
+                          shape.vocab - 1);
   return chunks;
 }
 
@@ -69,8 +69,8 @@ text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::
   auto chunks = load_text(options, model, shape);
   if (chunks.length < 2) io::fail<io::Error>("{}: found chunks of {} token, allowed: 2 or more", name, chunks.length);
   if (chunks.length > shape.context)
-    throw io::Error(fmt::format("{}: chunks of {} tokens (--seq-len), allowed: up to max_position_embeddings {}", name,
-                                chunks.length, shape.context));
+    io::fail<io::Error>("{}: chunks of {} tokens (--seq-len), allowed: up to max_position_embeddings {}", name,
+                        chunks.length, shape.context);
   return chunks;
 }
 
@@ -103,12 +103,12 @@ std::int64_t length_of(const std::vector<std::int64_t>& ids) { return static_cas
 void check_part(const std::vector<std::int64_t>& ids, const char* part, std::size_t pair, const std::string& file,
                 const models::ModelShape& shape) {
   if (length_of(ids) > shape.context)
-    throw io::Error(fmt::format("{}: pair {}: {} of {} tokens, allowed: up to max_position_embeddings {}", file,
-                                pair + 1, part, ids.size(), shape.context));
+    io::fail<io::Error>("{}: pair {}: {} of {} tokens, allowed: up to max_position_embeddings {}", file, pair + 1, part,
+                        ids.size(), shape.context);
   for (const auto id : ids)
     if (id < 0 || id >= shape.vocab)
-      throw io::Error(fmt::format("{}: pair {}: found token id {} in its {}, allowed: 0 to {} (vocab_size)", file,
-                                  pair + 1, id, part, shape.vocab - 1));
+      io::fail<io::Error>("{}: pair {}: found token id {} in its {}, allowed: 0 to {} (vocab_size)", file, pair + 1, id,
+                          part, shape.vocab - 1);
 }
 
 Samples load_answers(const DataOptions& options, const std::filesystem::path& folder, const models::ModelShape& shape) {

@@ -2,7 +2,6 @@
 #include "fp8/tools/commands/inputs/script_input.h"
 
 #include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/print_handler.h>
@@ -88,19 +87,19 @@ bool is_number(const c10::Argument& argument) {
 /// A tensor of one element as the number that the argument takes.
 c10::IValue number_of(const at::Tensor& tensor, const c10::Argument& argument, const std::string& file) {
   if (tensor.numel() != 1)
-    throw io::Error(fmt::format("{}: {}: found {} elements, allowed: 1 (forward takes {})", file, argument.name(),
-                                tensor.numel(), argument.type()->str()));
+    io::fail<io::Error>("{}: {}: found {} elements, allowed: 1 (forward takes {})", file, argument.name(),
+                        tensor.numel(), argument.type()->str());
   if (argument.type()->kind() == c10::TypeKind::FloatType) return tensor.item().toDouble();
   if (tensor.is_floating_point())
-    throw io::Error(fmt::format("{}: {}: found {}, allowed: an integer (forward takes {})", file, argument.name(),
-                                c10::toString(tensor.scalar_type()), argument.type()->str()));
+    io::fail<io::Error>("{}: {}: found {}, allowed: an integer (forward takes {})", file, argument.name(),
+                        c10::toString(tensor.scalar_type()), argument.type()->str());
   if (argument.type()->kind() == c10::TypeKind::BoolType) return tensor.item().toBool();
   return tensor.item().toLong();
 }
 
 [[noreturn]] void fail_missing(const std::string& file, const c10::Argument& argument) {
-  throw io::Error(fmt::format("{}: expected a tensor '{}' (forward's argument of type {}), found none", file,
-                              argument.name(), argument.type()->str()));
+  io::fail<io::Error>("{}: expected a tensor '{}' (forward's argument of type {}), found none", file, argument.name(),
+                      argument.type()->str());
 }
 
 void collect(const c10::IValue& value, const std::string& name, int depth,
@@ -184,8 +183,7 @@ ScriptInputs::ScriptInputs(const std::filesystem::path& data, const torch::jit::
   const std::int64_t all = samples_;
   first_ = std::min(options.skip, all);
   samples_ = std::min(options.samples < 0 ? all : options.samples, all - first_);
-  if (samples_ <= 0)
-    throw io::Error(fmt::format("{}: found {} samples, --skip passes over all of them", data.string(), all));
+  if (samples_ <= 0) io::fail<io::Error>("{}: found {} samples, --skip passes over all of them", data.string(), all);
   batch_ = options.batch > 0 ? options.batch : keeps_state(model) ? 1 : kBatch;
 }
 
@@ -201,9 +199,8 @@ void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::
       a.value = *argument.default_value();
     } else if (at::Tensor t = models::read_tensor(file, argument.name()); is_tensor(argument)) {
       if (t.dim() < 1 || t.size(0) == 0 || (samples_ >= 0 && t.size(0) != samples_)) {
-        throw io::Error(
-            fmt::format("{}: {}: expected the same number of samples, at least one, in dimension 0 of every input",
-                        name, argument.name()));
+        io::fail<io::Error>("{}: {}: expected the same number of samples, at least one, in dimension 0 of every input",
+                            name, argument.name());
       }
       samples_ = t.size(0);
       a.tensor = std::move(t);
@@ -212,8 +209,8 @@ void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::
       a.value = number_of(t, argument, name);
       needed = arguments_.size() + 1;
     } else {
-      throw io::Error(fmt::format("{}: {}: forward takes {}, allowed: Tensor, int, float, bool", name, argument.name(),
-                                  argument.type()->str()));
+      io::fail<io::Error>("{}: {}: forward takes {}, allowed: Tensor, int, float, bool", name, argument.name(),
+                          argument.type()->str());
     }
     arguments_.push_back(std::move(a));
   }
@@ -227,8 +224,7 @@ void ScriptInputs::read_sound(const std::filesystem::path& data, const torch::ji
   const auto frames = static_cast<std::int64_t>(wav.samples.size());
   samples_ = frames / chunk;
   if (samples_ == 0)
-    throw io::Error(
-        fmt::format("{}: found {} frames, allowed: at least one chunk of {} (--chunk)", name, frames, chunk));
+    io::fail<io::Error>("{}: found {} frames, allowed: at least one chunk of {} (--chunk)", name, frames, chunk);
   bool sound_given = false;
   for (const auto& argument : forward_arguments(model)) {
     Argument a{argument.name(), {}, {}};
@@ -241,9 +237,9 @@ void ScriptInputs::read_sound(const std::filesystem::path& data, const torch::ji
     } else if (argument.default_value().has_value()) {
       a.value = *argument.default_value();
     } else {
-      throw io::Error(fmt::format(
+      io::fail<io::Error>(
           "{}: forward's argument '{}' of type {} is none that a .wav file gives, allowed: one Tensor, an int sr", name,
-          argument.name(), argument.type()->str()));
+          argument.name(), argument.type()->str());
     }
     arguments_.push_back(std::move(a));
   }

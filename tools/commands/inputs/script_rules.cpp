@@ -54,7 +54,7 @@ bool holds(const Names& names, const Name& name) {
 }
 
 [[noreturn]] void fail_deep(const std::string& file) {
-  throw io::Error(fmt::format("{}: found code of more than {} levels", file, kMaxLevels));
+  io::fail<io::Error>("{}: found code of more than {} levels", file, kMaxLevels);
 }
 
 /// LibTorch's parser calls itself once more for each level, however many there are. Counted are the blocks and brackets
@@ -115,9 +115,9 @@ bool gives_tensors(const c10::FunctionSchema& schema) {
 }
 
 [[noreturn]] void fail(const std::string& file, const std::string& function, const std::string& what) {
-  throw io::Error(fmt::format(
+  io::fail<io::Error>(
       "{}: {} calls {}, allowed in a TorchScript file: operators that reach no file, process, network or library", file,
-      io::printable(function), io::printable(what)));
+      io::printable(function), io::printable(what));
 }
 
 /// Looks through the tree of one file of code.
@@ -177,9 +177,8 @@ class SourceCheck {
 
   void require_constant(const TreeRef& value) const {
     if (!is_constant(value, 0))
-      throw io::Error(
-          fmt::format("{}: {}: found a default value or constant that is computed, allowed: one written out", file_,
-                      io::printable(function())));
+      io::fail<io::Error>("{}: {}: found a default value or constant that is computed, allowed: one written out", file_,
+                          io::printable(function()));
   }
 
   /// As LibTorch writes values: numbers, text, lists of them, CONSTANTS.c0, torch.device("cpu"), annotate(TYPE, VALUE).
@@ -339,8 +338,8 @@ class ScriptArchive {
     for (const auto& name : reader_.getAllRecords()) {
       if (name.starts_with("constants") || name.starts_with("data")) sum += reader_.getRecordSize(name);
       if (sum > size_)
-        throw io::Error(fmt::format("{}: {}: found tensors that unpack to more than the file's {} bytes", file_,
-                                    io::printable(name), size_));
+        io::fail<io::Error>("{}: {}: found tensors that unpack to more than the file's {} bytes", file_,
+                            io::printable(name), size_);
     }
   }
 
@@ -350,7 +349,7 @@ class ScriptArchive {
     if (!reader_.hasRecord(name)) return nullptr;
     code_size_ += reader_.getRecordSize(name);
     if (code_size_ > kMaxCode)
-      throw io::Error(fmt::format("{}: {}: found code of over {} MiB", file_, io::printable(name), kMaxCode >> 20));
+      io::fail<io::Error>("{}: {}: found code of over {} MiB", file_, io::printable(name), kMaxCode >> 20);
     const auto [text, size] = reader_.getRecord(name);
     auto code = std::make_shared<torch::jit::Source>(std::string_view(static_cast<const char*>(text.get()), size), name,
                                                      /*starting_line_no=*/1);
@@ -370,8 +369,8 @@ class ScriptArchive {
   Object object(const at::StrongTypePtr& type, const c10::IValue& state) {
     const auto object_class = type.type_->expect<c10::ClassType>();
     if (!may_use(object_class->name()->qualifiedName()))
-      throw io::Error(fmt::format("{}: found an object of {}, allowed: objects of the file's own classes", file_,
-                                  io::printable(object_class->name()->qualifiedName())));
+      io::fail<io::Error>("{}: found an object of {}, allowed: objects of the file's own classes", file_,
+                          io::printable(object_class->name()->qualifiedName()));
     if (object_class->name() == runtime::script_nodes_type()->containedType(0)->expectRef<c10::ClassType>().name()) {
       auto made = c10::ivalue::Object::create(type, object_class->numAttributes());
       object_class->getMethod("__setstate__")({made, state});  // ours, in C++
@@ -397,9 +396,9 @@ class ScriptArchive {
       if (const auto module = attribute->is_module() ? attribute->cast<c10::ClassType>() : nullptr) {
         made->setSlot(i, unrestored(module));
       } else if (attribute->is_module()) {
-        throw io::Error(fmt::format("{}: {}: its __setstate__ decides its module {}, allowed: one of a known class",
-                                    file_, io::printable(object_class->name()->qualifiedName()),
-                                    io::printable(object_class->getAttributeName(i))));
+        io::fail<io::Error>("{}: {}: its __setstate__ decides its module {}, allowed: one of a known class", file_,
+                            io::printable(object_class->name()->qualifiedName()),
+                            io::printable(object_class->getAttributeName(i)));
       } else if (attribute->kind() == c10::TypeKind::TensorType) {
         made->setSlot(i, at::empty({0}));
       }

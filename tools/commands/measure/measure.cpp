@@ -373,9 +373,9 @@ void MeasureRun::require_memory(std::int64_t needed, const std::string& what) co
   constexpr std::int64_t kMB = 1'000'000;
   const std::int64_t more = process / 32;  // by which the next process may be larger: pages of libraries come and go
   const std::int64_t least = (process + more + needed + kMB - 1) / kMB + 1;
-  throw UsageError(
-      fmt::format("--memory-limit: found '{}', but the program itself takes {} and {} about {}, allowed: {}MB or more",
-                  options.memory_limit, human_bytes(process), what, human_bytes(needed), least));
+  io::fail<UsageError>(
+      "--memory-limit: found '{}', but the program itself takes {} and {} about {}, allowed: {}MB or more",
+      options.memory_limit, human_bytes(process), what, human_bytes(needed), least);
 }
 
 namespace {

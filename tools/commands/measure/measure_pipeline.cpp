@@ -70,10 +70,10 @@ class PipelineRun : LayerRun {
   }
   void divide() {
     if (group_.size() > layers_)
-      throw UsageError(
-          fmt::format("--pipeline: found {} processes for the {} decoder layers that have to run, allowed: as "
-                      "many as layers, or fewer",
-                      group_.size(), layers_));
+      io::fail<UsageError>(
+          "--pipeline: found {} processes for the {} decoder layers that have to run, allowed: as "
+          "many as layers, or fewer",
+          group_.size(), layers_);
     std::vector<std::int64_t> bytes;
     for (std::int64_t i = 0; i < layers_; ++i) bytes.push_back(stream_.layer_bytes(i));
     starts_ = layer_ranges(bytes, head_ || after_ ? stream_.head_bytes() : 0, group_.size());

@@ -93,8 +93,8 @@ std::vector<Part> parts_of_ranks(const MeasureRun& run) {
     if (!name.exists()) missing.push_back(std::to_string(rank));
   }
   if (!missing.empty())
-    throw io::Error(fmt::format("{}: can't join the measurements of {} ranks, missing: {}", run.options.out.string(),
-                                world, io::joined_first(missing)));
+    io::fail<io::Error>("{}: can't join the measurements of {} ranks, missing: {}", run.options.out.string(), world,
+                        io::joined_first(missing));
   return parts;
 }
 

@@ -182,7 +182,7 @@ void convert_ranks(const ConvertCommand& c, Context& context) {
   stream.shard_bytes = static_cast<std::uint64_t>(c.share.shard_bytes);
   const int from = quant::inc::ranks_of(c.model), to = static_cast<int>(c.ranks);
   if (from == to)
-    throw io::Error(fmt::format("{}: is of {} ranks already, --ranks allowed: any other number", c.model.string(), to));
+    io::fail<io::Error>("{}: is of {} ranks already, --ranks allowed: any other number", c.model.string(), to);
   (to > from ? quant::inc::split_checkpoint : quant::inc::unify_checkpoint)(c.model, c.out, to, stream,
                                                                             quant::inc::usual_split);
   const double seconds = watch.seconds();
@@ -236,9 +236,8 @@ void convert(ConvertCommand& c, Context& context) {
   if (verification.has_value()) add_verification(*verification, c.worst, report);
   report.print(context);
   if (verification.has_value() && !verification->changed.empty()) {
-    throw io::Error(fmt::format("{}: differs from {} in {} places that were promised exact, the first is {}",
-                                c.out.string(), c.model.string(), verification->changed.size(),
-                                verification->changed.front()));
+    io::fail<io::Error>("{}: differs from {} in {} places that were promised exact, the first is {}", c.out.string(),
+                        c.model.string(), verification->changed.size(), verification->changed.front());
   }
 }
 

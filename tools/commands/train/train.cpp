@@ -222,9 +222,9 @@ bool open_run(const TrainOptions& o, const Context& context) {
       const auto found = written.is_object() ? written.find(key) : written.end();
       const bool same = found != written.end() && compared(*found) == compared(settings[key]);
       if (!same)
-        throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
-                                    file.string(), key, found == written.end() ? "none" : io::printable(found->dump()),
-                                    io::printable(settings[key].dump())));
+        io::fail<io::Error>("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
+                            file.string(), key, found == written.end() ? "none" : io::printable(found->dump()),
+                            io::printable(settings[key].dump()));
     }
     return true;
   });

@@ -392,10 +392,10 @@ void check_steps(const TrainOptions& o) {
   const std::int64_t steps = o.optimizer.steps;
   const std::string of = o.epochs > 0 ? fmt::format(", which --epochs {} come to", o.epochs) : "";
   if (o.throughput_warmup > 0 && o.throughput_warmup >= steps)
-    throw UsageError(
-        fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}{}", o.throughput_warmup, steps, of));
+    io::fail<UsageError>("--throughput-warmup: found {}, allowed: fewer than --steps {}{}", o.throughput_warmup, steps,
+                         of);
   if (o.optimizer.warmup > steps)
-    throw UsageError(fmt::format("--warmup: found {}, allowed: at most --steps {}{}", o.optimizer.warmup, steps, of));
+    io::fail<UsageError>("--warmup: found {}, allowed: at most --steps {}{}", o.optimizer.warmup, steps, of);
 }
 
 }  // namespace fp8::commands

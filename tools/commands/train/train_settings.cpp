@@ -36,8 +36,8 @@ void compare_settings(const std::filesystem::path& file, const io::Json& written
     if (std::find(std::begin(kNotCompared), std::end(kNotCompared), key) != std::end(kNotCompared)) continue;
     const auto found = written.find(key);
     if (found == written.end() ? !value.is_null() : *found != value)
-      throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
-                                  file.string(), key, found == written.end() ? "none" : found->dump(), value.dump()));
+      io::fail<io::Error>("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
+                          file.string(), key, found == written.end() ? "none" : found->dump(), value.dump());
   }
 }
 
@@ -108,8 +108,8 @@ ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& wri
   const auto saved = trainer::checkpoint_steps(o.out / "checkpoints");
   ResumedSteps found{saved.empty() ? 0 : saved.back(), ""};
   if (steps < found.done)
-    throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more",
-                                file.string(), found.done, before, steps, found.done));
+    io::fail<io::Error>("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more",
+                        file.string(), found.done, before, steps, found.done);
   if (steps == before) return found;
   const char* shape = o.optimizer.schedule == OptimizerSettings::Schedule::linear ? "line" : "cosine";
   if (found.done == 0) {

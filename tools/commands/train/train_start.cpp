@@ -208,9 +208,9 @@ TextBatches training_batches(const TrainOptions& o, const Context& context, cons
   const auto last = o.drop_last ? trainer::LastBatch::drop : last_batch_of(o);
   const std::int64_t whole = o.batch * ranks;
   if (last == trainer::LastBatch::drop && chunks.count < whole)
-    throw io::Error(fmt::format("{}: found {} chunks of {} tokens, allowed with --{}: {} or more, a whole batch",
-                                text::data_name(o.data), chunks.count, o.seq_len,
-                                o.drop_last ? "drop-last" : "last-batch drop", whole));
+    io::fail<io::Error>("{}: found {} chunks of {} tokens, allowed with --{}: {} or more, a whole batch",
+                        text::data_name(o.data), chunks.count, o.seq_len, o.drop_last ? "drop-last" : "last-batch drop",
+                        whole);
   return TextBatches(std::move(chunks), o.batch, /*shuffle=*/true, context.seed, resolve_device(context), last,
                      last == trainer::LastBatch::keep ? 1 : whole);
 }
