@@ -70,6 +70,33 @@ void hold_standard_streams() {
   }
 }
 
+/// A progress bar's line is cleared, and drawn again by its next update.
+void write_line(const Context& context, const std::string& head, const std::string& message) {
+  if (context.quiet) return;
+  write_stderr((context.shows_progress() ? "\r\x1b[K" : "") + head + " " + one_line(without_origin(message)) + "\n");
+}
+
+/// None where this process is alone.
+std::optional<io::Launched> one_of_several(const io::GetVariable& get) {
+  auto process = io::launched(get);
+  return process.has_value() && process->size > 1 ? process : std::nullopt;
+}
+
+bool first_alone(const io::Launched& process, const std::string& command, const Context& context) {
+  if (process.rank == 0) return true;
+  context.warn(command + ": " + process.text() + ": rank 0 does the work alone, nothing is done here");
+  return false;
+}
+
+/// QUANT_CONFIG, where it asks for measurements.
+std::optional<configs::QuantConfig> config_that_measures(const io::GetVariable& get) {
+  const char* path = get("QUANT_CONFIG");
+  if (path == nullptr || *path == '\0') return std::nullopt;
+  auto config = configs::read_quant_config(path, measure::parse_options());
+  const bool measures = config.mode == configs::QuantMode::MEASURE || config.mode == configs::QuantMode::SHAPE;
+  return measures ? std::optional(std::move(config)) : std::nullopt;
+}
+
 }  // namespace
 
 void Context::result(const io::Json& object, std::string_view text) const {
@@ -78,16 +105,6 @@ void Context::result(const io::Json& object, std::string_view text) const {
   else
     write_stdout(text);
 }
-
-namespace {
-
-/// A progress bar's line is cleared, and drawn again by its next update.
-void write_line(const Context& context, const std::string& head, const std::string& message) {
-  if (context.quiet) return;
-  write_stderr((context.shows_progress() ? "\r\x1b[K" : "") + head + " " + one_line(without_origin(message)) + "\n");
-}
-
-}  // namespace
 
 void Context::say(const std::string& message) const { write_line(*this, "fp8:", message); }
 
@@ -159,31 +176,6 @@ std::vector<std::string> environment_problems() {
   }
   return problems;
 }
-
-namespace {
-
-/// None where this process is alone.
-std::optional<io::Launched> one_of_several(const io::GetVariable& get) {
-  auto process = io::launched(get);
-  return process.has_value() && process->size > 1 ? process : std::nullopt;
-}
-
-bool first_alone(const io::Launched& process, const std::string& command, const Context& context) {
-  if (process.rank == 0) return true;
-  context.warn(command + ": " + process.text() + ": rank 0 does the work alone, nothing is done here");
-  return false;
-}
-
-/// QUANT_CONFIG, where it asks for measurements.
-std::optional<configs::QuantConfig> config_that_measures(const io::GetVariable& get) {
-  const char* path = get("QUANT_CONFIG");
-  if (path == nullptr || *path == '\0') return std::nullopt;
-  auto config = configs::read_quant_config(path, measure::parse_options());
-  const bool measures = config.mode == configs::QuantMode::MEASURE || config.mode == configs::QuantMode::SHAPE;
-  return measures ? std::optional(std::move(config)) : std::nullopt;
-}
-
-}  // namespace
 
 bool takes_part(Ranks ranks, const std::string& command, const Context& context, const io::GetVariable& get) {
   if (ranks == Ranks::any) return true;

@@ -235,6 +235,19 @@ std::optional<LargestLogit> largest_bits(const LogitsRow& logits, Bits infinity)
   return LargestLogit{index, kernels::load_element(logits.data, logits.type, index)};
 }
 
+constexpr std::size_t kWindow =
+    8;  // ids before the new ones: enough for a character of four byte tokens and its neighbours
+constexpr std::size_t kMaxPending = 16;  // invalid bytes never become whole
+
+/// Length of the longest common prefix of whole characters: all of a, unless a ended inside a character that b
+/// completes.
+std::size_t common_prefix(const std::string& a, const std::string& b) {
+  std::size_t n = 0;
+  while (n < a.size() && n < b.size() && a[n] == b[n]) ++n;
+  while (n > 0 && n < b.size() && (b[n] & 0xC0) == 0x80) --n;
+  return n;
+}
+
 }  // namespace
 
 std::optional<LargestLogit> largest_of(const LogitsRow& logits) {
@@ -264,23 +277,6 @@ std::int64_t TokenDraw::draw(const LogitsRow& logits, float largest, std::mt1993
   }
   return last;
 }
-
-namespace {
-
-constexpr std::size_t kWindow =
-    8;  // ids before the new ones: enough for a character of four byte tokens and its neighbours
-constexpr std::size_t kMaxPending = 16;  // invalid bytes never become whole
-
-/// Length of the longest common prefix of whole characters: all of a, unless a ended inside a character that b
-/// completes.
-std::size_t common_prefix(const std::string& a, const std::string& b) {
-  std::size_t n = 0;
-  while (n < a.size() && n < b.size() && a[n] == b[n]) ++n;
-  while (n > 0 && n < b.size() && (b[n] & 0xC0) == 0x80) --n;
-  return n;
-}
-
-}  // namespace
 
 TextStream::TextStream(const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt)
     : tokenizer_(tokenizer) {

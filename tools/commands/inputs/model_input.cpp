@@ -61,6 +61,33 @@ text::Chunks load_text(const DataOptions& options, const std::filesystem::path& 
   return chunks;
 }
 
+std::int64_t length_of(const std::vector<std::int64_t>& ids) { return static_cast<std::int64_t>(ids.size()); }
+
+/// Of one part of a pair: "input", "target".
+void check_part(const std::vector<std::int64_t>& ids, const char* part, std::size_t pair, const std::string& file,
+                const models::ModelShape& shape) {
+  if (length_of(ids) > shape.context)
+    io::fail<io::Error>("{}: pair {}: {} of {} tokens, allowed: up to max_position_embeddings {}", file, pair + 1, part,
+                        ids.size(), shape.context);
+  for (const auto id : ids)
+    if (id < 0 || id >= shape.vocab)
+      io::fail<io::Error>("{}: pair {}: found token id {} in its {}, allowed: 0 to {} (vocab_size)", file, pair + 1, id,
+                          part, shape.vocab - 1);
+}
+
+Samples load_answers(const DataOptions& options, const std::filesystem::path& folder, const models::ModelShape& shape) {
+  std::optional<text::Tokenizer> tokenizer;
+  if (text::data_kind(options.data) != text::DataKind::tensors) tokenizer.emplace(folder);
+  auto pairs = text::load_pairs(
+      options.data, tokenizer ? &*tokenizer : nullptr,
+      {.seq_len = options.seq_len, .samples = options.samples, .skip = options.skip, .ask = check_interrupted});
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    check_part(pairs[i].source, "input", i, text::data_name(options.data), shape);
+    check_part(pairs[i].answer, "target", i, text::data_name(options.data), shape);
+  }
+  return {std::move(pairs), start_of_answers(folder, shape)};
+}
+
 }  // namespace
 
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
@@ -94,37 +121,6 @@ std::int64_t start_of_answers(const std::filesystem::path& folder, const models:
         (folder / io::kConfigFile).string());
   return *shape.start;
 }
-
-namespace {
-
-std::int64_t length_of(const std::vector<std::int64_t>& ids) { return static_cast<std::int64_t>(ids.size()); }
-
-/// Of one part of a pair: "input", "target".
-void check_part(const std::vector<std::int64_t>& ids, const char* part, std::size_t pair, const std::string& file,
-                const models::ModelShape& shape) {
-  if (length_of(ids) > shape.context)
-    io::fail<io::Error>("{}: pair {}: {} of {} tokens, allowed: up to max_position_embeddings {}", file, pair + 1, part,
-                        ids.size(), shape.context);
-  for (const auto id : ids)
-    if (id < 0 || id >= shape.vocab)
-      io::fail<io::Error>("{}: pair {}: found token id {} in its {}, allowed: 0 to {} (vocab_size)", file, pair + 1, id,
-                          part, shape.vocab - 1);
-}
-
-Samples load_answers(const DataOptions& options, const std::filesystem::path& folder, const models::ModelShape& shape) {
-  std::optional<text::Tokenizer> tokenizer;
-  if (text::data_kind(options.data) != text::DataKind::tensors) tokenizer.emplace(folder);
-  auto pairs = text::load_pairs(
-      options.data, tokenizer ? &*tokenizer : nullptr,
-      {.seq_len = options.seq_len, .samples = options.samples, .skip = options.skip, .ask = check_interrupted});
-  for (std::size_t i = 0; i < pairs.size(); ++i) {
-    check_part(pairs[i].source, "input", i, text::data_name(options.data), shape);
-    check_part(pairs[i].answer, "target", i, text::data_name(options.data), shape);
-  }
-  return {std::move(pairs), start_of_answers(folder, shape)};
-}
-
-}  // namespace
 
 Samples::Samples(text::Chunks chunks) : chunks_(std::move(chunks)) {
   for (std::int64_t i = 0; i < chunks_.count; ++i) columns_.push_back(columns_.back() + chunks_.length);
@@ -258,6 +254,35 @@ Samples load_windows(const DataOptions& options, const std::filesystem::path& fo
   return {std::move(text), options.seq_len, options.stride};
 }
 
+using Mode = KvCacheOptions::Mode;
+
+/// The measurement is of this model, as far as its weights in high precision can tell.
+void check_model(const measure::MeasurementFile& measured, const models::LoadedModel& model, const std::string& where) {
+  if (!measured.model.has_value()) return;
+  measure::ModelFingerprint own;
+  for (const auto& m : measure::weight_modules(*model.model)) {
+    const auto type = m.weight.scalar_type();
+    if (measured.model->find(m.name) == nullptr || !runtime::ops::is_high_precision(type)) continue;
+    own.weights.push_back(measure::fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
+                                                  runtime::ops::float_type_of(type), m.weight.sizes().vec()));
+  }
+  measure::require_same_model(*measured.model, own, where);
+}
+
+void use_measurements(const models::LoadedModel& model, const std::vector<measure::OpNode>& nodes,
+                      const KvCacheOptions& o, const Context& context) {
+  quant::PlanOptions plan;
+  plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
+  plan.kv_scales = o.scales.value_or(quant::KvGranularity::tensor);
+  plan.measurements = measure::read_measurements(o.measurements);
+  check_model(*plan.measurements, model, o.measurements);
+  std::vector<std::string> warnings;
+  const auto kv = quant::plan_kv_cache(quant::cached_attention(nodes), plan, warnings);
+  for (const auto& warning : warnings) context.warn(warning);
+  quant::detach_kv_cache(nodes);
+  quant::attach_kv_cache(nodes, kv, quant::kv_numbers(plan), o.measurements);
+}
+
 }  // namespace
 
 Samples load_samples(const DataOptions& options, const std::filesystem::path& folder, const models::ModelShape& shape) {
@@ -374,39 +399,6 @@ void warn_non_finite(const measure::CalibrationSession& session, const Context& 
   }
   if (found.size() > kShown) context.warn(fmt::format("{} more tensors with NaN or Inf", found.size() - kShown));
 }
-
-namespace {
-
-using Mode = KvCacheOptions::Mode;
-
-/// The measurement is of this model, as far as its weights in high precision can tell.
-void check_model(const measure::MeasurementFile& measured, const models::LoadedModel& model, const std::string& where) {
-  if (!measured.model.has_value()) return;
-  measure::ModelFingerprint own;
-  for (const auto& m : measure::weight_modules(*model.model)) {
-    const auto type = m.weight.scalar_type();
-    if (measured.model->find(m.name) == nullptr || !runtime::ops::is_high_precision(type)) continue;
-    own.weights.push_back(measure::fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
-                                                  runtime::ops::float_type_of(type), m.weight.sizes().vec()));
-  }
-  measure::require_same_model(*measured.model, own, where);
-}
-
-void use_measurements(const models::LoadedModel& model, const std::vector<measure::OpNode>& nodes,
-                      const KvCacheOptions& o, const Context& context) {
-  quant::PlanOptions plan;
-  plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
-  plan.kv_scales = o.scales.value_or(quant::KvGranularity::tensor);
-  plan.measurements = measure::read_measurements(o.measurements);
-  check_model(*plan.measurements, model, o.measurements);
-  std::vector<std::string> warnings;
-  const auto kv = quant::plan_kv_cache(quant::cached_attention(nodes), plan, warnings);
-  for (const auto& warning : warnings) context.warn(warning);
-  quant::detach_kv_cache(nodes);
-  quant::attach_kv_cache(nodes, kv, quant::kv_numbers(plan), o.measurements);
-}
-
-}  // namespace
 
 void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Context& context) {
   const auto nodes = measure::op_nodes(*model.model);

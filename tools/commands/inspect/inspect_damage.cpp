@@ -180,6 +180,28 @@ std::string saturation_text(const std::vector<quant::ModuleDamage>& modules) {
                      one_line(worst.name));
 }
 
+struct Fate {
+  std::string scheme, reason;
+  std::vector<std::string> modules;
+};
+
+/// Modules of one folded name and one fate, in the order of the first; bytes: of those that stay.
+std::vector<Fate> fates_of(const quant::CheckpointReport& report, std::map<std::string, std::uint64_t>& bytes) {
+  std::vector<Fate> fates;
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> index;
+  const auto add = [&](const std::string& module, const std::string& scheme, const std::string& reason) {
+    const auto [at, fresh] = index.try_emplace({quant::folded_name(module), scheme, reason}, fates.size());
+    if (fresh) fates.push_back({scheme, reason, {}});
+    fates[at->second].modules.push_back(module);
+  };
+  for (const auto& [module, scheme] : report.quantized) add(module, scheme, "");
+  for (const auto& s : report.skipped) {
+    add(s.name, "", s.reason);
+    bytes.emplace(s.name, s.bytes);
+  }
+  return fates;
+}
+
 }  // namespace
 
 std::string damage_sentence(const std::vector<quant::ModuleDamage>& modules) {
@@ -246,32 +268,6 @@ std::string kept_table(const std::vector<quant::SkippedModule>& kept, const std:
   }
   return table.text(width);
 }
-
-namespace {
-
-struct Fate {
-  std::string scheme, reason;
-  std::vector<std::string> modules;
-};
-
-/// Modules of one folded name and one fate, in the order of the first; bytes: of those that stay.
-std::vector<Fate> fates_of(const quant::CheckpointReport& report, std::map<std::string, std::uint64_t>& bytes) {
-  std::vector<Fate> fates;
-  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> index;
-  const auto add = [&](const std::string& module, const std::string& scheme, const std::string& reason) {
-    const auto [at, fresh] = index.try_emplace({quant::folded_name(module), scheme, reason}, fates.size());
-    if (fresh) fates.push_back({scheme, reason, {}});
-    fates[at->second].modules.push_back(module);
-  };
-  for (const auto& [module, scheme] : report.quantized) add(module, scheme, "");
-  for (const auto& s : report.skipped) {
-    add(s.name, "", s.reason);
-    bytes.emplace(s.name, s.bytes);
-  }
-  return fates;
-}
-
-}  // namespace
 
 std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report, bool folded) {
   std::map<std::string, std::uint64_t> bytes;

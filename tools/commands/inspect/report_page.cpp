@@ -266,6 +266,14 @@ void add_bars(const io::Json& part, Rgb color, const std::string& title, double 
   }
 }
 
+constexpr double kLetter = 7.2;  // of a text of 12 px: none is wider on average
+
+std::string hex(Rgb c) { return fmt::format("#{:02x}{:02x}{:02x}", c.r, c.g, c.b); }
+
+const char* anchor_word(Anchor anchor) {
+  return anchor == Anchor::start ? "start" : anchor == Anchor::middle ? "middle" : "end";
+}
+
 }  // namespace
 
 std::pair<std::int64_t, std::string> layer_of(const std::string& module) {
@@ -351,18 +359,6 @@ Picture histogram(const io::Json& report, const std::string& module) {
     io::fail<io::Error>("--module: '{}' has no histogram: it is drawn of a checkpoint's weights and inputs", module);
   return picture;
 }
-
-namespace {
-
-constexpr double kLetter = 7.2;  // of a text of 12 px: none is wider on average
-
-std::string hex(Rgb c) { return fmt::format("#{:02x}{:02x}{:02x}", c.r, c.g, c.b); }
-
-const char* anchor_word(Anchor anchor) {
-  return anchor == Anchor::start ? "start" : anchor == Anchor::middle ? "middle" : "end";
-}
-
-}  // namespace
 
 double text_width(const std::string& text) {
   const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };  // a code point

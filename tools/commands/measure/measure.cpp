@@ -343,6 +343,8 @@ void measure(const MeasureOptions& given, Context& context) {
   }
 }
 
+const Provided g_measure(measure_model, measure);
+
 }  // namespace
 
 std::string MeasureRun::kept_after(std::int64_t samples, bool files) const {
@@ -378,9 +380,4 @@ void MeasureRun::require_memory(std::int64_t needed, const std::string& what) co
       options.memory_limit, human_bytes(process), what, human_bytes(needed), least);
 }
 
-namespace {
-
-const Provided g_measure(measure_model, measure);
-
-}  // namespace
 }  // namespace fp8::commands

@@ -114,6 +114,8 @@ std::int64_t parameters_of(const std::filesystem::path& model) {
   return count;
 }
 
+constexpr std::int64_t kPartBytes = std::int64_t{8} << 20;  ///< of an embedding that is looked at in parts
+
 }  // namespace
 
 std::int64_t default_samples(std::int64_t parameters, std::int64_t seq_len) {
@@ -155,12 +157,6 @@ std::string size_note(const MeasureOptions& o) {
             std::to_string(kSamples) + " for more)";
   return note;
 }
-
-namespace {
-
-constexpr std::int64_t kPartBytes = std::int64_t{8} << 20;  ///< of an embedding that is looked at in parts
-
-}  // namespace
 
 models::LoadOptions stream_options(const MeasureRun& run) {
   return {

@@ -25,22 +25,6 @@ std::size_t origin_at(std::string_view text) {
   return std::ranges::all_of(text.substr(1, end - 1), is_of_a_name) ? end + 2 : 0;
 }
 
-}  // namespace
-
-std::string without_origin(std::string_view message) {
-  std::string out;
-  message.remove_prefix(origin_at(message));
-  for (;;) {
-    const auto colon = message.find(": [");
-    if (colon == std::string_view::npos) return out.append(message);
-    out.append(message.substr(0, colon + 2));
-    message.remove_prefix(colon + 2);
-    message.remove_prefix(origin_at(message));
-  }
-}
-
-namespace {
-
 std::string_view without_dashes(std::string_view word) {
   word.remove_prefix(std::min(word.find_first_not_of('-'), word.size()));
   return word;
@@ -48,29 +32,6 @@ std::string_view without_dashes(std::string_view word) {
 
 /// Letters that may be wrong in a word so long: "keep" is no misspelt "help", "quantise" is one of quantize.
 std::size_t tolerance(std::size_t letters) { return letters < 3 ? 0 : letters < 5 ? 1 : letters < 9 ? 2 : 3; }
-
-}  // namespace
-
-std::string meant(std::string_view found, const std::vector<std::string>& allowed) {
-  const std::string_view word = without_dashes(found.substr(0, 64));
-  std::string best;
-  std::size_t best_distance = tolerance(word.size()) + 1, beginnings = 0;
-  const std::string* begun = nullptr;
-  for (const std::string& candidate : allowed) {
-    const std::string_view name = without_dashes(candidate);
-    if (word.size() > 2 && name.starts_with(word)) ++beginnings, begun = &candidate;
-    const std::size_t distance = io::edit_distance(word, name);
-    if (distance < best_distance) best = candidate, best_distance = distance;
-  }
-  return best_distance > 1 && beginnings == 1 ? *begun : best;
-}
-
-std::string did_you_mean(std::string_view found, const std::vector<std::string>& allowed) {
-  const std::string word = meant(found, allowed);
-  return word.empty() ? "" : ", did you mean '" + word + "'?";
-}
-
-namespace {
 
 std::atomic<ColorMode> g_mode = ColorMode::automatic;  // errors are printed where no context is left
 
@@ -90,6 +51,37 @@ bool is_on(const io::GetVariable& get, const char* name) {
 }
 
 }  // namespace
+
+std::string without_origin(std::string_view message) {
+  std::string out;
+  message.remove_prefix(origin_at(message));
+  for (;;) {
+    const auto colon = message.find(": [");
+    if (colon == std::string_view::npos) return out.append(message);
+    out.append(message.substr(0, colon + 2));
+    message.remove_prefix(colon + 2);
+    message.remove_prefix(origin_at(message));
+  }
+}
+
+std::string meant(std::string_view found, const std::vector<std::string>& allowed) {
+  const std::string_view word = without_dashes(found.substr(0, 64));
+  std::string best;
+  std::size_t best_distance = tolerance(word.size()) + 1, beginnings = 0;
+  const std::string* begun = nullptr;
+  for (const std::string& candidate : allowed) {
+    const std::string_view name = without_dashes(candidate);
+    if (word.size() > 2 && name.starts_with(word)) ++beginnings, begun = &candidate;
+    const std::size_t distance = io::edit_distance(word, name);
+    if (distance < best_distance) best = candidate, best_distance = distance;
+  }
+  return best_distance > 1 && beginnings == 1 ? *begun : best;
+}
+
+std::string did_you_mean(std::string_view found, const std::vector<std::string>& allowed) {
+  const std::string word = meant(found, allowed);
+  return word.empty() ? "" : ", did you mean '" + word + "'?";
+}
 
 std::size_t terminal_width(int descriptor) {
   winsize size = {};

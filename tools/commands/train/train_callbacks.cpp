@@ -237,6 +237,21 @@ io::Json flat(const io::Json& entry) {
   return row;
 }
 
+namespace fs = std::filesystem;
+
+void copy_whole(const fs::path& from, const fs::path& to) {
+  std::uint64_t size = 0;
+  const auto in = io::open_regular(from, &size);
+  io::AtomicFile out(to, size);
+  std::string chunk;
+  for (std::uint64_t at = 0; at < size; at += chunk.size()) {
+    chunk.resize(std::min(size - at, io::kChunkBytes));
+    io::read_at(in.get(), from, at, chunk.data(), chunk.size());
+    out.append(chunk);
+  }
+  out.commit();
+}
+
 }  // namespace
 
 void TrainLog::refuse_if_locked(const std::filesystem::path& path) {
@@ -273,25 +288,6 @@ void TrainLog::on_step_end(trainer::Trainer& trainer, const trainer::StepReport&
 }
 
 void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) { file_.sync(); }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-void copy_whole(const fs::path& from, const fs::path& to) {
-  std::uint64_t size = 0;
-  const auto in = io::open_regular(from, &size);
-  io::AtomicFile out(to, size);
-  std::string chunk;
-  for (std::uint64_t at = 0; at < size; at += chunk.size()) {
-    chunk.resize(std::min(size - at, io::kChunkBytes));
-    io::read_at(in.get(), from, at, chunk.data(), chunk.size());
-    out.append(chunk);
-  }
-  out.commit();
-}
-
-}  // namespace
 
 std::shared_ptr<const trainer::ModelCheckpoint> best_of(
     const std::vector<std::shared_ptr<trainer::TrainerCallback>>& callbacks) {

@@ -322,6 +322,8 @@ Rows strategy_rows(StrategySettings& s) {
   };
 }
 
+std::int64_t whole(double steps) { return static_cast<std::int64_t>(std::ceil(steps)); }
+
 }  // namespace
 
 std::vector<TrainRow> train_rows(TrainOptions& o) {
@@ -368,12 +370,6 @@ int StrategySettings::amax_ranks(int size) const {
                          reduce_amax, size);
   return static_cast<int>(*ranks);
 }
-
-namespace {
-
-std::int64_t whole(double steps) { return static_cast<std::int64_t>(std::ceil(steps)); }
-
-}  // namespace
 
 void count_steps(TrainOptions& o, const std::function<std::int64_t(double)>& steps_of) {
   const std::int64_t epoch = std::max<std::int64_t>(1, steps_of(1));

@@ -87,6 +87,26 @@ io::Json run_settings(const RunSettings& run) {
   return json.empty() ? io::Json(nullptr) : json;
 }
 
+namespace fs = std::filesystem;
+
+/// Nothing in the folder but what a killed run may have left under a temporary name.
+bool holds_nothing(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (entry.path().filename().string()[0] != '.') return false;
+  return true;
+}
+
+namespace distributed = runtime::distributed;
+
+/// The options whose paths may differ from machine to machine; the contents of the files may not.
+constexpr const char* kPlaces[] = {"init", "model", "data", "eval", "recipe"};
+
+distributed::BucketDtype bucket_dtype(const StrategySettings& s) {
+  if (!s.comm_hook) return distributed::BucketDtype::as_it_is;
+  return *s.comm_hook == kernels::FloatType::BF16 ? distributed::BucketDtype::bf16 : distributed::BucketDtype::f16;
+}
+
 }  // namespace
 
 io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
@@ -132,20 +152,6 @@ ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& wri
   return found;
 }
 
-namespace {
-
-namespace fs = std::filesystem;
-
-/// Nothing in the folder but what a killed run may have left under a temporary name.
-bool holds_nothing(const fs::path& folder) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error))
-    if (entry.path().filename().string()[0] != '.') return false;
-  return true;
-}
-
-}  // namespace
-
 bool open_folder(const TrainOptions& o, const io::Json& settings,
                  const std::function<bool(const fs::path& file, const io::Json& written)>& check) {
   const auto file = o.out / kTrainSettingsFile;
@@ -181,20 +187,6 @@ bool open_folder(const TrainOptions& o, const io::Json& settings,
   io::write_json(file, settings);
   return false;
 }
-
-namespace {
-
-namespace distributed = runtime::distributed;
-
-/// The options whose paths may differ from machine to machine; the contents of the files may not.
-constexpr const char* kPlaces[] = {"init", "model", "data", "eval", "recipe"};
-
-distributed::BucketDtype bucket_dtype(const StrategySettings& s) {
-  if (!s.comm_hook) return distributed::BucketDtype::as_it_is;
-  return *s.comm_hook == kernels::FloatType::BF16 ? distributed::BucketDtype::bf16 : distributed::BucketDtype::f16;
-}
-
-}  // namespace
 
 TrainRanks::TrainRanks(const StrategySettings& settings, bool fp8, Context& context) : settings_(settings) {
   auto options = distributed::group_options_from_environment();

@@ -121,23 +121,6 @@ io::Json batch_facts(trainer::BatchSource& source, std::int64_t number) {
   return {batch->samples, io::checksum_text(sum.value())};
 }
 
-}  // namespace
-
-io::Json facts_of(trainer::BatchSource& source) {
-  io::Json facts = {{"batches", source.batches()}};
-  if (source.batches() == 0) return facts;
-  // A loader of LibTorch's reads all of an epoch on the way to its last batch.
-  if (dynamic_cast<const data::DataLoader*>(&source) != nullptr)
-    facts["last batch"] = batch_facts(source, source.batches() - 1);
-  if (const auto* text = dynamic_cast<const TextBatches*>(&source))
-    facts["text"] = fmt::format("{:016x}", text->fingerprint());
-  facts["first batch"] = batch_facts(source, 0);
-  source.seek(0, 0);
-  return facts;
-}
-
-namespace {
-
 namespace fs = std::filesystem;
 
 /// The model without its weights, if it can be trained here. file: the config.json that `config` was read from.
@@ -157,7 +140,27 @@ std::shared_ptr<models::CausalLM> fresh_model(const models::FamilyConfig& config
   return model;
 }
 
+text::Chunks chunks_of(const text::DataFiles& files, const TrainOptions& o, const Start& start) {
+  DataOptions data;
+  data.data = files;
+  data.seq_len = o.seq_len;
+  return load_chunks_for(data, start.tokenizer, start.model->shape());
+}
+
 }  // namespace
+
+io::Json facts_of(trainer::BatchSource& source) {
+  io::Json facts = {{"batches", source.batches()}};
+  if (source.batches() == 0) return facts;
+  // A loader of LibTorch's reads all of an epoch on the way to its last batch.
+  if (dynamic_cast<const data::DataLoader*>(&source) != nullptr)
+    facts["last batch"] = batch_facts(source, source.batches() - 1);
+  if (const auto* text = dynamic_cast<const TextBatches*>(&source))
+    facts["text"] = fmt::format("{:016x}", text->fingerprint());
+  facts["first batch"] = batch_facts(source, 0);
+  source.seek(0, 0);
+  return facts;
+}
 
 Start start_of(const TrainOptions& o, const Context& context) {
   const auto device = resolve_device(context);
@@ -185,17 +188,6 @@ Start start_of(const TrainOptions& o, const Context& context) {
   if (start.tokenizer.empty()) start.tokenizer = ".";
   return start;
 }
-
-namespace {
-
-text::Chunks chunks_of(const text::DataFiles& files, const TrainOptions& o, const Start& start) {
-  DataOptions data;
-  data.data = files;
-  data.seq_len = o.seq_len;
-  return load_chunks_for(data, start.tokenizer, start.model->shape());
-}
-
-}  // namespace
 
 TextBatches evaluation_batches(const text::DataFiles& files, const TrainOptions& o, const Context& context,
                                const Start& start) {

@@ -65,6 +65,15 @@ void require_same(const io::Json& before, const io::Json& now, const fs::path& f
   }
 }
 
+constexpr std::string_view kNames[] = {io::kConfigFile,      "generation_config.json",
+                                       io::kIndexFile,       io::kTorchIndexFile,
+                                       "tokenizer.json",     "tokenizer_config.json",
+                                       "tekken.json",        "special_tokens_map.json",
+                                       "chat_template.json", "chat_template.jinja",
+                                       "added_tokens.json",  "vocab.json",
+                                       "merges.txt",         "vocab.txt"};
+constexpr std::string_view kEndings[] = {".safetensors", ".bin", ".model", ".tiktoken"};
+
 }  // namespace
 
 Snapshots::Snapshots(fs::path folder, double seconds) : folder_(fs::absolute(folder)), seconds_(seconds) {}
@@ -157,17 +166,6 @@ void Snapshots::remove() {
   lock_.reset();
   made_ = false;
 }
-
-namespace {
-constexpr std::string_view kNames[] = {io::kConfigFile,      "generation_config.json",
-                                       io::kIndexFile,       io::kTorchIndexFile,
-                                       "tokenizer.json",     "tokenizer_config.json",
-                                       "tekken.json",        "special_tokens_map.json",
-                                       "chat_template.json", "chat_template.jinja",
-                                       "added_tokens.json",  "vocab.json",
-                                       "merges.txt",         "vocab.txt"};
-constexpr std::string_view kEndings[] = {".safetensors", ".bin", ".model", ".tiktoken"};
-}  // namespace
 
 SourceFiles::File SourceFiles::look_at(const fs::path& path) {
   struct stat status = {};

@@ -102,6 +102,34 @@ struct ParameterAccess : torch::nn::Module {
   static auto member() { return &ParameterAccess::parameters_; }
 };
 
+/// Rows of memory as bytes, which float8 operations may lack.
+at::Tensor bytes_of(const at::Tensor& t) { return c10::isFloat8Type(t.scalar_type()) ? t.view(at::kByte) : t; }
+
+/// One layer's keys or values of `parts`, each [b, K, capacity, D], whose tokens end in column `end`.
+at::Tensor join_layer(const std::vector<std::pair<at::Tensor, std::int64_t>>& parts, std::int64_t end,
+                      std::int64_t capacity) {
+  if (!parts.front().first.defined()) return {};  // a latent cache has no values, an absent layer neither
+  const at::Tensor first = bytes_of(parts.front().first);
+  std::int64_t sequences = 0, row = 0;
+  for (const auto& part : parts) sequences += part.first.size(0);
+  const at::Tensor all = at::zeros({sequences, first.size(1), capacity, first.size(3)}, first.options());
+  for (const auto& [stored, length] : parts) {
+    all.narrow(0, row, stored.size(0)).narrow(2, end - length, length).copy_(bytes_of(stored).narrow(2, 0, length));
+    row += stored.size(0);
+  }
+  return all.view(parts.front().first.scalar_type());
+}
+
+at::Tensor stored_as(const at::Tensor& current, const runtime::KVCache& module) {
+  const auto handler = module->slot()->handler;
+  return handler != nullptr ? handler->store(current) : current;
+}
+
+at::Tensor read_as(const at::Tensor& stored, at::ScalarType dtype, const runtime::KVCache& module) {
+  const auto handler = module->slot()->handler;
+  return handler != nullptr ? handler->fetch(stored, dtype) : stored;
+}
+
 }  // namespace
 
 at::Tensor placeholder(at::IntArrayRef shape) {
@@ -150,38 +178,6 @@ torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path, c
   if (const auto* found = children.find(name)) return **found;
   return *parent.register_module(name, std::make_shared<torch::nn::Module>(type));
 }
-
-namespace {
-
-/// Rows of memory as bytes, which float8 operations may lack.
-at::Tensor bytes_of(const at::Tensor& t) { return c10::isFloat8Type(t.scalar_type()) ? t.view(at::kByte) : t; }
-
-/// One layer's keys or values of `parts`, each [b, K, capacity, D], whose tokens end in column `end`.
-at::Tensor join_layer(const std::vector<std::pair<at::Tensor, std::int64_t>>& parts, std::int64_t end,
-                      std::int64_t capacity) {
-  if (!parts.front().first.defined()) return {};  // a latent cache has no values, an absent layer neither
-  const at::Tensor first = bytes_of(parts.front().first);
-  std::int64_t sequences = 0, row = 0;
-  for (const auto& part : parts) sequences += part.first.size(0);
-  const at::Tensor all = at::zeros({sequences, first.size(1), capacity, first.size(3)}, first.options());
-  for (const auto& [stored, length] : parts) {
-    all.narrow(0, row, stored.size(0)).narrow(2, end - length, length).copy_(bytes_of(stored).narrow(2, 0, length));
-    row += stored.size(0);
-  }
-  return all.view(parts.front().first.scalar_type());
-}
-
-at::Tensor stored_as(const at::Tensor& current, const runtime::KVCache& module) {
-  const auto handler = module->slot()->handler;
-  return handler != nullptr ? handler->store(current) : current;
-}
-
-at::Tensor read_as(const at::Tensor& stored, at::ScalarType dtype, const runtime::KVCache& module) {
-  const auto handler = module->slot()->handler;
-  return handler != nullptr ? handler->fetch(stored, dtype) : stored;
-}
-
-}  // namespace
 
 KVCache* KVCache::of(Cache* cache) {
   auto* found = dynamic_cast<KVCache*>(cache);

@@ -23,6 +23,26 @@ at::Tensor through(Norm& norm, const at::Tensor& x, const std::string& path, con
   return norm->forward(x, next);
 }
 
+/// Adapts what names begin with, if it is not as transformers has it.
+void fit_names(DecoderNames& names, const io::Checkpoint& checkpoint) {
+  if (checkpoint.contains(names.words + ".weight")) return;
+  std::string* const below[] = {&names.words,      &names.positions, &names.types,         &names.words_norm,
+                                &names.project_in, &names.layers,    &names.project_out,   &names.norm,
+                                &names.rotary,     &names.distances, &names.distance_norm, &names.convolution};
+  const auto rename = [&](const auto& renamed) {
+    if (!checkpoint.contains(renamed(names.words) + ".weight")) return false;
+    for (std::string* name : below)
+      if (!name->empty()) *name = renamed(*name);
+    return true;
+  };
+  const auto without_first = [](const std::string& name) { return name.substr(name.find('.') + 1); };
+  if (rename(without_first)) return;  // files of the base model: "wte", "h.0"
+  // The language part of a model of text and images.
+  for (const char* prefix : {"model.language_model.", "language_model.model.", "model.text_model."})
+    if (rename([&](const std::string& name) { return prefix + without_first(name); })) break;
+  if (const std::string head = "language_model." + names.head; checkpoint.contains(head + ".weight")) names.head = head;
+}
+
 }  // namespace
 
 DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, std::size_t layer)
@@ -283,30 +303,6 @@ bool Decoder::leaves_out(const std::string& name) const {
 std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config) {
   return std::make_shared<Decoder>(dynamic_cast<const DecoderConfig&>(config));
 }
-
-namespace {
-
-/// Adapts what names begin with, if it is not as transformers has it.
-void fit_names(DecoderNames& names, const io::Checkpoint& checkpoint) {
-  if (checkpoint.contains(names.words + ".weight")) return;
-  std::string* const below[] = {&names.words,      &names.positions, &names.types,         &names.words_norm,
-                                &names.project_in, &names.layers,    &names.project_out,   &names.norm,
-                                &names.rotary,     &names.distances, &names.distance_norm, &names.convolution};
-  const auto rename = [&](const auto& renamed) {
-    if (!checkpoint.contains(renamed(names.words) + ".weight")) return false;
-    for (std::string* name : below)
-      if (!name->empty()) *name = renamed(*name);
-    return true;
-  };
-  const auto without_first = [](const std::string& name) { return name.substr(name.find('.') + 1); };
-  if (rename(without_first)) return;  // files of the base model: "wte", "h.0"
-  // The language part of a model of text and images.
-  for (const char* prefix : {"model.language_model.", "language_model.model.", "model.text_model."})
-    if (rename([&](const std::string& name) { return prefix + without_first(name); })) break;
-  if (const std::string head = "language_model." + names.head; checkpoint.contains(head + ".weight")) names.head = head;
-}
-
-}  // namespace
 
 void DecoderConfig::fit(const io::Checkpoint& checkpoint) {
   fit_names(names, checkpoint);

@@ -81,6 +81,33 @@ const char* name_of(Activation activation) {
   return activation == Activation::silu ? "silu" : activation == Activation::gelu ? "gelu" : "relu";
 }
 
+constexpr double kLowest = -std::numeric_limits<double>::infinity();
+
+at::Tensor largest(const at::Tensor& scores, std::int64_t k) { return std::get<1>(at::topk(scores, k, -1)); }
+
+/// -inf for the experts of all groups but the best.
+at::Tensor in_best_groups(const MoeSpec& spec, const at::Tensor& scores) {
+  if (spec.groups <= 1 || spec.top_groups >= spec.groups) return scores;
+  const auto groups = scores.view({-1, spec.groups, spec.experts / spec.groups});
+  const auto good = spec.group_by_two ? std::get<0>(at::topk(groups, 2, -1)).sum(-1) : groups.amax(-1);
+  const auto kept = at::zeros_like(good).scatter(1, largest(good, spec.top_groups), 1.0).to(at::kBool);
+  return groups.masked_fill(kept.unsqueeze(-1).logical_not(), kLowest).view(scores.sizes());
+}
+
+/// One choice of the sparse mixer: the largest of `scores`, weighed by the softmax of those that are nearly as large.
+Routes mixed(const at::Tensor& logits, const at::Tensor& scores, double jitter) {
+  const auto [most, chosen] = at::max(scores, -1, /*keepdim=*/true);
+  const auto far = ((most - logits) / at::max(logits.abs(), most)).gt(2 * jitter);
+  const auto p = at::softmax(scores.masked_fill(far, kLowest), -1);
+  return {chosen, p.gather(-1, chosen)};
+}
+
+Routes sparsemixer(const MoeSpec& spec, const at::Tensor& logits) {
+  const auto first = mixed(logits, logits, spec.jitter);
+  const auto second = mixed(logits, logits.scatter(-1, first.experts, kLowest), spec.jitter);
+  return {at::cat({first.experts, second.experts}, -1), at::cat({first.weights, second.weights}, -1)};
+}
+
 }  // namespace
 
 BiasedExpertsImpl::BiasedExpertsImpl(std::string type, const MoeSpec& spec, std::int64_t hidden)
@@ -166,37 +193,6 @@ at::Tensor MoeBlockImpl::forward(const at::Tensor& x) {
   }
   return y.view(x.sizes());
 }
-
-namespace {
-
-constexpr double kLowest = -std::numeric_limits<double>::infinity();
-
-at::Tensor largest(const at::Tensor& scores, std::int64_t k) { return std::get<1>(at::topk(scores, k, -1)); }
-
-/// -inf for the experts of all groups but the best.
-at::Tensor in_best_groups(const MoeSpec& spec, const at::Tensor& scores) {
-  if (spec.groups <= 1 || spec.top_groups >= spec.groups) return scores;
-  const auto groups = scores.view({-1, spec.groups, spec.experts / spec.groups});
-  const auto good = spec.group_by_two ? std::get<0>(at::topk(groups, 2, -1)).sum(-1) : groups.amax(-1);
-  const auto kept = at::zeros_like(good).scatter(1, largest(good, spec.top_groups), 1.0).to(at::kBool);
-  return groups.masked_fill(kept.unsqueeze(-1).logical_not(), kLowest).view(scores.sizes());
-}
-
-/// One choice of the sparse mixer: the largest of `scores`, weighed by the softmax of those that are nearly as large.
-Routes mixed(const at::Tensor& logits, const at::Tensor& scores, double jitter) {
-  const auto [most, chosen] = at::max(scores, -1, /*keepdim=*/true);
-  const auto far = ((most - logits) / at::max(logits.abs(), most)).gt(2 * jitter);
-  const auto p = at::softmax(scores.masked_fill(far, kLowest), -1);
-  return {chosen, p.gather(-1, chosen)};
-}
-
-Routes sparsemixer(const MoeSpec& spec, const at::Tensor& logits) {
-  const auto first = mixed(logits, logits, spec.jitter);
-  const auto second = mixed(logits, logits.scatter(-1, first.experts, kLowest), spec.jitter);
-  return {at::cat({first.experts, second.experts}, -1), at::cat({first.weights, second.weights}, -1)};
-}
-
-}  // namespace
 
 Routes route(const MoeSpec& spec, const at::Tensor& given, const at::Tensor& correction) {
   const auto logits = given.to(at::kFloat);

@@ -60,17 +60,13 @@ constexpr DecoderFamily kFamilies[] = {
 };
 // clang-format on
 
-}  // namespace
-
-std::span<const DecoderFamily> decoder_families() { return kFamilies; }
-
-namespace {
-
 const char* head_type(Task task) {
   return task == Task::masked ? "ForMaskedLM" : task == Task::classify ? "ForSequenceClassification" : "Model";
 }
 
 }  // namespace
+
+std::span<const DecoderFamily> decoder_families() { return kFamilies; }
 
 ModelFamily model_family(const DecoderFamily& family) {
   return {.model_type = family.model_type,

@@ -29,6 +29,21 @@ void read_qwen_windows(const ConfigReader& reader, DecoderConfig& config) {
   read_layer_types(reader, config, 4096, [](std::int64_t layer, std::int64_t first) { return layer >= first; }, full);
 }
 
+/// Four norms a layer, caps (0 where the key is null; missing: the defaults), scale.
+void read_gemma_layers(const ConfigReader& reader, DecoderConfig& config, double score_cap, double logit_cap) {
+  auto& names = config.names;
+  names.after_attention = "post_attention_layernorm";
+  names.before_mlp = "pre_feedforward_layernorm";
+  names.after_mlp = "post_feedforward_layernorm";
+  config.attend.scale = 1 / std::sqrt(reader.number("query_pre_attn_scalar", 1e-6, kMaxNumber, 256));
+  const auto cap = [&](const char* key, double usual) {
+    if (reader.find(key) == nullptr) return reader.is_null(key) ? 0.0 : usual;
+    return reader.number(key, 1e-6, kMaxNumber);
+  };
+  config.attend.soft_cap = cap("attn_logit_softcapping", score_cap);
+  config.logit_cap = cap("final_logit_softcapping", logit_cap);
+}
+
 }  // namespace
 
 void read_llama(const ConfigReader& reader, DecoderConfig& config) { read_llama_like(reader, config); }
@@ -165,25 +180,6 @@ void read_gemma(const ConfigReader& reader, DecoderConfig& config) {
   store_minus_one(config.attend.norm);
   config.word_scale = std::sqrt(static_cast<double>(config.shape.hidden));
 }
-
-namespace {
-
-/// Four norms a layer, caps (0 where the key is null; missing: the defaults), scale.
-void read_gemma_layers(const ConfigReader& reader, DecoderConfig& config, double score_cap, double logit_cap) {
-  auto& names = config.names;
-  names.after_attention = "post_attention_layernorm";
-  names.before_mlp = "pre_feedforward_layernorm";
-  names.after_mlp = "post_feedforward_layernorm";
-  config.attend.scale = 1 / std::sqrt(reader.number("query_pre_attn_scalar", 1e-6, kMaxNumber, 256));
-  const auto cap = [&](const char* key, double usual) {
-    if (reader.find(key) == nullptr) return reader.is_null(key) ? 0.0 : usual;
-    return reader.number(key, 1e-6, kMaxNumber);
-  };
-  config.attend.soft_cap = cap("attn_logit_softcapping", score_cap);
-  config.logit_cap = cap("final_logit_softcapping", logit_cap);
-}
-
-}  // namespace
 
 void read_gemma2(const ConfigReader& reader, DecoderConfig& config) {
   read_gemma(reader, config);

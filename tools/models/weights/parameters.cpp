@@ -113,6 +113,31 @@ at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, 
   return whole;
 }
 
+constexpr std::int64_t kBlock = 32;
+constexpr float kE2M1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0F, -0.5, -1, -1.5, -2, -3, -4, -6};
+
+bool tells_of_mxfp4(const io::Json& config) {
+  return config.is_object() && config.value("quant_method", io::Json()) == "mxfp4";
+}
+
+void check(const io::Checkpoint& checkpoint, const std::string& name, const std::vector<std::int64_t>& shape) {
+  const std::string where = "[models] " + checkpoint.folder().string() + ": tensor '" + name + "'";
+  if (!checkpoint.contains(name)) io::fail<io::Error>("{} is missing, expected U8 {}", where, io::shape_text(shape));
+  const auto& info = checkpoint.info(name);
+  if (info.dtype != io::DType::U8 || info.shape != shape)
+    io::fail<io::Error>("{}: found {} {}, config.json asks for U8 {}", where, io::name_of(info.dtype),
+                        io::shape_text(info.shape), io::shape_text(shape));
+}
+
+/// Bytes of expert `e` of a stack of U8.
+at::Tensor read_expert(const io::Checkpoint& checkpoint, const std::string& name, std::int64_t e) {
+  const auto& shape = checkpoint.info(name).shape;
+  const auto one = at::empty(at::IntArrayRef(shape).slice(1), at::kByte);
+  const auto bytes = static_cast<std::uint64_t>(one.numel());
+  checkpoint.read(name, one.mutable_data_ptr(), static_cast<std::uint64_t>(e) * bytes, bytes);
+  return one;
+}
+
 }  // namespace
 
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
@@ -183,35 +208,6 @@ bool has_other_weight(const io::Checkpoint& checkpoint, const std::string& modul
   }
   return false;
 }
-
-namespace {
-
-constexpr std::int64_t kBlock = 32;
-constexpr float kE2M1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0F, -0.5, -1, -1.5, -2, -3, -4, -6};
-
-bool tells_of_mxfp4(const io::Json& config) {
-  return config.is_object() && config.value("quant_method", io::Json()) == "mxfp4";
-}
-
-void check(const io::Checkpoint& checkpoint, const std::string& name, const std::vector<std::int64_t>& shape) {
-  const std::string where = "[models] " + checkpoint.folder().string() + ": tensor '" + name + "'";
-  if (!checkpoint.contains(name)) io::fail<io::Error>("{} is missing, expected U8 {}", where, io::shape_text(shape));
-  const auto& info = checkpoint.info(name);
-  if (info.dtype != io::DType::U8 || info.shape != shape)
-    io::fail<io::Error>("{}: found {} {}, config.json asks for U8 {}", where, io::name_of(info.dtype),
-                        io::shape_text(info.shape), io::shape_text(shape));
-}
-
-/// Bytes of expert `e` of a stack of U8.
-at::Tensor read_expert(const io::Checkpoint& checkpoint, const std::string& name, std::int64_t e) {
-  const auto& shape = checkpoint.info(name).shape;
-  const auto one = at::empty(at::IntArrayRef(shape).slice(1), at::kByte);
-  const auto bytes = static_cast<std::uint64_t>(one.numel());
-  checkpoint.read(name, one.mutable_data_ptr(), static_cast<std::uint64_t>(e) * bytes, bytes);
-  return one;
-}
-
-}  // namespace
 
 bool is_quantized(const std::filesystem::path& folder) {
   const auto config = quant::read_quantization_config(folder);

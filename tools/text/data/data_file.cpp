@@ -124,6 +124,28 @@ bool begins_rows(std::string_view head) {
   return head[first] == '[' && second != std::string_view::npos && (head[second] == '{' || head[second] == '"');
 }
 
+constexpr std::uint64_t kRowBlock = std::uint64_t{1} << 20;
+constexpr std::string_view kSpaces = " \t\r\n";
+
+constexpr std::string_view kSeparator = "<|endoftext|>";
+constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
+
+std::string unify_line_ends(std::string text) {
+  if (text.find('\r') == std::string::npos) return text;
+  std::size_t size = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n') continue;
+    text[size++] = text[i] == '\r' ? '\n' : text[i];
+  }
+  text.resize(size);
+  return text;
+}
+
+void strip_newlines(std::string& text, bool at_end) {
+  if (at_end) text.erase(text.find_last_not_of('\n') + 1);
+  text.erase(0, std::min(text.find_first_not_of('\n'), text.size()));
+}
+
 }  // namespace
 
 std::string data_name(const DataFiles& files) {
@@ -190,13 +212,6 @@ void require_text(const fs::path& file, std::string_view text, std::uint64_t off
 }
 
 std::string_view built_in_text() { return kCalibrationText; }
-
-namespace {
-
-constexpr std::uint64_t kRowBlock = std::uint64_t{1} << 20;
-constexpr std::string_view kSpaces = " \t\r\n";
-
-}  // namespace
 
 JsonRows::JsonRows(std::filesystem::path path)
     : path_(std::move(path)), name_(io::printable(data_name(path_), 4096)), data_(open_data(path_)) {
@@ -332,29 +347,6 @@ void Documents::advance() {
   row_.reset();
   if (text_) text_->advance();
 }
-
-namespace {
-
-constexpr std::string_view kSeparator = "<|endoftext|>";
-constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
-
-std::string unify_line_ends(std::string text) {
-  if (text.find('\r') == std::string::npos) return text;
-  std::size_t size = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n') continue;
-    text[size++] = text[i] == '\r' ? '\n' : text[i];
-  }
-  text.resize(size);
-  return text;
-}
-
-void strip_newlines(std::string& text, bool at_end) {
-  if (at_end) text.erase(text.find_last_not_of('\n') + 1);
-  text.erase(0, std::min(text.find_first_not_of('\n'), text.size()));
-}
-
-}  // namespace
 
 TextFile::TextFile(std::filesystem::path path) : path_(std::move(path)), data_(open_data(path_)) {}
 

@@ -231,31 +231,6 @@ void compose(Codes& codes) {
   codes.erase(to, codes.end());
 }
 
-}  // namespace
-
-std::string normalized(std::string_view text, NormalForm form) {
-  // First bytes below which nothing changes: of U+0300 (composition needs a partner from there), of U+00C0, of U+00A0.
-  const bool compatibility = form == NormalForm::NFKC || form == NormalForm::NFKD;
-  const unsigned char changed = compatibility ? 0xC2 : form == NormalForm::NFC ? 0xCC : 0xC3;
-  const auto plain = [changed](char byte) { return static_cast<unsigned char>(byte) < changed; };
-  if (std::all_of(text.begin(), text.end(), plain)) return std::string(text);
-  Codes codes;
-  codes.reserve(text.size());
-  for (std::size_t i = 0; i < text.size();) {
-    const CodePoint c = decode_at(text, i);
-    decompose(c.value, compatibility, codes);
-    i += c.size;
-  }
-  order_marks(codes);
-  if (form == NormalForm::NFC || form == NormalForm::NFKC) compose(codes);
-  std::string result;
-  result.reserve(text.size());
-  for (const auto code : codes) io::utf8_append(result, static_cast<char32_t>(code));
-  return result;
-}
-
-namespace {
-
 constexpr std::uint32_t kLetters = 0x144;  // code points 0..0x143 can stand for a byte
 
 struct Alphabet {
@@ -280,6 +255,27 @@ const Alphabet& alphabet() {
 }
 
 }  // namespace
+
+std::string normalized(std::string_view text, NormalForm form) {
+  // First bytes below which nothing changes: of U+0300 (composition needs a partner from there), of U+00C0, of U+00A0.
+  const bool compatibility = form == NormalForm::NFKC || form == NormalForm::NFKD;
+  const unsigned char changed = compatibility ? 0xC2 : form == NormalForm::NFC ? 0xCC : 0xC3;
+  const auto plain = [changed](char byte) { return static_cast<unsigned char>(byte) < changed; };
+  if (std::all_of(text.begin(), text.end(), plain)) return std::string(text);
+  Codes codes;
+  codes.reserve(text.size());
+  for (std::size_t i = 0; i < text.size();) {
+    const CodePoint c = decode_at(text, i);
+    decompose(c.value, compatibility, codes);
+    i += c.size;
+  }
+  order_marks(codes);
+  if (form == NormalForm::NFC || form == NormalForm::NFKC) compose(codes);
+  std::string result;
+  result.reserve(text.size());
+  for (const auto code : codes) io::utf8_append(result, static_cast<char32_t>(code));
+  return result;
+}
 
 void append_byte_letters(std::string& text, std::string_view bytes) {
   const Alphabet& table = alphabet();
