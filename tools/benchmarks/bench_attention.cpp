@@ -11,8 +11,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <string>
-#include <utility>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/tools/benchmarks/bench.h"

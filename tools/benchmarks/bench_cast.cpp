@@ -13,8 +13,6 @@
 #include <ATen/ops/randn.h>
 
 #include <cstring>
-#include <functional>
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/kernels/cast.h"

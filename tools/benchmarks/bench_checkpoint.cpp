@@ -15,7 +15,6 @@
 #include <fstream>
 #include <memory>
 #include <system_error>
-#include <vector>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/tools/benchmarks/bench.h"

@@ -21,9 +21,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/data/data_loader.h"

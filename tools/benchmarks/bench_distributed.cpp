@@ -4,11 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 
-#include <functional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <vector>
 
 #include "fp8/tools/benchmarks/bench.h"
 

@@ -24,12 +24,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <memory>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"

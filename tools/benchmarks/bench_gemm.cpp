@@ -17,9 +17,6 @@
 #include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
 
-#include <string>
-#include <vector>
-
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"

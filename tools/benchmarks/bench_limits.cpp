@@ -14,7 +14,6 @@
 #include <array>
 #include <cstdint>
 #include <random>
-#include <vector>
 
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"

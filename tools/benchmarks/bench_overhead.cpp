@@ -25,9 +25,6 @@
 #include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
 
-#include <functional>
-#include <string>
-
 #ifdef __linux__
 #include <linux/perf_event.h>
 #include <sys/syscall.h>

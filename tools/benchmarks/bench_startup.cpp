@@ -13,8 +13,6 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/benchmarks/bench.h"
 

@@ -19,8 +19,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/allocator.h"

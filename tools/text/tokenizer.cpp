@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
-#include <utility>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/steps.h"

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cstdint>
-#include <filesystem>
 #include <iterator>
 #include <limits>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/options.h"

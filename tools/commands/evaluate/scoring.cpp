@@ -16,7 +16,6 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/work/snapshots.h"

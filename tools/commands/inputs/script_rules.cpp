@@ -18,9 +18,7 @@
 
 #include <algorithm>
 #include <new>
-#include <string_view>
 #include <unordered_set>
-#include <vector>
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/module_handler.h"

@@ -5,12 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <map>
-#include <optional>
 #include <ranges>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/forms/assumed_form.h"

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <tuple>
-#include <utility>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"

@@ -11,14 +11,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <type_traits>
 #include <unordered_map>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/text.h"

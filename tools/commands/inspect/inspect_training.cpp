@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <string>
 #include <system_error>
 
 #include "fp8/runtime/io/base/text.h"

@@ -6,12 +6,8 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <set>
-#include <string_view>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/names/folded_names.h"
 #include "fp8/runtime/io/base/fail.h"

@@ -6,10 +6,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
-#include <memory>
-#include <optional>
 
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"

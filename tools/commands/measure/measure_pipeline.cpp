@@ -12,7 +12,6 @@
 
 #include <chrono>
 #include <deque>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -22,7 +21,6 @@
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measure/measure_run.h"
-#include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 namespace {

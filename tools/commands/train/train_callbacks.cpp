@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <utility>
 
 #include "fp8/runtime/device/allocator.h"
@@ -14,8 +13,6 @@
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/runtime/trainer/loggers.h"
-#include "fp8/runtime/trainer/parts.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"

@@ -3,7 +3,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <optional>
 #include <sstream>
 #include <utility>
 

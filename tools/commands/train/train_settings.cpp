@@ -8,14 +8,12 @@
 #include <utility>
 
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_run.h"
-#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {

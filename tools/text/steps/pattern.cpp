@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <new>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 

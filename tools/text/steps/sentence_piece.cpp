@@ -7,7 +7,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
