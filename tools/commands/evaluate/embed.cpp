@@ -143,10 +143,6 @@ void embed(const EmbedOptions& o, Context& context) {
 
 const Provided g_embed(embed_texts, embed);
 
-}  // namespace
-
-namespace {
-
 namespace fs = std::filesystem;
 using models::ConfigReader;
 

@@ -89,8 +89,8 @@ void print_one(const EvaluateOptions& options, const Context& context, const io:
   report.print(context);
 }
 
-/// The numbers first, then their intervals, for which a terminal has the least room. What is the same of all models
-/// stands beside the list.
+/// {"models": [...], ...}: the numbers first, then their intervals, for which a terminal has the least room. What is the
+/// same of all models stands beside the list.
 void print_several(const EvaluateOptions& options, const Context& context, const std::vector<io::Json>& numbers,
                    const io::Json& more) {
   const auto& first = numbers.front();
@@ -160,14 +160,6 @@ io::Json numbers_of(const EvaluateOptions& options, const Context& context, cons
   if (!e.predicts()) numbers.erase("perplexity");
   numbers[kIntervals]["level"] = 0.95;
   return numbers;
-}
-
-/// Prints the numbers of one model, or of several with what they share: {"models": [...], ...}. more: members of the
-/// JSON.
-void print_evaluations(const EvaluateOptions& options, const Context& context, const std::vector<io::Json>& numbers,
-                       const io::Json& more) {
-  if (numbers.size() == 1) return print_one(options, context, numbers.front(), more);
-  print_several(options, context, numbers, more);
 }
 
 models::LoadedModel load(const std::filesystem::path& folder, const EvaluateOptions& options, const Context& context) {
@@ -273,7 +265,8 @@ void evaluate(const EvaluateOptions& given, Context& context) {
     write_page(options, numbers);
     more["html"] = options.html.string();
   }
-  print_evaluations(options, context, numbers, more);
+  if (numbers.size() == 1) return print_one(options, context, numbers.front(), more);
+  print_several(options, context, numbers, more);
 }
 
 const Provided g_evaluate(evaluate_model, evaluate);

@@ -162,10 +162,6 @@ constexpr DamageColumn kColumns[] = {
     {">input\nscale_inv", input_scale_cell, true},
 };
 
-}  // namespace
-
-namespace {
-
 /// "; in 4 of them values saturate, at most 0.02 % (model.layers.3.mlp.down_proj)"; empty where none do.
 std::string saturation_text(const std::vector<quant::ModuleDamage>& modules) {
   const auto share = [](const quant::ModuleDamage& m) {

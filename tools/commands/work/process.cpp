@@ -70,10 +70,6 @@ SharePlaces places_of_checkpoint(const std::filesystem::path& out) {
   return {quant::shares_of(out), name.substr(1, name.rfind('.') - 1) + ".rank-R-of-N", shares};
 }
 
-}  // namespace
-
-namespace {
-
 constexpr double kLeastLease = 0.1, kMostLease = 86400, kMostWait = 1e7;
 
 void take_rank(ShareOptions& values, const std::string& text) {
@@ -213,10 +209,7 @@ std::optional<std::int64_t> number_in(const fs::path& file, const std::string& k
   std::string word;
   std::int64_t value = 0;
   while (in >> word) {
-    if (key.empty()) {
-      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-      return error == std::errc() && end == word.data() + word.size() ? std::optional(value) : std::nullopt;
-    }
+    if (key.empty()) return parse_integer(word);
     if (word == key && in >> value) return value;
   }
   return std::nullopt;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <set>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
@@ -59,11 +59,10 @@ void add_listed(const JsonPart& list, Collection& collection) {
   if (!list.json().is_object()) list.fail("is a JSON " + std::string(list.json().type_name()) + ", expected an object");
   std::map<std::int64_t, JsonPart> by_id;  // "10" is behind "9"
   for (const auto& [key, value] : list.json().items()) {
-    std::int64_t id = -1;
-    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (error != std::errc() || end != key.data() + key.size() || id < 0 || id > Vocabulary::kMaxId)
+    const auto id = io::parse_integer(key, 0, Vocabulary::kMaxId);
+    if (!id)
       list.fail(io::message("has the key {}, expected an id from 0 to {}", io::in_quotes(key), Vocabulary::kMaxId));
-    by_id.insert_or_assign(id, list.member(key, value));
+    by_id.insert_or_assign(*id, list.member(key, value));
   }
   for (const auto& [id, token] : by_id) {
     collection.add(content_of(token), id, token, token.json().is_object() && token.boolean_or("special", false));
