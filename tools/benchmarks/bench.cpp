@@ -72,9 +72,8 @@ Options parse(int argc, char** argv) {
     if (word == "--threads" || word == "--seconds") {
       char* end = nullptr;
       const double value = i + 1 < argc ? std::strtod(argv[++i], &end) : -1.0;
-      if (end == nullptr || *end != '\0' || !(value > 0 && value <= 1024)) {
+      if (end == nullptr || *end != '\0' || !(value > 0 && value <= 1024))
         io::fail<std::invalid_argument>("{}: found \"{}\", allowed is a number above 0, at most 1024", word, argv[i]);
-      }
       if (word == "--threads") options.threads = std::max(1, static_cast<int>(value));
       if (word == "--seconds") options.seconds = value;
     } else if (word.starts_with("--") || !options.filter.empty()) {
@@ -125,9 +124,8 @@ std::vector<Time> Runner::medians(const std::vector<std::function<void()>>& alte
   }
   const int rounds = std::clamp(static_cast<int>(options_.seconds * 1e9 / round), 5, 2001);
   std::vector<std::vector<double>> samples(alternatives.size());
-  for (int r = 0; r < rounds; ++r) {
+  for (int r = 0; r < rounds; ++r)
     for (std::size_t a = 0; a < alternatives.size(); ++a) samples[a].push_back(time_ns(alternatives[a], repeats[a]));
-  }
   std::vector<Time> result;
   for (auto& sample : samples) result.push_back(time_of(std::move(sample)));
   return result;

@@ -263,9 +263,8 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
                                 [&](const std::string& name) { return is_outside(*loaded.model, name); }});
   const auto watch = std::make_shared<quant::InputWatch>();
   std::unordered_set<const void*> done;  // a tied weight comes up twice
-  for (const auto& s : stacked) {
+  for (const auto& s : stacked)
     if (join(s, loaded.dtype, checkpoint, watch)) done.insert(s.module.weight.unsafeGetTensorImpl());
-  }
   for (auto& item : loaded.model->named_parameters()) {
     const auto& name = item.key();
     auto& parameter = item.value();

@@ -59,9 +59,8 @@ ModelFamily family_of(const ConfigReader& reader) {
   const std::string allowed = io::joined(families | std::views::transform(&ModelFamily::model_type));
   const auto* type = reader.find("model_type");
   if (type == nullptr || !type->is_string()) reader.fail("model_type", allowed);
-  for (const auto& family : families) {
+  for (const auto& family : families)
     if (family.model_type == type->get_ref<const std::string&>()) return family;
-  }
   constexpr std::size_t kMaxShown = 60;
   std::vector<std::string> names;
   for (const auto& family : families) names.emplace_back(family.model_type);

@@ -157,9 +157,8 @@ void run_command(const Words& words, const std::string& commit, const std::strin
   const Ranks ranks = in_group ? command_called(found.group, commands(), "").ranks : command.ranks;
   if (!takes_part(ranks, command.name, context)) return;
   for (const auto& hint : parser.options().hints()) context.warn(hint);
-  if (std::string_view(command.name) != "doctor") {
+  if (std::string_view(command.name) != "doctor")
     for (const auto& problem : io::unknown_variables(/*misspelt=*/true)) context.warn(problem);
-  }
   parser.options().refuse_existing_outputs();
   apply(context);
   parser.action()(context);

@@ -30,9 +30,8 @@ struct ConfigOptions {
 std::vector<std::string> problems_in_use(const configs::QuantConfig& config, const configs::Environment& environment,
                                          const Context& context) {
   auto problems = configs::rule_problems(config, device_dialect(context, "config"), environment);
-  if (config.mode == configs::QuantMode::QUANTIZE) {
+  if (config.mode == configs::QuantMode::QUANTIZE)
     if (auto problem = measure::observer_problem(config); !problem.empty()) problems.push_back(std::move(problem));
-  }
   for (auto& problem : configs::unknown_type_problems(config)) problems.push_back(std::move(problem));
   return problems;
 }
@@ -189,9 +188,8 @@ int share_of_names(const io::Json& json, const std::vector<std::string>& names) 
 
 std::vector<std::string> quant_names() {
   std::vector<std::string> names = {"whitelist", "blacklist"};
-  for (const auto& key : configs::describe({})) {
+  for (const auto& key : configs::describe({}))
     if (key.key != "$schema") names.push_back(key.key);
-  }
   return names;
 }
 
@@ -201,9 +199,8 @@ std::vector<std::string> recipe_names() {
     const auto recipe = configs::recipe_preset(preset);
     if (!recipe) continue;
     const io::Json json = configs::to_json(*recipe);
-    for (const auto& [key, value] : json.items()) {
+    for (const auto& [key, value] : json.items())
       if (std::ranges::find(names, key) == names.end()) names.push_back(key);
-    }
   }
   return names;
 }

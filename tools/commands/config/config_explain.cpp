@@ -224,9 +224,8 @@ ModelModules modules_of_checkpoint(const fs::path& folder) {
     if (experts.insert(expert->name).second) model.weights.emplace_back(expert->name, quant::kExpertType);
     if (experts.insert(expert->mixture).second) mixtures.push_back({expert->mixture, quant::kMixtureType});
   };
-  for (const auto& m : found.all()) {
+  for (const auto& m : found.all())
     if (!stacked.is_stack(m.tensor)) add(m.name, quant::CheckpointModules::type_of(m));
-  }
   for (const auto& m : stacked.modules()) add(m.name, m.type);
   model.nodes = quant::attention_nodes(quant::attention_modules(names));
   model.nodes.insert(model.nodes.end(), mixtures.begin(), mixtures.end());

@@ -192,9 +192,8 @@ void add_torch(Diagnosis& report, const Context& context) {
 
 /// Checks the launcher's variables against each other, unless one is wrong by itself: that is reported already.
 void check_launcher(Diagnosis& report) {
-  for (const auto& name : io::launcher_variables()) {
+  for (const auto& name : io::launcher_variables())
     if (!io::environment_problem(name.c_str()).empty()) return;
-  }
   try {
     io::launched();
   } catch (const io::Error& error) {

@@ -220,9 +220,8 @@ quant::ConversionReport convert_script(const torch::jit::Module& model, const Ru
   if (plan.config.has_value() && o.measurements.empty())
     return quant::convert_with_config(model, *plan.config, *plan.dialect);
   if (plan.measurements.has_value() && !plan.config.has_value()) {
-    for (const auto& name : plan.measurements->selected) {
+    for (const auto& name : plan.measurements->selected)
       if (plan.measurements->find(name) == nullptr) plan.keep[name] = "never called while it was measured";
-    }
   }
   return quant::convert(model, plan);
 }

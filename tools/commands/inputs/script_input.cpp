@@ -23,9 +23,8 @@ constexpr int kMaxDepth = 16;  // of tuples in tuples
 
 bool sets_attributes(at::ArrayRef<const torch::jit::Block*> blocks) {
   for (const auto* block : blocks) {
-    for (const torch::jit::Node* node : block->nodes()) {
+    for (const torch::jit::Node* node : block->nodes())
       if (node->kind() == torch::jit::prim::SetAttr || sets_attributes(node->blocks())) return true;
-    }
   }
   return false;
 }
@@ -140,9 +139,8 @@ torch::jit::Module load_script(const std::filesystem::path& path, const Context&
   const auto device = resolve_device(context);
   model.to(device);
   std::set<torch::jit::Function*> done;
-  for (const auto& module : model.modules()) {
+  for (const auto& module : model.modules())
     for (auto* method : module.type()->methods()) move_constants(*method, device, done);
-  }
   if (const auto dtype = compute_dtype(context)) model.to(*dtype);
   const auto reset = model.find_method("reset_states");
   if (reset.has_value() && reset->function().getSchema().arguments().size() == 1) (*reset)({});
@@ -282,18 +280,16 @@ class Reader {
   Reader(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
   Wav read() {
-    if (bytes_.size() < 12 || bytes_.substr(0, 4) != "RIFF" || bytes_.substr(8, 4) != "WAVE") {
+    if (bytes_.size() < 12 || bytes_.substr(0, 4) != "RIFF" || bytes_.substr(8, 4) != "WAVE")
       io::fail_at(name_, "found no RIFF/WAVE header, allowed: a .wav file of PCM or f32 samples");
-    }
     std::optional<Format> format;
     std::size_t at = 12;
     while (at + 8 <= bytes_.size()) {
       const auto id = bytes_.substr(at, 4);
       const std::uint64_t size = number<std::uint32_t>(bytes_, at + 4);
       at += 8;
-      if (size > bytes_.size() - at) {
+      if (size > bytes_.size() - at)
         io::fail_at(name_, "chunk {}: found {} bytes, its header says {}", io::in_quotes(id), bytes_.size() - at, size);
-      }
       const auto chunk = bytes_.substr(at, size);
       if (id == "fmt ") format = parse_format(chunk);
       if (id == "data") {

@@ -75,9 +75,8 @@ void require_shallow(const std::shared_ptr<torch::jit::Source>& source, const st
 /// True for the namespace of a loaded extension: the user trusts it.
 bool of_extension(const std::string& space) {
   for (const auto& extension : runtime::extensions()) {
-    for (const auto& op : extension.ops) {
+    for (const auto& op : extension.ops)
       if (op.starts_with(space + "::")) return true;
-    }
   }
   return false;
 }
@@ -218,16 +217,14 @@ void check_block(const torch::jit::Block& block, const std::string& file, const 
       if (!may_call(node->kind())) fail(file, function, node->kind().toQualString());
       fine.insert(node->kind());
     }
-    for (const auto* output : node->outputs()) {
+    for (const auto* output : node->outputs())
       if (is_foreign(*output->type())) fail(file, function, output->type()->repr_str());
-    }
     for (const auto* inner : node->blocks()) check_block(*inner, file, function, fine);
     for (const auto name : node->attributeNames()) {
       if (node->kindOf(name) == torch::jit::AttributeKind::g)
         check_block(*node->g(name)->block(), file, function, fine);
-      if (node->kindOf(name) == torch::jit::AttributeKind::gs) {
+      if (node->kindOf(name) == torch::jit::AttributeKind::gs)
         for (const auto& graph : node->gs(name)) check_block(*graph->block(), file, function, fine);
-      }
     }
   }
 }
@@ -289,9 +286,8 @@ void check_code(const torch::jit::CompilationUnit& code, const std::string& file
     std::string name = function->qualname().qualifiedName();
     if (name.starts_with("__torch__.")) name.erase(0, 10);
     check_block(*graph->graph()->block(), file, name, fine);
-    for (const auto* input : graph->graph()->inputs()) {
+    for (const auto* input : graph->graph()->inputs())
       if (is_foreign(*input->type())) fail(file, name, input->type()->repr_str());
-    }
   }
 }
 

@@ -131,9 +131,8 @@ void collect(const io::Json& value, const std::string& where, Range& range) {
     for (const auto& item : value) collect(item, where, range);
     return;
   }
-  if (value.is_string()) {
+  if (value.is_string())
     if (const auto number = nonfinite_word(value.get<std::string>())) return range.add(*number);
-  }
   io::fail<io::Error>("{}: found {}, allowed: numbers, lists and objects of numbers", where,
                       one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60));
 }

@@ -176,9 +176,8 @@ std::string sentence(const Inspection& inspection, const io::Json& modules) {
   std::string text =
       runs.size() == 1 ? fmt::format("{} steps", runs[0]["steps"].dump()) : fmt::format("{} runs", runs.size());
   const io::Json* best = nullptr;
-  for (const auto& run : runs) {
+  for (const auto& run : runs)
     if (run["loss_last20"].is_number() && (best == nullptr || run["loss_last20"] < (*best)["loss_last20"])) best = &run;
-  }
   if (best != nullptr)
     text += fmt::format("; {} {} over its last 20 steps", runs.size() == 1 ? "a loss of" : "the lowest loss is",
                         text_of((*best)["loss_last20"], 4));

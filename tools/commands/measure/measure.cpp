@@ -89,9 +89,8 @@ Selection selection_of(const MeasureOptions& o) {
                       : type == "Linear" || type == "Conv2d" || is_mixture(type) || (script && holds_product(type));
   };
   // With a config INC's lists say whether key-value caches are measured, and where that stands.
-  if (o.config.empty() && !is_script(o.model)) {
+  if (o.config.empty() && !is_script(o.model))
     s.options.kv_cache = [exclude](const std::string& name) { return !exclude->holds(name); };
-  }
   s.check_patterns = [exclude] { exclude->require_used(); };
   s.options.prefix = (o.out / prefix).string();
   return s;
@@ -278,9 +277,8 @@ void look(MeasureRun& run, bool blocks, std::int64_t limit) {
 void measure_alone(MeasureRun& run, bool blocks, std::int64_t limit, const Stopwatch& watch) {
   run.snapshots.identify(identity_of(run, blocks));
   run.progress = run.snapshots.begin(run.options.resume);
-  if (run.options.resume && run.progress.is_null()) {
+  if (run.options.resume && run.progress.is_null())
     if (const auto file = finished_before(run); file.has_value()) return report_finished(run, *file);
-  }
   if (!run.progress.is_null()) run.forward_seconds = run.progress.value("forward_seconds", 0.0);
   look(run, blocks, limit);
   if (run.session == nullptr) return report_empty(run);
@@ -335,9 +333,8 @@ void measure(const MeasureOptions& given, Context& context) {
       throw Interrupted(snapshots.saved() ? run.kept_after(0, false) : "before a sample was through: nothing is kept");
     }
   }
-  if (selection.filter != nullptr) {
+  if (selection.filter != nullptr)
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
-  }
 }
 
 const Provided g_measure(measure_model, measure);

@@ -187,9 +187,8 @@ std::int64_t LayerRun::last_layer() const {
   if (head_ || after_) return last;
   auto measured = session_->result().selected;
   if (const auto& caches = run_.calibration.kv_cache) {  // watched beside the selected modules
-    for (const auto& node : measure::op_nodes(*stream_.loaded().model)) {
+    for (const auto& node : measure::op_nodes(*stream_.loaded().model))
       if (configs::type_is(node.type, &configs::KindInfo::cache) && caches(node.name)) measured.push_back(node.name);
-    }
   }
   const auto has_none = [&](std::int64_t layer) {
     const std::string prefix = stream_.layer_name(layer) + ".";

@@ -233,9 +233,8 @@ void report_finished(const MeasureRun& run, const measure::MeasurementFile& file
   const auto name = stats_name(run);
   io::Json files = io::Json::array();
   std::error_code error;
-  for (const auto& path : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache()}) {
+  for (const auto& path : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache()})
     if (fs::exists(path, error)) files.push_back(path.string());
-  }
   run.context.result(
       {{"modules", file.modules.size()},
        {"samples", file.num_samples.value_or(0)},
@@ -350,9 +349,8 @@ JoinedParts join_parts(const std::vector<Part>& parts, const StatsName& target, 
   sort_modules(merged);
   const auto states = join_states(measured, target, merged);
   auto bytes = measure::measurement_bytes(target, merged);
-  for (auto& [path, text] : bytes) {
+  for (auto& [path, text] : bytes)
     if (path == target.fingerprint()) text = with_mark(path, text, mark);
-  }
   if (states.has_value()) bytes.push_back(*states);
   const fs::path backup = back_up(bytes, target);
   // The mark comes last: with it, all the rest is there.

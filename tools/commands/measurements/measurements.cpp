@@ -45,9 +45,8 @@ void merge(const MergeOptions& o, Context& context) {
     if (name.is_scales())
       io::fail<io::Error>("{}: found scales, expected a measurement; merge measurements and compute scales from them",
                           path.string());
-    if (!sets.empty() && name.observer != out.observer) {
+    if (!sets.empty() && name.observer != out.observer)
       io::fail<io::Error>("{}: found observer '{}', {} has '{}'", path.string(), name.observer, names[0], out.observer);
-    }
     if (sets.empty()) out = {(o.out / fs::path(name.prefix).filename()).string(), name.observer, "", name.rank};
     names.push_back(name.json().string());
     sets.push_back(name);
@@ -139,9 +138,8 @@ std::vector<StatsName> sets_at(const fs::path& path) {
   if (parent.empty()) parent = ".";
   std::vector<StatsName> found;
   if (fs::is_directory(parent, ignored)) {
-    for (auto& name : measure::list_stats(parent)) {
+    for (auto& name : measure::list_stats(parent))
       if (folder || fs::path(name.prefix).filename() == path.filename()) found.push_back(std::move(name));
-    }
   }
   if (found.empty())
     io::fail<io::Error>("{}: expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none",
@@ -155,9 +153,8 @@ std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const S
                                     measure::MeasurementFile& file, std::vector<std::string>& warnings) {
   std::vector<fs::path> paths;
   std::error_code ignored;
-  for (const auto& name : names) {
+  for (const auto& name : names)
     if (fs::exists(measure::observer_states_path(name), ignored)) paths.push_back(measure::observer_states_path(name));
-  }
   if (paths.empty()) return {};
   if (paths.size() != names.size()) {
     warnings.push_back(
@@ -234,9 +231,8 @@ struct DiffOptions {
 
 /// The set that `path` means: a scale file by its own name, else a measurement.
 StatsName one_set(const fs::path& path) {
-  if (!fs::is_directory(path)) {
+  if (!fs::is_directory(path))
     if (auto name = measure::parse_stats_name(path.string())) return *name;
-  }
   return measure::find_measurement(path.string());
 }
 

@@ -116,9 +116,8 @@ void add_modules(const quant::ConvertReport& done, Report& report) {
     if (!m.reason.empty()) kept[m.reason].push_back(m.name);
   }
   const quant::NameFolder folder(names);
-  for (const auto& [reason, modules] : kept) {
+  for (const auto& [reason, modules] : kept)
     for (const auto& folded : folder.fold(modules)) report.row({"in high precision: " + folded.name, reason});
-  }
 }
 
 void add_verification(const quant::Verification& v, std::int64_t worst, Report& report) {

@@ -298,9 +298,8 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
   if (rounded != nullptr) rounded->erase([&](const std::string& module) { return budget.keep.contains(module); });
   const auto in_file = [&](const std::map<std::string, std::string>& modules) {  // experts are called otherwise there
     std::map<std::string, std::string> found;
-    for (const auto& [module, reason] : modules) {
+    for (const auto& [module, reason] : modules)
       for (const auto& name : names_in_file.of(module)) found[name] = reason;
-    }
     return found;
   };
   options.costs = {

@@ -31,9 +31,8 @@ fs::path scratch_beside(const fs::path& out) {
 /// Hidden states of a run that was killed.
 void remove_hidden_states(const fs::path& folder) {
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+  for (const auto& entry : fs::directory_iterator(folder, ignored))
     if (entry.path().filename().string().starts_with("hidden-")) fs::remove_all(entry.path(), ignored);
-  }
 }
 
 }  // namespace

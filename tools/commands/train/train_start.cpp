@@ -81,9 +81,8 @@ struct TrainingEstimate {
 TrainingEstimate estimate_training(const models::CausalLM& model, const TrainOptions& options) {
   TrainingEstimate e;
   std::unordered_set<const void*> seen;  // a tied weight comes up twice
-  for (const auto& p : model.parameters()) {
+  for (const auto& p : model.parameters())
     if (seen.insert(p.unsafeGetTensorImpl()).second) e.parameters += static_cast<double>(p.numel());
-  }
   const double moments = options.optimizer.kind == OptimizerSettings::Kind::muon ? 1 : 2;  // Muon: one of each matrix
   const double tokens = static_cast<double>(options.batch) * static_cast<double>(options.seq_len);
   e.bytes = e.parameters * 4 * (2 + moments) + tokens * static_cast<double>(model.shape().vocab) * 4;

@@ -98,9 +98,8 @@ class RoundingRun {
 
   std::vector<std::int64_t> layers_to_round() const {
     std::vector<std::int64_t> layers;
-    for (std::int64_t layer = 0; layer <= head(); ++layer) {
+    for (std::int64_t layer = 0; layer <= head(); ++layer)
       if (!plan_of(modules_of(layer)).modules.empty()) layers.push_back(layer);
-    }
     return layers;
   }
 

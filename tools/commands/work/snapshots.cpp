@@ -54,12 +54,10 @@ void require_same(const io::Json& before, const io::Json& now, const fs::path& f
     const io::Json was = before.value(key, io::Json());
     if (was == value) continue;
     if (value.is_object() && was.is_object()) {
-      for (const auto& [name, inner] : value.items()) {
+      for (const auto& [name, inner] : value.items())
         if (was.value(name, io::Json()) != inner) fail(key + " " + name, was.value(name, io::Json()), inner);
-      }
-      for (const auto& [name, inner] : was.items()) {
+      for (const auto& [name, inner] : was.items())
         if (!value.contains(name)) fail(key + " " + name, inner, nullptr);
-      }
     }
     fail(key, was, value);
   }

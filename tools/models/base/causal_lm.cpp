@@ -88,9 +88,8 @@ void CausalLM::untie_head() {
 }
 
 std::string CausalLM::name_of(const torch::nn::Module& part) const {
-  for (const auto& item : named_modules("", /*include_self=*/false)) {
+  for (const auto& item : named_modules("", /*include_self=*/false))
     if (item.value().get() == &part) return item.key();
-  }
   TORCH_INTERNAL_ASSERT(false, "[models] ", part.name(), " is no part of ", name());
 }
 

@@ -86,9 +86,8 @@ std::string ConfigReader::word(const std::string& key, std::initializer_list<con
                                const char* fallback) const {
   const auto* value = find(key);
   if (value == nullptr && fallback != nullptr) return fallback;
-  for (const char* choice : allowed) {
+  for (const char* choice : allowed)
     if (value != nullptr && value->is_string() && value->get_ref<const std::string&>() == choice) return choice;
-  }
   fail(key, io::joined(allowed));
 }
 

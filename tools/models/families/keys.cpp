@@ -178,9 +178,8 @@ void read_rope(const ConfigReader& reader, DecoderConfig& config, const RopeKeys
     static const io::Json nothing = io::Json::object();
     spec = read_rope_object(reader.below("rope_scaling", nothing), config, keys);
   }
-  if (spec.dims % 2 != 0 || spec.dims < 2) {
+  if (spec.dims % 2 != 0 || spec.dims < 2)
     reader.fail("head_dim", "an even integer (the rotary embedding turns pairs), here " + std::to_string(spec.dims));
-  }
   if (spec.kind == RopeSpec::Kind::dynamic) {
     if (spec.dims < 4) reader.fail("head_dim", "at least 4 elements that turn (dynamic scaling), here 2");
     config.shape.context = static_cast<std::int64_t>(static_cast<double>(config.shape.context) * spec.factor);

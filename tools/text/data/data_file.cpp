@@ -358,9 +358,8 @@ std::string TextFile::bytes(std::uint64_t offset, std::uint64_t count) const {
 
 bool TextFile::separator_after(std::uint64_t offset) const {
   const std::uint64_t overlap = kSeparator.size() - 1;
-  for (; offset < data_.size; offset += kBlock) {
+  for (; offset < data_.size; offset += kBlock)
     if (bytes(offset, kBlock + overlap).find(kSeparator) != std::string::npos) return true;
-  }
   return false;
 }
 

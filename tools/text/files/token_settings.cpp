@@ -64,9 +64,8 @@ void add_listed(const JsonPart& list, Collection& collection) {
       list.fail(io::message("has the key {}, expected an id from 0 to {}", io::in_quotes(key), Vocabulary::kMaxId));
     by_id.insert_or_assign(*id, list.member(key, value));
   }
-  for (const auto& [id, token] : by_id) {
+  for (const auto& [id, token] : by_id)
     collection.add(content_of(token), id, token, token.json().is_object() && token.boolean_or("special", false));
-  }
 }
 
 }  // namespace
@@ -154,9 +153,8 @@ io::Json surround(const std::string& file, const TokenTable& vocab, const io::Js
   io::Json single = io::Json::array(), tokens = io::Json::object();
   const auto put = [&](const std::string& content) {
     std::int64_t id = vocab.find(content).value_or(-1);
-    for (const auto& token : added_tokens) {
+    for (const auto& token : added_tokens)
       if (id < 0 && token.at("content") == content) id = token.at("id").get<std::int64_t>();
-    }
     if (id < 0)
       io::fail<io::Error>("{}: has no token {}, which a text begins or ends with", file, io::in_quotes(content));
     single.push_back({{"SpecialToken", {{"id", content}}}});

@@ -19,9 +19,8 @@ constexpr std::uint64_t kMaxFile = std::uint64_t{64} << 20;
 fs::path tiktoken_in(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+  for (const auto& entry : fs::directory_iterator(folder, ignored))
     if (entry.path().extension() == ".tiktoken") found.push_back(entry.path());
-  }
   if (found.size() > 1) io::fail(folder, "has {} files *.tiktoken and no tokenizer.json, allowed: one", found.size());
   return found.empty() ? fs::path() : found.front();
 }
@@ -48,9 +47,8 @@ TokenizerFile read_tokenizer(const fs::path& folder) {
   if (io::is_there(whole)) return {io::read_python_json(io::source_file(folder, "tokenizer.json")), name_of(whole)};
   const TokenSettings settings(folder);
   if (io::is_there(folder / "tekken.json")) return read_with(from_tekken, folder / "tekken.json", settings);
-  for (const char* const name : {"tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"}) {
+  for (const char* const name : {"tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"})
     if (io::is_there(folder / name)) return read_with(from_model, folder / name, settings);
-  }
   const fs::path ranks = io::is_there(folder / "tiktoken.model") ? folder / "tiktoken.model" : tiktoken_in(folder);
   if (!ranks.empty()) return read_with(from_tiktoken, ranks, settings);
   if (io::is_there(folder / "vocab.json") && io::is_there(merges)) {

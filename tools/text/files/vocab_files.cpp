@@ -217,9 +217,8 @@ void to_fairseq(Model& model, const std::string& name) {
 
 io::Json texts_of(const Model& model, Model::Kind kind) {
   io::Json texts = io::Json::array();
-  for (const auto& piece : model.pieces) {
+  for (const auto& piece : model.pieces)
     if (piece.kind == kind) texts.push_back(piece.text);
-  }
   return texts;
 }
 

@@ -137,9 +137,8 @@ Renderer::Flow Renderer::loop(const Statement& s) {
   auto list = std::make_shared<List>();
   list->items = turns_of(s, guarded);
   list->charge.add(list->items.capacity() * sizeof(Value));
-  if (list->items.empty()) {
+  if (list->items.empty())
     return s.bodies.size() < 2 ? Flow::on : within(inner_scope(), [&] { return execute(s.bodies[1]); });
-  }
   m_.guarded_loops += guarded ? 1 : 0;
   auto state = std::make_shared<Loop>();
   state->items = list;

@@ -109,12 +109,10 @@ class Translator {
 
   // (?: (?= (?! (?> (?<= (?<! and (?i: (?-i: (?i) mean the same in both.
   void group() {
-    for (const std::string_view same : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"}) {
+    for (const std::string_view same : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"})
       if (next_is(same)) return copy(same.size());
-    }
-    for (const std::string_view same : {"(?i:", "(?-i:", "(?i)", "(?-i)"}) {
+    for (const std::string_view same : {"(?i:", "(?-i:", "(?i)", "(?-i)"})
       if (next_is(same)) return copy(same.size());
-    }
     refuse("the group " + io::in_quotes(in_.substr(i_, 4)));
   }
 
@@ -204,9 +202,8 @@ bool Pattern::find(std::string_view text, std::size_t from, Stretch& match) cons
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   // The text is known to be well-formed; checking it again at each match would be quadratic.
   int result = pcre2_match(regex_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, data, nullptr);
-  if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
+  if (result == PCRE2_ERROR_JIT_STACKLIMIT)
     result = pcre2_match(regex_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, nullptr);
-  }
   if (result == PCRE2_ERROR_NOMATCH) return false;
   if (result < 0)
     io::fail<io::Error>("the pattern {} can't be matched with this text: {}", regex_->name, error_text(result));

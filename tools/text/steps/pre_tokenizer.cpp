@@ -118,9 +118,8 @@ PreTokenizer make_byte_level(const JsonPart& part) {
 PrependScheme prepend_scheme(const JsonPart& part) {
   const auto name = part.find("prepend_scheme");
   const PrependScheme scheme = name ? value_of<PrependScheme>(*name) : PrependScheme::always;
-  if (!part.boolean_or("add_prefix_space", true) && scheme != PrependScheme::never) {
+  if (!part.boolean_or("add_prefix_space", true) && scheme != PrependScheme::never)
     part.fail("has add_prefix_space false, which needs prepend_scheme 'never'");
-  }
   return scheme;
 }
 

@@ -156,9 +156,8 @@ SentencePieceNormalizer::SentencePieceNormalizer(const JsonPart& part)
 // The rule for the start of `text`.
 Precompiled::Rule SentencePieceNormalizer::next(std::string_view text) const {
   if (const std::size_t size = user_defined_.longest(text).size; size > 0) return {size, text.substr(0, size)};
-  if (rules_) {
+  if (rules_)
     if (const auto rule = rules_->longest(text); rule.size > 0) return rule;
-  }
   const std::size_t size = decode_at(text, 0).size;
   return {size, text.substr(0, size)};
 }

@@ -61,9 +61,8 @@ std::int64_t JsonPart::integer(std::int64_t low, std::int64_t high) const {
   if (!json_->is_number_integer()) wrong_type(allowed.c_str());
   const bool too_large =
       json_->is_number_unsigned() && json_->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
-  if (too_large || json_->get<std::int64_t>() < low || json_->get<std::int64_t>() > high) {
+  if (too_large || json_->get<std::int64_t>() < low || json_->get<std::int64_t>() > high)
     fail("is " + json_->dump() + ", expected " + allowed);
-  }
   return json_->get<std::int64_t>();
 }
 
@@ -93,9 +92,8 @@ Vocabulary::Vocabulary(const JsonPart& part) {
     if (token.size() > kLongest)
       part.fail("has a token of " + std::to_string(token.size()) + " bytes, allowed " + std::to_string(kLongest));
     const auto value = id.get<std::int32_t>();
-    if (const std::string* const other = token_of(value)) {
+    if (const std::string* const other = token_of(value))
       part.fail(io::message("gives {} and {} the same id {}", io::in_quotes(*other), io::in_quotes(token), value));
-    }
     add(token, value);
   }
 }
@@ -150,9 +148,8 @@ PrefixTrie::PrefixTrie(Entries entries) {
   for (std::size_t node = 0, depth = 0; node < nodes_.size(); ++depth, ranges.swap(next), next.clear()) {
     for (const auto& [begin, end] : ranges) {
       std::size_t i = begin;
-      for (; i < end && entries[i].first.size() == depth; ++i) {
+      for (; i < end && entries[i].first.size() == depth; ++i)
         if (depth > 0) nodes_[node].value = entries[i].second;
-      }
       nodes_[node].first = static_cast<std::int32_t>(nodes_.size());
       while (i < end) {
         const char byte = entries[i].first[depth];

@@ -138,9 +138,8 @@ class PrefixTrie {
       const std::int32_t middle = i + (end - i) / 2;
       (nodes_[middle].byte <= byte ? i : end) = middle;
     }
-    for (; i < end; ++i) {
+    for (; i < end; ++i)
       if (nodes_[i].byte >= byte) return nodes_[i].byte == byte ? i : kNone;
-    }
     return kNone;
   }
   /// The longest word that `text` starts with; size 0: none.

@@ -309,9 +309,8 @@ void Bpe::encode(std::string_view word, std::vector<std::int64_t>& ids, WordMode
                  std::size_t limit) const {
   const Model& model = *model_;
   auto& data = static_cast<Scratch&>(scratch);
-  if (model.ignore_merges) {
+  if (model.ignore_merges)
     if (const std::int32_t whole = vocabulary_.find(word); whole != kNone) return ids.push_back(whole);
-  }
   for (std::size_t begin = 0; begin < word.size() && ids.size() < limit;) {
     const bool cut = model.may_cut && word.size() > kLongWord;
     const std::size_t end = cut ? model.next_cut(word, begin) : word.size();
