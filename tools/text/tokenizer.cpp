@@ -298,13 +298,12 @@ class Encoding {
     for (const Segment& segment : impl_.added.cut(text, false)) {
       if (full()) return;
       const std::string_view piece = text.substr(segment.begin, segment.end - segment.begin);
-      if (segment.id >= 0) {
+      if (segment.id >= 0)
         ids_.push_back(segment.id);
-      } else if (impl_.normalizer) {
+      else if (impl_.normalizer)
         add_normalized(impl_.normalizer(std::string(piece)), segment.begin == 0 && start_stays(piece));
-      } else {
+      else
         add_normalized(piece, segment.begin == 0);
-      }
     }
   }
 
@@ -360,11 +359,10 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special, std::size_t limit) const {
   Encoding encoding(*impl_, limit);
   if (add_special) encoding.add_special(impl_->post_processor.before);
-  if (io::is_utf8(text)) {
+  if (io::is_utf8(text))
     encoding.add_text(text);
-  } else {
+  else
     encoding.add_text(sanitize(text));
-  }
   if (add_special && !encoding.full()) encoding.add_special(impl_->post_processor.after);
   return encoding.take();
 }

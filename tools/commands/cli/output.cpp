@@ -25,11 +25,10 @@ constexpr std::int64_t kThousandths = 1000;  // of work that says itself how muc
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
-    if (n > 0) {
+    if (n > 0)
       text.remove_prefix(static_cast<std::size_t>(n));
-    } else if (n < 0 && errno != EINTR) {
+    else if (n < 0 && errno != EINTR)
       return errno;
-    }
   }
   return 0;
 }

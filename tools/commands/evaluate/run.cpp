@@ -174,11 +174,10 @@ class RunOutput {
 /// The config that is in force: --config, or QUANT_CONFIG of the environment where nothing else asks for fp8.
 std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
   std::optional<configs::QuantConfig> config;
-  if (!o.config.empty()) {
+  if (!o.config.empty())
     config = configs::read_quant_config(o.config, measure::parse_options());
-  } else if (const auto path = configs::quant_config_from_environment(); path.has_value() && o.measurements.empty()) {
+  else if (const auto path = configs::quant_config_from_environment(); path.has_value() && o.measurements.empty())
     config = configs::read_quant_config(*path, measure::parse_options());
-  }
   if (!config.has_value() || config->mode == configs::QuantMode::NONE) return std::nullopt;
   if (config->mode == configs::QuantMode::MEASURE || config->mode == configs::QuantMode::SHAPE) {
     io::fail<io::Error>("{}: key 'mode': found {}, expected QUANTIZE (fp8 measure --config measures)", config->source,

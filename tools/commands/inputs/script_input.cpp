@@ -171,13 +171,12 @@ bool keeps_state(const torch::jit::Module& model) {
 ScriptInputs::ScriptInputs(const std::filesystem::path& data, const torch::jit::Module& model,
                            const ScriptDataOptions& options) {
   const auto extension = data.extension();
-  if (extension == ".wav") {
+  if (extension == ".wav")
     read_sound(data, model, options.chunk);
-  } else if (extension == ".safetensors") {
+  else if (extension == ".safetensors")
     read_tensors(data, model);
-  } else {
+  else
     io::fail<io::Error>("{}: a TorchScript model takes its inputs from a .safetensors or .wav file", data.string());
-  }
   const std::int64_t all = samples_;
   first_ = std::min(options.skip, all);
   samples_ = std::min(options.samples < 0 ? all : options.samples, all - first_);

@@ -267,13 +267,12 @@ void check_source(const std::shared_ptr<torch::jit::Source>& source, const std::
   if (lexer.cur().kind == torch::jit::TK_IDENT && lexer.cur().text() == "op_version_set") skip_line();
   SourceCheck check(file);
   while (lexer.cur().kind != torch::jit::TK_EOF) {
-    if (lexer.nextIf(torch::jit::TK_IMPORT)) {
+    if (lexer.nextIf(torch::jit::TK_IMPORT))
       skip_line();
-    } else if (lexer.cur().kind == torch::jit::TK_CLASS_DEF) {
+    else if (lexer.cur().kind == torch::jit::TK_CLASS_DEF)
       check.visit(parser.parseClass());
-    } else {
+    else
       check.visit(parser.parseFunction(/*is_method=*/false));
-    }
   }
 }
 

@@ -205,15 +205,14 @@ bool is_scale(const io::TensorInfo& info) {
 std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
   std::uint64_t zero = 0, negative = 0, nonfinite = 0, absurd = 0;
   each_value(checkpoint, info, [&](float v) {
-    if (!std::isfinite(v)) {
+    if (!std::isfinite(v))
       ++nonfinite;
-    } else if (v == 0) {
+    else if (v == 0)
       ++zero;
-    } else if (v < 0) {
+    else if (v < 0)
       ++negative;
-    } else if (v >= kAbsurd || !std::isfinite(1 / v)) {
+    else if (v >= kAbsurd || !std::isfinite(1 / v))
       ++absurd;
-    }
     return true;
   });
   std::vector<std::string> problems;

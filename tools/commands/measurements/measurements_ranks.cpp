@@ -97,11 +97,10 @@ void unify_set(const StatsName& set, int world, const UnifyOptions& o, std::vect
     std::vector<quant::ScaleFile> scales;
     for (int i = r * size; i < (r + 1) * size; ++i) {
       words.push_back(short_name(names[static_cast<std::size_t>(i)]));
-      if (set.is_scales()) {
+      if (set.is_scales())
         scales.push_back(quant::read_scales(names[static_cast<std::size_t>(i)]));
-      } else {
+      else
         measured.push_back(measure::read_measurements(names[static_cast<std::size_t>(i)]));
-      }
     }
     std::vector<FileBytes> bytes;
     if (set.is_scales()) {

@@ -261,11 +261,10 @@ std::vector<std::int64_t> layer_ranges(const std::vector<std::int64_t>& bytes, s
   std::int64_t low = 0, high = std::accumulate(bytes.begin(), bytes.end(), after);
   while (low < high) {
     const std::int64_t most = low + (high - low) / 2;
-    if (largest(bytes, after, fill(bytes, ranks, most)) <= most) {
+    if (largest(bytes, after, fill(bytes, ranks, most)) <= most)
       high = most;
-    } else {
+    else
       low = most + 1;
-    }
   }
   return fill(bytes, ranks, high);
 }

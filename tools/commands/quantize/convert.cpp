@@ -42,11 +42,10 @@ std::vector<std::string> targets() {
 void set_target(ConvertCommand& c, const std::vector<std::string>& names, std::size_t i) {
   c.to = names[i];
   c.options.type.reset();
-  if (i < std::size(kTypes)) {
+  if (i < std::size(kTypes))
     c.options.type = kTypes[i];
-  } else {
+  else
     c.options.form = c.to;
-  }
 }
 
 void check_usage(ConvertCommand& c, const Context& context) {

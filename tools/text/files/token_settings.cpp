@@ -129,11 +129,10 @@ io::Json TokenSettings::added_tokens(const TokenTable& vocab, const TokenNames& 
   for (const char* const key : kTokenNames) {
     const auto part = find(key);
     const auto known = defaults.find(key);
-    if (part) {
+    if (part)
       collection.add_named(content_of(*part), *part);
-    } else if (known != defaults.end() && collection.in_vocabulary(known->second)) {
+    else if (known != defaults.end() && collection.in_vocabulary(known->second))
       collection.add_named(known->second, no_flags);
-    }
   }
   for (const auto& [name, content] : defaults) {  // those of other names
     const bool known =

@@ -42,13 +42,12 @@ class Lexer {
       data(begin);
       if (begin == std::string::npos) break;
       const char kind = source_[begin + 1];
-      if (kind == '#') {
+      if (kind == '#')
         comment();
-      } else if (kind == '{') {
+      else if (kind == '{')
         inside("}}", Token::Kind::print_begin, Token::Kind::print_end);
-      } else if (!raw()) {
+      else if (!raw())
         inside("%}", Token::Kind::block_begin, Token::Kind::block_end);
-      }
     }
     push(Token::Kind::end, "the end of the template");
     return std::move(tokens_);

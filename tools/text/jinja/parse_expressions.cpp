@@ -198,13 +198,12 @@ NodePtr ExpressionParser::primary() {
   switch (token.kind) {
     case Token::Kind::name:
       advance();
-      if (token.text == "true" || token.text == "True" || token.text == "false" || token.text == "False") {
+      if (token.text == "true" || token.text == "True" || token.text == "false" || token.text == "False")
         node->value = token.text[0] == 't' || token.text[0] == 'T';
-      } else if (token.text == "none" || token.text == "None") {
+      else if (token.text == "none" || token.text == "None")
         node->value = None{};
-      } else {
+      else
         node = make(Node::Kind::name, token.line, {}, token.text);
-      }
       return node;
     case Token::Kind::string: return string_constant();
     case Token::Kind::integer:

@@ -68,23 +68,22 @@ class JsonWriter {
 
   void write(const Value& value, int level) {
     m_.spend();
-    if (const auto* const text = value.text()) {
+    if (const auto* const text = value.text())
       put(json_quoted(m_, *text, ascii_));
-    } else if (value.none()) {
+    else if (value.none())
       put("null");
-    } else if (const auto* const b = value.get<bool>()) {
+    else if (const auto* const b = value.get<bool>())
       put(*b ? "true" : "false");
-    } else if (const auto* const real = value.get<double>()) {
+    else if (const auto* const real = value.get<double>())
       put(std::isnan(*real) ? "NaN" : std::isinf(*real) ? (*real < 0 ? "-Infinity" : "Infinity") : float_text(*real));
-    } else if (value.get<std::int64_t>()) {
+    else if (value.get<std::int64_t>())
       put(text_of(m_, value));
-    } else if (const auto* const dict = value.dict()) {
+    else if (const auto* const dict = value.dict())
       write_dict(*dict, level);
-    } else if (const auto* const list = value.list(); list && list->form <= List::Form::tuple) {
+    else if (const auto* const list = value.list(); list && list->form <= List::Form::tuple)
       write_all(list->items, '[', ']', level, [&](const Value& item) { write(item, level + 1); });
-    } else {
+    else
       m_.fail("tojson: a " + type_of(value) + " can't be written as JSON");
-    }
   }
 
  private:

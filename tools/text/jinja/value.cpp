@@ -258,25 +258,23 @@ std::string text_of(Machine& m, const Value& value) {
 }
 
 bool as_integer(const Value& value, std::int64_t& integer) {
-  if (const auto* const i = value.get<std::int64_t>()) {
+  if (const auto* const i = value.get<std::int64_t>())
     integer = *i;
-  } else if (const auto* const b = value.get<bool>()) {
+  else if (const auto* const b = value.get<bool>())
     integer = *b ? 1 : 0;
-  } else {
+  else
     return false;
-  }
   return true;
 }
 
 bool as_number(const Value& value, double& number) {
   std::int64_t integer = 0;
-  if (const auto* const d = value.get<double>()) {
+  if (const auto* const d = value.get<double>())
     number = *d;
-  } else if (as_integer(value, integer)) {
+  else if (as_integer(value, integer))
     number = static_cast<double>(integer);
-  } else {
+  else
     return false;
-  }
   return true;
 }
 

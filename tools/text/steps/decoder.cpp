@@ -148,11 +148,10 @@ Step make_word_piece(const JsonPart& part) {
   return [prefix = part.at("prefix").string(), clean = part.boolean_or("cleanup", true)](Tokens tokens, std::size_t) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       std::string& token = tokens[i];
-      if (i > 0 && token.starts_with(prefix)) {
+      if (i > 0 && token.starts_with(prefix))
         token.erase(0, prefix.size());
-      } else if (i > 0) {
+      else if (i > 0)
         token.insert(0, " ");
-      }
       if (clean) clean_up(token);
     }
     return tokens;

@@ -43,11 +43,10 @@ std::string without_marks(std::string text) { return without(&is_mark, std::move
 // No control characters; white space is a space.
 void append_clean(std::string& to, std::uint32_t c, std::string_view bytes) {
   const bool space = is_white_space(c) && c != 0x0B && c != 0x0C && c != 0x85;  // those three count as control
-  if (space) {
+  if (space)
     to.push_back(' ');
-  } else if (c != 0xFFFD && !is_control(c)) {
+  else if (c != 0xFFFD && !is_control(c))
     to.append(bytes);
-  }
 }
 
 Step make_bert(const JsonPart& part) {
@@ -82,11 +81,10 @@ void append_nmt(std::string& to, std::uint32_t c, std::string_view bytes) {
       (c >= 0x01 && c <= 0x08) || c == 0x0B || (c >= 0x0E && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F;
   const bool space = c == 0x09 || c == 0x0A || c == 0x0C || c == 0x0D || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
                      c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
-  if (space) {
+  if (space)
     to.push_back(' ');
-  } else if (!dropped) {
+  else if (!dropped)
     to.append(bytes);
-  }
 }
 
 Step make_prepend(const JsonPart& part) {

@@ -29,13 +29,12 @@ class Translator {
 
   std::string run() {
     while (i_ < in_.size()) {
-      if (in_[i_] == '\\') {
+      if (in_[i_] == '\\')
         escape();
-      } else if (in_set_) {
+      else if (in_set_)
         inside_set();
-      } else {
+      else
         outside_set();
-      }
     }
     return out_;
   }

@@ -179,11 +179,10 @@ std::string SentencePieceNormalizer::apply(std::string_view text, std::size_t li
     if (!written.empty()) {
       check_bytes(result.size() + space_.size() * written.size(), limit, "the normalizer");
       for (const char c : written) {
-        if (c == ' ') {
+        if (c == ' ')
           result += space_;
-        } else {
+        else
           result.push_back(c);
-        }
       }
       after_space = written.ends_with(' ');
     }

@@ -198,11 +198,10 @@ void decompose(std::uint32_t code, bool compatibility, Codes& codes) {
   const int options = UTF8PROC_DECOMPOSE | (compatibility ? UTF8PROC_COMPAT : 0);
   const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), buffer, kMost,
                                              static_cast<utf8proc_option_t>(options), nullptr);
-  if (count > 0 && count <= kMost) {
+  if (count > 0 && count <= kMost)
     codes.insert(codes.end(), buffer, buffer + count);
-  } else {
+  else
     codes.push_back(static_cast<utf8proc_int32_t>(code));
-  }
 }
 
 // Marks (class > 0) between two starters by class, equal ones in their order.

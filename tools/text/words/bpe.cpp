@@ -105,11 +105,10 @@ void Bpe::Model::add_merge(const JsonPart& part, std::string_view left, std::str
 void Bpe::Model::note_characters(std::string_view left, std::string_view right, const Merge& merge, std::int32_t a,
                                  std::int32_t b) {
   const auto opaque = [this](std::int32_t token) { return token == unk || byte_tokens.count(token) > 0; };
-  if (left.empty() || right.empty() || opaque(a) || opaque(b) || opaque(merge.token)) {
+  if (left.empty() || right.empty() || opaque(a) || opaque(b) || opaque(merge.token))
     may_cut = false;
-  } else {
+  else
     joined_characters.insert(join(decode_before(left, left.size()).value, decode_at(right, 0).value));
-  }
 }
 
 void Bpe::Model::read_merges(const JsonPart& part) {
