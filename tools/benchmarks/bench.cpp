@@ -136,10 +136,9 @@ void Runner::print(const Line& line) const {
   if (line.ns.spread > 0) std::printf(",\"spread\":%.3f", line.ns.spread);
   if (line.bytes > 0) std::printf(",\"gbps\":%.2f", line.bytes / line.ns);
   if (line.macs > 0) std::printf(",\"gmacs\":%.2f", line.macs / line.ns);
-  if (line.torch_ns > 0) {
+  if (line.torch_ns > 0)
     std::printf(",\"torch_ns\":%.0f,\"torch_spread\":%.3f,\"ratio\":%.2f", line.torch_ns.ns, line.torch_ns.spread,
                 line.torch_ns / line.ns);
-  }
   for (const auto& [key, value] : line.extra) std::printf(",\"%s\":%.5g", key.c_str(), value);
   std::printf(",\"simd\":\"%s\",\"threads\":%d}\n", kernels::name_of(kernels::simd_level()), options_.threads);
   std::fflush(stdout);

@@ -103,13 +103,12 @@ void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Ac
       [&] { kernels::gemm(args_of(m, a, x, weights.row_major[turn[1]++ % kWeights], kernels::Layout::row_major, y)); },
       [&] { const at::Tensor out = at::linear(torch_x, torch_w[turn[2]++ % kWeights]); },
   });
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2; ++i)
     runner.print({.name = name + (i == 0 ? " packed" : " row_major"),
                   .ns = times[static_cast<std::size_t>(i)],
                   .bytes = kWeightBytes,
                   .macs = kWeightBytes * static_cast<double>(m),
                   .torch_ns = times[2]});
-  }
 }
 
 // The products of a backward pass, e5m2 gradients with e4m3 operands, both transposed first: dW = g^T . x with g [K, M]

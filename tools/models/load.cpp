@@ -154,10 +154,9 @@ std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& a
     Stacked s{m, {}};
     auto shape = m.weight.sizes().vec();
     shape[0] /= static_cast<std::int64_t>(pieces.size());
-    for (const auto& piece : pieces) {
+    for (const auto& piece : pieces)
       s.parts.push_back({module_of(piece.tensor), "Linear",
                          at::full({1}, 0.0f, at::TensorOptions().device(at::kHPU)).expand(shape), std::nullopt});
-    }
     stacked.push_back(std::move(s));
   }
   return stacked;

@@ -47,10 +47,9 @@ class ChunkWriter {
     if (seen_ == 0) io::fail(file, "holds no text");
     const std::string tokens = std::to_string(seen_) + (seen_ == 1 ? " token" : " tokens");
     if (chunks == 0) io::fail(file, io::message("{}, fewer than one chunk of {} (--seq-len)", tokens, length_));
-    if (chunks <= skipped) {
+    if (chunks <= skipped)
       io::fail(file, io::message("{}, {} chunks of {}, none left after skipping {} (--skip)", tokens, chunks, length_,
                                  skipped));
-    }
     Chunks result;
     result.count = chunks - skipped;
     result.length = length_;
@@ -110,10 +109,9 @@ Chunks load_rows(const std::filesystem::path& file, const io::SafetensorsFile& t
   const std::string quoted = "'" + name + "'";
   const io::TensorInfo* const tensor = tensors.find(name);
   if (!tensor) io::fail(file, "has no tensor {}", quoted);
-  if (tensor->dtype != io::DType::I64 || tensor->shape.size() != 2) {
+  if (tensor->dtype != io::DType::I64 || tensor->shape.size() != 2)
     io::fail(file, "{} is {} with {} dimensions, expected I64 [chunks, length]", quoted, io::name_of(tensor->dtype),
              tensor->shape.size());
-  }
   const std::int64_t rows = tensor->shape[0], length = tensor->shape[1];
   if (rows < 1 || length < 1) io::fail(file, "{} is empty: [{}, {}]", quoted, rows, length);
   if (rows <= options.skip) io::fail(file, "{} chunks, none left after skipping {} (--skip)", rows, options.skip);

@@ -158,10 +158,9 @@ Report explain(const QuantConfig& config, const configs::Environment& environmen
                      {{"name", v.name}, {"value", v.value}, {"in_effect", v.in_effect}, {"note", v.effect}},
                      {v.name, v.value, "environment", (v.in_effect ? "" : "none: ") + v.effect});
   std::string below;
-  for (const auto& [entry, method] : config.scale_methods.all()) {
+  for (const auto& [entry, method] : config.scale_methods.all())
     below += "scale_method " + io::printable(entry) + " is " + method->name + ": weight " + text_of(method->weight) +
              "; activation " + activation_text(config, method->activation) + "\n";
-  }
   for (const auto& problem : problems) below += "problem: " + problem + "\n";
   result.below = wrapped(below, output_width());
   return result;

@@ -114,20 +114,18 @@ class RunOutput {
       o.name = name;
       o.dtype = tensor.scalar_type();
       o.shape = tensor.dim() == 0 ? std::vector<std::int64_t>{1} : tensor.sizes().vec();
-      if (o.shape[0] % count != 0) {
+      if (o.shape[0] % count != 0)
         io::fail<io::Error>(
             "forward's result: {} has {} rows for {} samples, allowed: as many for each sample (try --batch 1)", name,
             o.shape[0], count);
-      }
       o.rows_per_sample = o.shape[0] / count;
       o.shape[0] = o.rows_per_sample * samples_;
       entries.push_back({name, file_dtype(o.dtype, name), o.shape});
       if (reference_ != nullptr) {
         const auto* other = reference_->find(name);
-        if (other == nullptr || other->shape != o.shape) {
+        if (other == nullptr || other->shape != o.shape)
           io::fail<io::Error>("{}: expected a tensor '{}' of shape {}, found {}", reference_->path().string(), name,
                               io::Json(o.shape).dump(), other == nullptr ? "none" : io::Json(other->shape).dump());
-        }
       }
       outputs_.push_back(std::move(o));
     }
@@ -179,10 +177,9 @@ std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
   else if (const auto path = configs::quant_config_from_environment(); path.has_value() && o.measurements.empty())
     config = configs::read_quant_config(*path, measure::parse_options());
   if (!config.has_value() || config->mode == configs::QuantMode::NONE) return std::nullopt;
-  if (config->mode == configs::QuantMode::MEASURE || config->mode == configs::QuantMode::SHAPE) {
+  if (config->mode == configs::QuantMode::MEASURE || config->mode == configs::QuantMode::SHAPE)
     io::fail<io::Error>("{}: key 'mode': found {}, expected QUANTIZE (fp8 measure --config measures)", config->source,
                         configs::name_of(config->mode));
-  }
   configs::refuse_type_paths(*config);
   return config;
 }

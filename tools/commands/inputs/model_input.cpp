@@ -300,18 +300,16 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
   if (!path.has_value()) return;
   const auto config = configs::read_quant_config(*path, measure::parse_options());
   if (config.mode == configs::QuantMode::NONE) return;
-  if (config.mode == configs::QuantMode::AUTO) {
+  if (config.mode == configs::QuantMode::AUTO)
     io::fail<io::Error>(
         "{}: key 'mode': found AUTO in QUANT_CONFIG, which leaves the choice open, allowed: NONE, MEASURE, QUANTIZE",
         config.source);
-  }
   if (context.device != "hpu")
     io::fail<UsageError>("--device: found '{}', but QUANT_CONFIG asks for {}, allowed: hpu", context.device,
                          configs::name_of(config.mode));
-  if (model.config_json.contains("quantization_config")) {
+  if (model.config_json.contains("quantization_config"))
     io::fail<io::Error>("{}: the checkpoint is fp8 already; QUANT_CONFIG asks for {} of a high precision one",
                         model.folder.string(), configs::name_of(config.mode));
-  }
   const bool quantize = config.mode == configs::QuantMode::QUANTIZE || config.mode == configs::QuantMode::LOAD;
   // A checkpoint with a quantized head has an embedding of its own too, in high precision; so has the model quantized
   // on load.
@@ -405,17 +403,15 @@ void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Con
   if (o.mode == Mode::off) return quant::detach_kv_cache(nodes);
   if (!o.measurements.empty()) use_measurements(model, nodes, o, context);
   const auto* scheme = quant::kv_cache_scheme(nodes);
-  if (scheme == nullptr && o.mode == Mode::fp8) {
+  if (scheme == nullptr && o.mode == Mode::fp8)
     io::fail<io::Error>(
         "{}: found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 measure), or "
         "put them into the checkpoint (fp8 quantize --kv-cache fp8)",
         model.folder.string());
-  }
   const auto heads = static_cast<std::size_t>(model.model->shape().kv_heads);
-  if (scheme != nullptr && scheme->input_scale_inv.size() > 1 && scheme->input_scale_inv.size() != heads) {
+  if (scheme != nullptr && scheme->input_scale_inv.size() > 1 && scheme->input_scale_inv.size() != heads)
     io::fail<io::Error>("{}: found key-value scales of {} heads, config.json says num_key_value_heads {}",
                         model.folder.string(), scheme->input_scale_inv.size(), heads);
-  }
 }
 
 KvCacheInForce kv_cache_of(const models::LoadedModel& model) {

@@ -195,10 +195,9 @@ void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::
       if (!argument.default_value().has_value()) fail_missing(name, argument);
       a.value = *argument.default_value();
     } else if (at::Tensor t = models::read_tensor(file, argument.name()); is_tensor(argument)) {
-      if (t.dim() < 1 || t.size(0) == 0 || (samples_ >= 0 && t.size(0) != samples_)) {
+      if (t.dim() < 1 || t.size(0) == 0 || (samples_ >= 0 && t.size(0) != samples_))
         io::fail<io::Error>("{}: {}: expected the same number of samples, at least one, in dimension 0 of every input",
                             name, argument.name());
-      }
       samples_ = t.size(0);
       a.tensor = std::move(t);
       needed = arguments_.size() + 1;
@@ -323,18 +322,16 @@ class Reader {
     }
     const bool known = (f.code == kPcm && (f.bits == 8 || f.bits == 16 || f.bits == 24 || f.bits == 32)) ||
                        (f.code == kFloat && f.bits == 32);
-    if (!known) {
+    if (!known)
       io::fail_at(name_, "found format {} of {} bits, allowed: PCM (1) of 8, 16, 24 or 32 bits, float (3) of 32",
                   f.code, f.bits);
-    }
     if (f.channels == 0 || f.channels > kMaxChannels)
       io::fail_at(name_, "found {} channels, allowed: 1 to {}", f.channels, kMaxChannels);
     if (f.rate == 0 || f.rate > kMaxRate)
       io::fail_at(name_, "found a sampling rate of {}, allowed: 1 to {}", f.rate, kMaxRate);
-    if (f.frame_bytes != f.channels * (f.bits / 8)) {
+    if (f.frame_bytes != f.channels * (f.bits / 8))
       io::fail_at(name_, "found {} bytes per frame, allowed: {} (channels * bits / 8)", f.frame_bytes,
                   f.channels * (f.bits / 8));
-    }
     return f;
   }
 
@@ -356,10 +353,9 @@ class Reader {
 
   Wav decode(const Format& f, std::string_view data) const {
     if (data.empty()) io::fail_at(name_, "found no samples");
-    if (data.size() % f.frame_bytes != 0) {
+    if (data.size() % f.frame_bytes != 0)
       io::fail_at(name_, "chunk 'data': found {} bytes, allowed: a multiple of the frame's {}", data.size(),
                   f.frame_bytes);
-    }
     Wav wav{f.rate, f.channels, std::vector<float>(data.size() / f.frame_bytes)};
     const std::size_t width = f.bits / 8;
     for (std::size_t i = 0; i < wav.samples.size(); ++i) {

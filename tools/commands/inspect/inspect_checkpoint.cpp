@@ -345,12 +345,11 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDe
       continue;
     }
     io::Json entry = {{"name", info.name}, {"dtype", io::name_of(info.dtype)}, {"shape", info.shape}, {"bytes", bytes}};
-    if (scales) {
+    if (scales)
       entry["scale"] = {{"name", scales->name},
                         {"granularity", scales->granularity},
                         {"min", io::number_or_null(scales->low)},
                         {"max", io::number_or_null(scales->high)}};
-    }
     tensors.push_back(std::move(entry));
   }
   Inspection result;

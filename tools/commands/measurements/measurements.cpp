@@ -311,10 +311,9 @@ void diff(const DiffOptions& o, Context& context) {
     report.json["html"] = o.html.string();
   }
   report.print(context);
-  if (!d.same(o.tolerance)) {
+  if (!d.same(o.tolerance))
     throw io::Error(fmt::format("the calibrations differ: {} tensors by more than {:g} %, {} missing, {} added", beyond,
                                 o.tolerance * 100, d.missing.size(), d.added.size()));
-  }
 }
 
 // --- show

@@ -78,10 +78,9 @@ std::vector<StatsName> all_ranks(const StatsName& set, int world) {
     names.push_back(set.with_rank(configs::Rank{i, world}));
     if (!names.back().exists()) missing.push_back(short_name(names.back()) + ".json");
   }
-  if (!missing.empty()) {
+  if (!missing.empty())
     io::fail<io::Error>("{}: {} of {} ranks are missing: {}", fs::path(set.prefix).parent_path().string(),
                         missing.size(), world, io::joined_first(missing));
-  }
   return names;
 }
 

@@ -233,10 +233,9 @@ void convert(ConvertCommand& c, Context& context) {
   report.add("seconds", "seconds", seconds, As::seconds);
   if (verification.has_value()) add_verification(*verification, c.worst, report);
   report.print(context);
-  if (verification.has_value() && !verification->changed.empty()) {
+  if (verification.has_value() && !verification->changed.empty())
     io::fail<io::Error>("{}: differs from {} in {} places that were promised exact, the first is {}", c.out.string(),
                         c.model.string(), verification->changed.size(), verification->changed.front());
-  }
 }
 
 }  // namespace

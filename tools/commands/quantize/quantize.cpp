@@ -136,10 +136,9 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
           "don't go with it");
     }
     plan.config = configs::read_quant_config(o.config, measure::parse_options());
-    if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO) {
+    if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO)
       io::fail<io::Error>("{}: key 'mode': found {}, expected QUANTIZE", o.config.string(),
                           configs::name_of(plan.config->mode));
-    }
     configs::refuse_type_paths(*plan.config);
     plan.dialect = device_dialect(context, "quantize");
     if (plan.config->needs_measurements() || o.kv_cache.value_or(false))

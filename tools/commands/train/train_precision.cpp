@@ -178,7 +178,7 @@ TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Con
   const TrainPrecision precision(options, context, std::move(model));
   const auto& report = precision.impl_->report;
   io::Json modules = io::Json::array(), kept = io::Json::array();
-  for (const auto& m : report.converted) {
+  for (const auto& m : report.converted)
     modules.push_back({{"name", m.name},
                        {"type", m.type},
                        {"scheme", m.scheme},
@@ -186,7 +186,6 @@ TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Con
                        {"operand_bytes", m.operand_bytes},
                        {"flops_per_row", m.flops_per_row},
                        {"expected_error", m.expected_error ? io::Json(*m.expected_error) : io::Json(nullptr)}});
-  }
   for (const auto& m : report.skipped) kept.push_back({{"name", m.name}, {"reason", m.reason}});
   std::ostringstream text;
   text << quant::ConversionReport{report.converted, report.skipped, {}};  // the warnings stand on stderr

@@ -85,10 +85,9 @@ Vocabulary::Vocabulary(const JsonPart& part) {
   tokens_.reserve(part.json().size());
   for (const auto& [token, id] : part.json().items()) {
     const bool fits = id.is_number_integer() && id >= 0 && id <= kMaxId;
-    if (!fits) {
+    if (!fits)
       part.fail(io::message("gives {} the id {}, expected an integer from 0 to {}", io::in_quotes(token),
                             io::in_quotes(id.dump(-1, ' ', true)), kMaxId));
-    }
     if (token.size() > kLongest)
       part.fail("has a token of " + std::to_string(token.size()) + " bytes, allowed " + std::to_string(kLongest));
     const auto value = id.get<std::int32_t>();

@@ -28,10 +28,9 @@ Vocabulary read_vocabulary(const JsonPart& part, std::vector<double>& scores) {
   for (const auto& entry : list) {
     const bool known = entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number();
     const double score = known ? entry[1].get<double>() : NAN;
-    if (!std::isfinite(score)) {
+    if (!std::isfinite(score))
       part.fail(io::message("has at index {} {}, expected [\"TOKEN\", SCORE]", scores.size(),
                             io::in_quotes(entry.dump(-1, ' ', true))));
-    }
     vocabulary.add(entry[0].get_ref<const std::string&>(), static_cast<std::int32_t>(scores.size()));
     scores.push_back(score);
   }
