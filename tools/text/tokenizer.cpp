@@ -268,10 +268,9 @@ struct Tokenizer::Impl {
     if (const auto part = top.find("post_processor")) post_processor = make_post_processor(*part);
     if (const auto part = top.find("decoder")) decoder = make_decoder(*part);
     if (const auto part = top.find("added_tokens")) added = AddedTokens(*part, model->vocabulary(), normalizer);
-    for (const auto* const side : {&post_processor.before, &post_processor.after}) {
+    for (const auto* const side : {&post_processor.before, &post_processor.after})
       for (const std::int64_t id : *side)
         if (!token_of(id)) io::fail<io::Error>("{}: post_processor adds the id {}, which no token has", file, id);
-    }
   }
 
   const std::string* token_of(std::int64_t id) const {

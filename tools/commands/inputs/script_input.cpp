@@ -22,10 +22,9 @@ constexpr std::int64_t kBatch = 8;
 constexpr int kMaxDepth = 16;  // of tuples in tuples
 
 bool sets_attributes(at::ArrayRef<const torch::jit::Block*> blocks) {
-  for (const auto* block : blocks) {
+  for (const auto* block : blocks)
     for (const torch::jit::Node* node : block->nodes())
       if (node->kind() == torch::jit::prim::SetAttr || sets_attributes(node->blocks())) return true;
-  }
   return false;
 }
 

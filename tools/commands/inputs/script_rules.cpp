@@ -74,10 +74,9 @@ void require_shallow(const std::shared_ptr<torch::jit::Source>& source, const st
 
 /// True for the namespace of a loaded extension: the user trusts it.
 bool of_extension(const std::string& space) {
-  for (const auto& extension : runtime::extensions()) {
+  for (const auto& extension : runtime::extensions())
     for (const auto& op : extension.ops)
       if (op.starts_with(space + "::")) return true;
-  }
   return false;
 }
 
@@ -166,10 +165,9 @@ class SourceCheck {
 
   /// The constants of a class; `__annotations__["0"] = T` gives a type.
   void check_class(const TreeRef& tree) const {
-    for (const auto& statement : tree->tree(2)->trees()) {
+    for (const auto& statement : tree->tree(2)->trees())
       if (statement->kind() == torch::jit::TK_ASSIGN && statement->tree(0)->tree(0)->kind() != torch::jit::TK_SUBSCRIPT)
         require_constant(statement->tree(1));
-    }
   }
 
   void require_constant(const TreeRef& value) const {

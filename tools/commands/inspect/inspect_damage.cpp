@@ -256,10 +256,9 @@ std::string kept_table(const std::vector<quant::SkippedModule>& kept, const std:
   report.skipped = kept;
   for (const auto& m : others) report.quantized.emplace_back(m.name, "fp8");
   Table table({"kept in high precision", ">modules", "why"});
-  for (const auto& line : plan_lines(report)) {
+  for (const auto& line : plan_lines(report))
     if (line.scheme.empty())
       table.row({one_line(line.name), std::to_string(line.modules.size()), one_line(line.reason)});
-  }
   return table.text(width);
 }
 

@@ -79,10 +79,9 @@ void add_rounding(const io::Json& rounding, io::Json& modules) {
     if (outcome.is_object() && name != outcome.end() && name->is_string())
       outcomes[name->get<std::string>()] = &outcome;
   }
-  for (auto& module : modules) {
+  for (auto& module : modules)
     if (const auto found = outcomes.find(module["name"].get<std::string>()); found != outcomes.end())
       module["rounding"] = *found->second;
-  }
 }
 
 /// What modules are called within a layer, in the order of the model.

@@ -94,13 +94,12 @@ class PipelineRun : LayerRun {
       return fmt::format("the {} decoder layers of rank {} with a batch of {} samples", start(rank + 1) - start(rank),
                          rank, std::min(batch_, samples_.count()));
     };
-    for (std::size_t rank = 0; rank < all.size() / 2; ++rank) {
+    for (std::size_t rank = 0; rank < all.size() / 2; ++rank)
       if (all[2 * rank] > all[2 * rank + 1])
         run_.context.warn(fmt::format("{} take about {}, more than the {} that are free there",
                                       what(static_cast<std::int64_t>(rank)),
                                       human_bytes(static_cast<std::int64_t>(all[2 * rank])),
                                       human_bytes(static_cast<std::int64_t>(all[2 * rank + 1]))));
-    }
     run_.require_memory(needed, what(rank_));
   }
   void load() {
@@ -198,10 +197,9 @@ class PipelineRun : LayerRun {
   std::size_t owner(const std::string& module, const std::set<std::string>& at_end) const {
     const auto ranks = starts_.size() - 1;
     if (at_end.contains(module)) return ranks - 1;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t rank = 0; rank < ranks; ++rank)
       for (std::int64_t i = starts_[rank]; i < starts_[rank + 1]; ++i)
         if (module.starts_with(stream_.layer_name(i) + ".")) return rank;
-    }
     return 0;
   }
   std::int64_t start(std::int64_t rank) const { return starts_[static_cast<std::size_t>(rank)]; }

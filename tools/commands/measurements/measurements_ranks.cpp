@@ -139,10 +139,9 @@ void unify(const UnifyOptions& o, Context& context) {
   std::vector<FileBytes> files;
   std::vector<std::string> warnings;
   std::set<std::string> done;
-  for (const auto& name : sets) {
+  for (const auto& name : sets)
     for (int r = 0; r < o.ranks && name.rank->world == world && !(o.no_scales && name.is_scales()); ++r)
       refuse_existing(out_name(name, o.out, {r, static_cast<int>(o.ranks)}), o.overwrite);
-  }
   for (const auto& name : sets) {
     if (name.rank->world != world || (o.no_scales && name.is_scales()) || !done.insert(name.method).second) continue;
     unify_set(name.with_rank(std::nullopt), world, o, files, warnings);
@@ -181,10 +180,9 @@ void expand(const ExpandOptions& o, Context& context) {
   const auto sets = unified_sets(o.path);
   require_one_family(sets, o.path);
   std::vector<FileBytes> files;
-  for (const auto& name : sets) {
+  for (const auto& name : sets)
     for (int r = 0; r < o.world; ++r)
       refuse_existing(out_name(name, o.out, {r, static_cast<int>(o.world)}), o.overwrite);
-  }
   for (const auto& name : sets) {
     const auto measured = name.is_scales() ? measure::MeasurementFile{} : measure::read_measurements(name);
     const auto scales = name.is_scales() ? quant::read_scales(name) : quant::ScaleFile{};

@@ -266,10 +266,9 @@ void add_rounding(const io::Json& rounding, Report& report) {
   if (!summary.has_value()) return;
   report.json["rounding"] = rounding;
   report.row({"output error of " + std::to_string(summary->judged) + " modules", summary->text()});
-  for (const auto& m : rounding["modules"]) {
+  for (const auto& m : rounding["modules"])
     if (m.contains("nearest_because"))
       report.row({"nearest " + m["name"].get<std::string>(), m["nearest_because"].get<std::string>()});
-  }
 }
 
 /// Chooses by --budget what stays in high precision; `rounded` (or null) forgets the codes of that.

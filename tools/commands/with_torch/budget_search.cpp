@@ -163,10 +163,9 @@ class Search {
     if (!by_kl_) return;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       quant::PlanOptions only = plan_;
-      for (std::size_t i = 0; i < units_.size(); ++i) {
+      for (std::size_t i = 0; i < units_.size(); ++i)
         for (const auto& name : units_[i].modules)
           if (i != u) only.keep[name] = "--budget";
-      }
       units_[u].kl =
           kl_of(only, std::min(samples_.count(), kRankingChunks), fmt::format("unit {} of {}", u + 1, units_.size()));
     }

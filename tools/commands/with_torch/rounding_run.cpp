@@ -264,11 +264,10 @@ class RoundingRun {
       for (const auto& m : modules) found.insert(m.name);
     };
     for (std::int64_t layer = 0; layer <= head(); ++layer) add(modules_of(layer));
-    for (const auto& m : plan_.modules) {
+    for (const auto& m : plan_.modules)
       if (!found.contains(m.info.name))  // no expert: these stand in layers
         io::fail<io::Error>("{}: stands in no decoder layer, --rounding does not see its inputs (--exclude leaves it)",
                             m.info.name);
-    }
   }
 
   io::Json identity(const quant::PlanOptions& plan) const {
@@ -310,10 +309,9 @@ class RoundingRun {
   /// The modules of `modules` that are planned, and their plan.
   quant::Plan plan_of(const WeightModules& modules) const {
     quant::Plan plan;
-    for (const auto& p : plan_.modules) {
+    for (const auto& p : plan_.modules)
       if (std::ranges::find(modules, p.info.name, &measure::WeightModule::name) != modules.end())
         plan.modules.push_back(p);
-    }
     plan.scale_method = plan_.scale_method;
     return plan;
   }

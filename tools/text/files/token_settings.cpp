@@ -95,11 +95,10 @@ std::string TokenSettings::kind() const {
 
 void TokenSettings::refuse(const std::string& file, std::initializer_list<const char*> others) const {
   const std::string name = kind();
-  for (const char* const other : others) {
+  for (const char* const other : others)
     if (name.starts_with(other))
       io::fail<io::Error>("{}: is of a {}, which is supported with its tokenizer.json alone", file,
                           io::in_quotes(name));
-  }
 }
 
 std::optional<bool> TokenSettings::boolean(const char* key) const {
