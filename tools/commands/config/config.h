@@ -50,25 +50,6 @@ FP8_ENUM_NAMES(ConfigKind, {quant, "quant"}, {recipe, "recipe"}, {deepspeed, "de
                {arguments, "arguments"});
 using fp8::name_of;
 
-/// The kind whose keys most of the file's are, quant where none is; gaudi_config.json by its name.
-ConfigKind kind_of(const io::Json& json, const std::filesystem::path& file);
-
-/// Of every kind but quant. source: the file.
-configs::Findings check_kind(ConfigKind kind, const io::Json& json, const std::string& source,
-                             const configs::DeepSpeedUse& use);
-
-/// Every key with value and effect, what the whole comes to, and `findings`. Of every kind but quant.
-Report explain_kind(ConfigKind kind, const io::Json& json, const std::string& source, const configs::DeepSpeedUse& use,
-                    const configs::Findings& findings);
-
-/// Writes the two lists of a gaudi_config.json into a folder, named as its variables say; nothing if it has none.
-/// Throws io::Error for one that is there already, without `overwrite`.
-void write_op_lists(const io::Json& json, const std::filesystem::path& folder, bool overwrite);
-
-/// fp8 config deepspeed: DeepSpeed's JSON of a strategy that is called so, or whose arguments stand in a file.
-/// settings: "stage=3", over those.
-io::Json deepspeed_of(const std::filesystem::path& strategy, const std::vector<std::string>& settings);
-
 /// The facts that `fp8 doctor` gets from LibTorch.
 struct TorchFacts {
   std::string version;

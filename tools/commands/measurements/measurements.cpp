@@ -123,104 +123,6 @@ void postprocess(const PostprocessOptions& o, Context& context) {
   write_and_report(context, files, report);
 }
 
-}  // namespace
-
-std::vector<StatsName> sets_at(const fs::path& path) {
-  std::error_code ignored;
-  const bool folder = fs::is_directory(path, ignored);
-  if (!folder) {
-    if (auto name = measure::parse_stats_name(path.string())) {
-      if (!name->exists()) io::fail<io::Error>("{}: no such file", path.string());
-      return {*name};
-    }
-  }
-  fs::path parent = folder ? path : path.parent_path();
-  if (parent.empty()) parent = ".";
-  std::vector<StatsName> found;
-  if (fs::is_directory(parent, ignored)) {
-    for (auto& name : measure::list_stats(parent))
-      if (folder || fs::path(name.prefix).filename() == path.filename()) found.push_back(std::move(name));
-  }
-  if (found.empty())
-    io::fail<io::Error>("{}: expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none",
-                        path.string());
-  return found;
-}
-
-decltype(merged_states) merged_states;
-
-std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const StatsName& target,
-                                    measure::MeasurementFile& file, std::vector<std::string>& warnings) {
-  std::vector<fs::path> paths;
-  std::error_code ignored;
-  for (const auto& name : names)
-    if (fs::exists(measure::observer_states_path(name), ignored)) paths.push_back(measure::observer_states_path(name));
-  if (paths.empty()) return {};
-  if (paths.size() != names.size()) {
-    warnings.push_back(
-        io::message("{}: only {} of {} files have observers' states; the largest values are taken instead",
-                    short_name(target), paths.size(), names.size()));
-    return {};
-  }
-  const auto states = merged_states(paths, file);
-  const auto path = measure::observer_states_path(target);
-  return {{path, io::json_text(path, measure::to_json(states), -1)}};
-}
-
-void refuse_existing(const StatsName& name, bool overwrite) {
-  for (const auto& file : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache(),
-                           measure::observer_states_path(name)})
-    refuse_existing(file, overwrite);
-}
-
-std::string short_name(const StatsName& name) { return fs::path(name.base()).filename().string(); }
-
-void write_and_report(const Context& context, const std::vector<FileBytes>& files, Report& report) {
-  std::optional<KeepsWork> keeps(std::in_place);  // files that belong together
-  const auto paths = measure::write_together(files);
-  keeps.reset();
-  report.json["out"] = io::Json::array();
-  for (const auto& path : paths) report.add_entry("out", path.string(), {"out", path.string()});
-  report.print(context);
-}
-
-Action add_measurements_merge(Options& options) {
-  auto values = std::make_shared<MergeOptions>();
-  options.paths("PATH", values->paths, "Measurements: folders, prefixes or files, two or more");
-  options.path("--out", values->out, "Folder to write to; the files are called as those of the first PATH",
-               Options::Need::required);
-  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
-  return [values](Context& context) { merge(*values, context); };
-}
-
-Action add_measurements_postprocess(Options& options) {
-  auto values = std::make_shared<PostprocessOptions>();
-  options.path("PATH", values->path, "Folder, prefix or file of measurements and scales", Options::Need::required);
-  options.path("--out", values->out, "Folder to write to; without it, in place");
-  options.flag("-k,--keep-orig", values->keep, "In place, with the originals kept as orig_*");
-  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
-  options.one_of({"--out", "--keep-orig", "--overwrite"});
-  return [values](Context& context) { postprocess(*values, context); };
-}
-
-std::vector<Command> measurements_commands() {
-  return {
-      {"merge", "Several calibrations of one model into one: the largest values, samples added",
-       "fp8 measurements merge stats-news stats-code --out merged", add_measurements_merge},
-      {"unify", "Files of many ranks into files of fewer", "fp8 measurements unify stats --ranks 2 --out unified",
-       add_measurements_unify},
-      {"expand", "A unified file into one per rank", "fp8 measurements expand unified --ranks 8 --out expanded",
-       add_measurements_expand},
-      {"postprocess", "vLLM: attention's products take the ranges that the key and value caches measured",
-       "fp8 measurements postprocess stats/inc_output --keep-orig", add_measurements_postprocess},
-      {"diff", "Compare two calibrations, module by module",
-       "fp8 measurements diff stats-old stats-new --tolerance 0.05", add_measurements_diff},
-      {"show", "What measurement and scale files hold", "fp8 measurements show stats", add_measurements_show},
-  };
-}
-
-namespace {
-
 // --- diff
 
 struct DiffOptions {
@@ -353,7 +255,24 @@ void show(const fs::path& path, Context& context) {
   report.print(context);
 }
 
-}  // namespace
+Action add_measurements_merge(Options& options) {
+  auto values = std::make_shared<MergeOptions>();
+  options.paths("PATH", values->paths, "Measurements: folders, prefixes or files, two or more");
+  options.path("--out", values->out, "Folder to write to; the files are called as those of the first PATH",
+               Options::Need::required);
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
+  return [values](Context& context) { merge(*values, context); };
+}
+
+Action add_measurements_postprocess(Options& options) {
+  auto values = std::make_shared<PostprocessOptions>();
+  options.path("PATH", values->path, "Folder, prefix or file of measurements and scales", Options::Need::required);
+  options.path("--out", values->out, "Folder to write to; without it, in place");
+  options.flag("-k,--keep-orig", values->keep, "In place, with the originals kept as orig_*");
+  options.flag("--overwrite", values->overwrite, kOverwriteHelp);
+  options.one_of({"--out", "--keep-orig", "--overwrite"});
+  return [values](Context& context) { postprocess(*values, context); };
+}
 
 Action add_measurements_diff(Options& options) {
   auto values = std::make_shared<DiffOptions>();
@@ -371,6 +290,83 @@ Action add_measurements_show(Options& options) {
   options.path("PATH", *path, "Folder (all its sets in one table), prefix or file (its values)",
                Options::Need::required);
   return [path](Context& context) { show(*path, context); };
+}
+
+}  // namespace
+
+std::vector<StatsName> sets_at(const fs::path& path) {
+  std::error_code ignored;
+  const bool folder = fs::is_directory(path, ignored);
+  if (!folder) {
+    if (auto name = measure::parse_stats_name(path.string())) {
+      if (!name->exists()) io::fail<io::Error>("{}: no such file", path.string());
+      return {*name};
+    }
+  }
+  fs::path parent = folder ? path : path.parent_path();
+  if (parent.empty()) parent = ".";
+  std::vector<StatsName> found;
+  if (fs::is_directory(parent, ignored)) {
+    for (auto& name : measure::list_stats(parent))
+      if (folder || fs::path(name.prefix).filename() == path.filename()) found.push_back(std::move(name));
+  }
+  if (found.empty())
+    io::fail<io::Error>("{}: expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none",
+                        path.string());
+  return found;
+}
+
+decltype(merged_states) merged_states;
+
+std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const StatsName& target,
+                                    measure::MeasurementFile& file, std::vector<std::string>& warnings) {
+  std::vector<fs::path> paths;
+  std::error_code ignored;
+  for (const auto& name : names)
+    if (fs::exists(measure::observer_states_path(name), ignored)) paths.push_back(measure::observer_states_path(name));
+  if (paths.empty()) return {};
+  if (paths.size() != names.size()) {
+    warnings.push_back(
+        io::message("{}: only {} of {} files have observers' states; the largest values are taken instead",
+                    short_name(target), paths.size(), names.size()));
+    return {};
+  }
+  const auto states = merged_states(paths, file);
+  const auto path = measure::observer_states_path(target);
+  return {{path, io::json_text(path, measure::to_json(states), -1)}};
+}
+
+void refuse_existing(const StatsName& name, bool overwrite) {
+  for (const auto& file : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache(),
+                           measure::observer_states_path(name)})
+    refuse_existing(file, overwrite);
+}
+
+std::string short_name(const StatsName& name) { return fs::path(name.base()).filename().string(); }
+
+void write_and_report(const Context& context, const std::vector<FileBytes>& files, Report& report) {
+  std::optional<KeepsWork> keeps(std::in_place);  // files that belong together
+  const auto paths = measure::write_together(files);
+  keeps.reset();
+  report.json["out"] = io::Json::array();
+  for (const auto& path : paths) report.add_entry("out", path.string(), {"out", path.string()});
+  report.print(context);
+}
+
+std::vector<Command> measurements_commands() {
+  return {
+      {"merge", "Several calibrations of one model into one: the largest values, samples added",
+       "fp8 measurements merge stats-news stats-code --out merged", add_measurements_merge},
+      {"unify", "Files of many ranks into files of fewer", "fp8 measurements unify stats --ranks 2 --out unified",
+       add_measurements_unify},
+      {"expand", "A unified file into one per rank", "fp8 measurements expand unified --ranks 8 --out expanded",
+       add_measurements_expand},
+      {"postprocess", "vLLM: attention's products take the ranges that the key and value caches measured",
+       "fp8 measurements postprocess stats/inc_output --keep-orig", add_measurements_postprocess},
+      {"diff", "Compare two calibrations, module by module",
+       "fp8 measurements diff stats-old stats-new --tolerance 0.05", add_measurements_diff},
+      {"show", "What measurement and scale files hold", "fp8 measurements show stats", add_measurements_show},
+  };
 }
 
 }  // namespace fp8::commands

@@ -37,11 +37,7 @@ extern Late<measure::ObserverStates(const std::vector<std::filesystem::path>& pa
 /// Writes all of `files` or none, adds their paths to the report, and prints it.
 void write_and_report(const Context& context, const std::vector<measure::FileBytes>& files, Report& report);
 
-Action add_measurements_merge(Options& options);
 Action add_measurements_unify(Options& options);
 Action add_measurements_expand(Options& options);
-Action add_measurements_postprocess(Options& options);
-Action add_measurements_diff(Options& options);
-Action add_measurements_show(Options& options);
 
 }  // namespace fp8::commands
