@@ -158,9 +158,6 @@ struct Picture {
   bool on_white = true;  ///< false: on the page's own colour, texts in grey or as the page says
 };
 
-/// How wide a text is at most.
-double text_width(const std::string& text);
-
 /// A complete <svg> element; any text is shown as text.
 std::string svg_of(const Picture& picture);
 

@@ -218,6 +218,13 @@ Grid grid_of(const io::Json& modules, const Metric& metric) {
   return grid;
 }
 
+/// How wide a text is at most.
+double text_width(const std::string& text) {
+  constexpr double kLetter = 7.2;  // of a text of 12 px: none is wider on average
+  const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };  // a code point
+  return kLetter * static_cast<double>(std::count_if(text.begin(), text.end(), begins));
+}
+
 void add_legend(const Metric& metric, double y, Picture& picture) {
   double x = kMargin;
   for (std::size_t i = 0; i < std::size(kBands); ++i) {
@@ -260,8 +267,6 @@ void add_bars(const io::Json& part, Rgb color, const std::string& title, double 
                              fmt::format("{} {:.3g}", name, *value), Anchor::middle, kBlack});
   }
 }
-
-constexpr double kLetter = 7.2;  // of a text of 12 px: none is wider on average
 
 std::string hex(Rgb c) { return fmt::format("#{:02x}{:02x}{:02x}", c.r, c.g, c.b); }
 
@@ -353,11 +358,6 @@ Picture histogram(const io::Json& report, const std::string& module) {
   if (picture.height <= kMargin + kLine)
     io::fail<io::Error>("--module: '{}' has no histogram: it is drawn of a checkpoint's weights and inputs", module);
   return picture;
-}
-
-double text_width(const std::string& text) {
-  const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };  // a code point
-  return kLetter * static_cast<double>(std::count_if(text.begin(), text.end(), begins));
 }
 
 std::string xml_text(const std::string& text) {

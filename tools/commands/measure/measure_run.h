@@ -159,26 +159,6 @@ void report_finished(const MeasureRun& run, const measure::MeasurementFile& file
 /// --memory-limit is too little for this rank's, c10::Error naming a rank that is gone.
 void measure_in_pipeline(MeasureRun& run, const std::function<void()>& report);
 
-// The measurement that one process would have written, of those that several wrote, each of its samples: elementwise
-// the largest values, samples added, what observers know merged by themselves (measurement_file.h). The parts stay.
-
-struct JoinedParts {
-  std::size_t parts = 0, modules = 0;
-  std::int64_t samples = 0;
-  std::vector<std::filesystem::path> out;  ///< written
-  std::filesystem::path backup = {};       ///< of another measurement that was there
-};
-
-struct Part {
-  measure::StatsName name;
-  std::string mark;  ///< that it must have
-};
-
-/// parts: in the order of their samples; mark: of what comes of them. Files of another measurement under the target's
-/// name go into a backup. Throws io::Error for a part without its mark: it was cut short, or is of other data or
-/// options.
-JoinedParts join_parts(const std::vector<Part>& parts, const measure::StatsName& target, const std::string& mark);
-
 // The common parts of the ways to measure a checkpoint layer by layer: one layer in memory at a time
 // (measure_blocks.cpp), a range of layers on each of several ranks (measure_pipeline.cpp). The batches are those of the
 // whole model's run, so every operation sees the same tensors and every observer the same calls.

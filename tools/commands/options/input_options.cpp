@@ -15,6 +15,61 @@
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {
+namespace {
+
+/// --attention fused|eager
+void add_attention_option(Options& options, models::AttentionKind& target) {
+  options.choice<models::AttentionKind>(
+      "--attention", target,
+      "One fused operation (default), or products and softmax that are measured and quantized each by itself",
+      {{models::AttentionKind::fused, "fused"}, {models::AttentionKind::eager, "eager"}});
+}
+
+/// --allow-nonfinite of a command that runs a model.
+void add_nonfinite_option(Options& options, bool& target) {
+  options.flag(
+      "--allow-nonfinite", target,
+      "Take weights with NaN or Inf as they are, instead of refusing them (quantize and convert have the same option)");
+}
+
+/// --kv-cache auto|fp8|off, fp8:head, --measurements
+void add_kv_cache_options(Options& options, KvCacheOptions& target) {
+  const auto set = [&target](std::size_t i, const std::vector<std::string>& details) {
+    target.mode = enum_names<KvCacheOptions::Mode>[i].value;
+    if (details.empty()) return true;
+    const auto scales = parse_enum<quant::KvGranularity>(details[0]);
+    target.scales = scales;
+    return target.mode == KvCacheOptions::Mode::fp8 && details.size() == 1 && scales.has_value();
+  };
+  options.detailed_choice(
+      "--kv-cache", {"auto", "fp8", "off"}, set, "fp8:head, fp8:tensor",
+      "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do); fp8:head "
+      "with --measurements: a scale for each head, not one for keys and one for values of a layer");
+  options.text("--measurements", target.measurements,
+               "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
+  options.choice<quant::KvGranularity>("--kv-cache-scales", target.scales, "");
+  options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
+}
+
+/// Throws UsageError for options that do not go together.
+void check_kv_cache_options(const KvCacheOptions& o, const Context& context) {
+  using Mode = KvCacheOptions::Mode;
+  if (o.mode == Mode::fp8 && context.device != "hpu")
+    io::fail<UsageError>("--kv-cache fp8: found --device {}, allowed: hpu", context.device);
+  if (o.mode != Mode::fp8 && !o.measurements.empty())
+    io::fail<UsageError>("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache {}",
+                         name_of(o.mode));
+  if (o.scales.has_value() && o.measurements.empty())
+    io::fail<UsageError>("--kv-cache fp8:{}: the scales are made of --measurements, which is not given",
+                         name_of(*o.scales));
+}
+
+void check_prompts(const GenerateOptions& o) {
+  const int given = o.prompt.has_value() + !o.prompt_file.empty() + !o.prompts.empty();
+  if (given > 1) throw UsageError("--prompt, --prompt-file and --data: found several, allowed: one of them");
+}
+
+}  // namespace
 
 decltype(evaluate_model) evaluate_model;
 
@@ -67,15 +122,6 @@ Action add_embed(Options& options) {
   add_attention_option(options, values->attention);
   return [values](Context& context) { embed_texts(*values, context); };
 }
-
-namespace {
-
-void check_prompts(const GenerateOptions& o) {
-  const int given = o.prompt.has_value() + !o.prompt_file.empty() + !o.prompts.empty();
-  if (given > 1) throw UsageError("--prompt, --prompt-file and --data: found several, allowed: one of them");
-}
-
-}  // namespace
 
 decltype(generate_text) generate_text;
 
@@ -387,49 +433,6 @@ bool is_script(const std::filesystem::path& model) {
   if (is_one_of({".safetensors", ".bin", ".gguf", ".json"})) return false;
   return std::filesystem::is_regular_file(model, error) ? model.has_extension()
                                                         : is_one_of({".pt", ".pth", ".jit", ".ts", ".torchscript"});
-}
-
-void add_attention_option(Options& options, models::AttentionKind& target) {
-  options.choice<models::AttentionKind>(
-      "--attention", target,
-      "One fused operation (default), or products and softmax that are measured and quantized each by itself",
-      {{models::AttentionKind::fused, "fused"}, {models::AttentionKind::eager, "eager"}});
-}
-
-void add_nonfinite_option(Options& options, bool& target) {
-  options.flag(
-      "--allow-nonfinite", target,
-      "Take weights with NaN or Inf as they are, instead of refusing them (quantize and convert have the same option)");
-}
-
-void add_kv_cache_options(Options& options, KvCacheOptions& target) {
-  const auto set = [&target](std::size_t i, const std::vector<std::string>& details) {
-    target.mode = enum_names<KvCacheOptions::Mode>[i].value;
-    if (details.empty()) return true;
-    const auto scales = parse_enum<quant::KvGranularity>(details[0]);
-    target.scales = scales;
-    return target.mode == KvCacheOptions::Mode::fp8 && details.size() == 1 && scales.has_value();
-  };
-  options.detailed_choice(
-      "--kv-cache", {"auto", "fp8", "off"}, set, "fp8:head, fp8:tensor",
-      "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do); fp8:head "
-      "with --measurements: a scale for each head, not one for keys and one for values of a layer");
-  options.text("--measurements", target.measurements,
-               "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
-  options.choice<quant::KvGranularity>("--kv-cache-scales", target.scales, "");
-  options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
-}
-
-void check_kv_cache_options(const KvCacheOptions& o, const Context& context) {
-  using Mode = KvCacheOptions::Mode;
-  if (o.mode == Mode::fp8 && context.device != "hpu")
-    io::fail<UsageError>("--kv-cache fp8: found --device {}, allowed: hpu", context.device);
-  if (o.mode != Mode::fp8 && !o.measurements.empty())
-    io::fail<UsageError>("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache {}",
-                         name_of(o.mode));
-  if (o.scales.has_value() && o.measurements.empty())
-    io::fail<UsageError>("--kv-cache fp8:{}: the scales are made of --measurements, which is not given",
-                         name_of(*o.scales));
 }
 
 void add_profile_options(Options& options, ProfileOptions& target, const std::string& step) {

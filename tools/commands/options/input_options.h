@@ -73,12 +73,6 @@ text::DataFiles data_files(const std::string& option, const std::vector<std::str
 /// A path that names a TorchScript file and not a checkpoint folder.
 bool is_script(const std::filesystem::path& model);
 
-/// --attention fused|eager
-void add_attention_option(Options& options, models::AttentionKind& target);
-
-/// --allow-nonfinite of a command that runs a model.
-void add_nonfinite_option(Options& options, bool& target);
-
 /// Keys and values of the model in fp8, as serving engines keep them.
 struct KvCacheOptions {
   /// automatic: as the checkpoint says.
@@ -87,12 +81,6 @@ struct KvCacheOptions {
   std::optional<quant::KvGranularity> scales;  ///< not given: per tensor
 };
 FP8_ENUM_NAMES(KvCacheOptions::Mode, {automatic, "auto"}, {fp8, "fp8"}, {off, "off"});
-
-/// --kv-cache auto|fp8|off, fp8:head, --measurements
-void add_kv_cache_options(Options& options, KvCacheOptions& target);
-
-/// Throws UsageError for options that do not go together.
-void check_kv_cache_options(const KvCacheOptions& options, const Context& context);
 
 // --profile DIR: a trace of some steps, for people and for `fp8 inspect`. No torch here.
 

@@ -31,9 +31,6 @@ struct BudgetOptions : DataOptions {
   std::shared_ptr<const quant::RoundedCodes> rounded = nullptr;
 };
 
-/// "kl=0.01" -> 0.01. Throws UsageError.
-double parse_budget(const std::string& text);
-
 struct BudgetResult {
   std::map<std::string, std::string> keep;          ///< module -> why, for PlanOptions::keep
   std::map<std::string, std::string> weights_only;  ///< the same for PlanOptions::weights_only

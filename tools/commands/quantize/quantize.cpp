@@ -271,6 +271,14 @@ void add_rounding(const io::Json& rounding, Report& report) {
       report.row({"nearest " + m["name"].get<std::string>(), m["nearest_because"].get<std::string>()});
 }
 
+/// "kl=0.01" -> 0.01. Throws UsageError.
+double parse_budget(const std::string& text) {
+  const auto value = text.starts_with("kl=") ? parse_number(text.substr(3)) : std::nullopt;
+  if (!value.has_value() || !(*value > 0))
+    io::fail<UsageError>("--budget: found '{}', allowed: kl=X with X > 0, e.g. kl=0.01", text);
+  return *value;
+}
+
 /// Chooses by --budget what stays in high precision; `rounded` (or null) forgets the codes of that.
 BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptions& options,
                                 quant::PlanOptions in_memory, quant::RoundedCodes* rounded, Context& context) {
@@ -521,13 +529,6 @@ Action add_quantize(Options& options) {
     if (!values->html.empty()) values->command = shown_command("quantize", options);
     quantize(*values, context);
   };
-}
-
-double parse_budget(const std::string& text) {
-  const auto value = text.starts_with("kl=") ? parse_number(text.substr(3)) : std::nullopt;
-  if (!value.has_value() || !(*value > 0))
-    io::fail<UsageError>("--budget: found '{}', allowed: kl=X with X > 0, e.g. kl=0.01", text);
-  return *value;
 }
 
 decltype(meet_budget) meet_budget;

@@ -98,11 +98,12 @@ std::string examples_of(const CommandPage& page, std::size_t width) {
   return text.empty() ? "" : (several ? "\nExamples:\n" : "\nExample:\n") + text;
 }
 
-}  // namespace
-
+/// Returns the heading of a section.
 const char* heading_of(Shelf shelf) {
   return shelf == Shelf::common ? "Options" : shelf == Shelf::advanced ? "Advanced options" : "Several processes";
 }
+
+}  // namespace
 
 std::string wrapped(std::string_view text, std::size_t width, std::size_t indent, std::size_t start) {
   std::string lines;

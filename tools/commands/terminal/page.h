@@ -67,9 +67,6 @@ const std::vector<ExitCode>& exit_codes();
 /// "fp8 measurements merge".
 std::string full_name(const CommandPage& page);
 
-/// Returns the heading of a section.
-const char* heading_of(Shelf shelf);
-
 // Manual pages of section 1, in the language of man(7).
 
 /// "fp8-measurements-merge": the name of the page; its file is this and ".1".

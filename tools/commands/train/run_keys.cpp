@@ -105,77 +105,13 @@ void take_checkpoint(const RunTree& tree, Options& options, RunSettings& run) {
         io::in_quotes(text));
 }
 
-void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
-  const auto part = [&](const char* key, std::optional<trainer::Part>& target) {
-    if (tree.find(key) != nullptr) target = tree.part(key);
-  };
-  part("model", run.model);
-  part("data", run.data);
-  part("optimizer", run.optimizer);
-  part("lr_scheduler", run.lr_scheduler);
-  const bool own_model = run.model && trainer::own_name(run.model->class_path) != kLanguageModel;
-  if (!own_model && run.data && trainer::own_name(run.data->class_path) != kTextData)
-    io::fail<io::Error>("{}: found {} without a model of its own, allowed: {}, or model.class_path beside it",
-                        run.data->place, io::in_quotes(run.data->class_path), kTextData);
-  if (own_model) return;
-  take_language_model(tree, options, run);
-}
-
-}  // namespace
-
-std::string option_text(const io::Json& value, const std::string& place) {
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_structured() || value.is_null())
-    io::fail<io::Error>("{}: found {}, allowed: a text, number or switch", place, io::printable(value.dump()));
-  if (!value.is_number_float()) return value.dump();
-  char buffer[32];
-  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value.get<double>()).ptr};
-}
-
-RunTree take_run_files(Options& options, RunSettings& run) {
-  const RunTree tree = read_run({run.configs.begin(), run.configs.end()}, name_of(run.stage),
-                                io::environment_entries("PL_"), run.dotted);
-  take_seed(tree, options);
-  take_trainer(tree, options, run);
-  take_classes(tree, options, run);
-  take_checkpoint(tree, options, run);
-  take_options(tree, options);
-  run.tree = tree.value();
-  return tree;
-}
-
-RunTree resolved(RunTree tree, const Options& options, const RunSettings& run, const std::vector<std::string>& files) {
-  const auto of_the_run = [](const std::string& option) {
-    return std::ranges::find(kNotOfTheRun, option) == std::end(kNotOfTheRun);
-  };
-  const auto has_alternative = [&](const std::string& option) {  // --epochs, where --steps is asked for
-    const auto given = [&](const std::string& other) { return options.source_of(other) != "default"; };
-    return std::ranges::any_of(train_table(), [&](const TrainRow& row) {
-      if (*row.columns.instead_of == '\0') return false;
-      const std::string other = configs::flag_of(row.columns.instead_of);
-      return (option == other && given(row.flag())) || (option == row.flag() && given(other));
-    });
-  };
-  const auto set = [&](const std::string& option, const std::vector<std::string>& values, const std::string& source) {
-    std::string key = key_of(option);
-    if (option == "--epochs" && !parse_integer(values.at(0))) key = "fp8.epochs";  // trainer.max_epochs are whole
-    // A plugin's precision goes before the trainer's, and `fp8:` before both.
-    if (option == "--precision" && tree.find("trainer.plugins") != nullptr) key = "fp8.precision";
-    tree.set(key, value_of(values, options.is_list(option) || values.size() > 1), source);
-  };
-  for (const auto& [option, values] : options.given())
-    if (of_the_run(option)) set(option, values, "command line");
-  for (const auto& option : files) set(option, options.taken(option), options.source_of(option));
-  if (run.model) return tree;  // options of language models are none of its
-  for (const auto& [option, value] : options.defaults()) {
-    const std::string key = key_of(option);
-    if (of_the_run(option) && options.source_of(option) == "default" && !has_alternative(option) && !tree.contains(key))
-      tree.set(key, io::yaml_scalar(value), "default");
-  }
-  return tree;
-}
-
-namespace {
+// LanguageModel and TextData, and the optimizers and schedules that `fp8 train` has for them, as classes of a run file.
+//
+//   model: {class_path: LanguageModel, init_args: {init: config.json}}               or {model: DIR}
+//   data: {class_path: TextData, init_args: {train: a.txt, val: b.txt, test: c.txt, batch_size: 16, seq_len: 256}}
+//   optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001}}               FusedAdamW, Muon
+//   lr_scheduler: {class_path: CosineWithWarmup, init_args: {warmup: 100, min_lr: 0}}
+//                                                                              LinearWithWarmup, ConstantWithWarmup
 
 /// A class of a run file. Its argument `lr` is the option whose key is SECTION.lr.
 struct Class {
@@ -258,8 +194,6 @@ void take_class(const std::optional<trainer::Part>& part, std::span<const Class>
   take_arguments(*part, one, options, run);
 }
 
-}  // namespace
-
 void take_language_model(const RunTree& tree, Options& options, RunSettings& run) {
   if (run.model) take_arguments(*run.model, kModel, options, run);
   if (run.data) take_arguments(*run.data, kData, options, run);
@@ -282,6 +216,76 @@ void take_language_model(const RunTree& tree, Options& options, RunSettings& run
   if (run.trainer.max_steps && has_epochs)
     io::fail<io::Error>("{}: found beside trainer.max_epochs ({}), allowed: one of them, the other null or -1",
                         tree.place("trainer.max_steps"), tree.source("trainer.max_epochs"));
+}
+
+void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
+  const auto part = [&](const char* key, std::optional<trainer::Part>& target) {
+    if (tree.find(key) != nullptr) target = tree.part(key);
+  };
+  part("model", run.model);
+  part("data", run.data);
+  part("optimizer", run.optimizer);
+  part("lr_scheduler", run.lr_scheduler);
+  const bool own_model = run.model && trainer::own_name(run.model->class_path) != kLanguageModel;
+  if (!own_model && run.data && trainer::own_name(run.data->class_path) != kTextData)
+    io::fail<io::Error>("{}: found {} without a model of its own, allowed: {}, or model.class_path beside it",
+                        run.data->place, io::in_quotes(run.data->class_path), kTextData);
+  if (own_model) return;
+  take_language_model(tree, options, run);
+}
+
+}  // namespace
+
+std::string option_text(const io::Json& value, const std::string& place) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_structured() || value.is_null())
+    io::fail<io::Error>("{}: found {}, allowed: a text, number or switch", place, io::printable(value.dump()));
+  if (!value.is_number_float()) return value.dump();
+  char buffer[32];
+  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value.get<double>()).ptr};
+}
+
+RunTree take_run_files(Options& options, RunSettings& run) {
+  const RunTree tree = read_run({run.configs.begin(), run.configs.end()}, name_of(run.stage),
+                                io::environment_entries("PL_"), run.dotted);
+  take_seed(tree, options);
+  take_trainer(tree, options, run);
+  take_classes(tree, options, run);
+  take_checkpoint(tree, options, run);
+  take_options(tree, options);
+  run.tree = tree.value();
+  return tree;
+}
+
+RunTree resolved(RunTree tree, const Options& options, const RunSettings& run, const std::vector<std::string>& files) {
+  const auto of_the_run = [](const std::string& option) {
+    return std::ranges::find(kNotOfTheRun, option) == std::end(kNotOfTheRun);
+  };
+  const auto has_alternative = [&](const std::string& option) {  // --epochs, where --steps is asked for
+    const auto given = [&](const std::string& other) { return options.source_of(other) != "default"; };
+    return std::ranges::any_of(train_table(), [&](const TrainRow& row) {
+      if (*row.columns.instead_of == '\0') return false;
+      const std::string other = configs::flag_of(row.columns.instead_of);
+      return (option == other && given(row.flag())) || (option == row.flag() && given(other));
+    });
+  };
+  const auto set = [&](const std::string& option, const std::vector<std::string>& values, const std::string& source) {
+    std::string key = key_of(option);
+    if (option == "--epochs" && !parse_integer(values.at(0))) key = "fp8.epochs";  // trainer.max_epochs are whole
+    // A plugin's precision goes before the trainer's, and `fp8:` before both.
+    if (option == "--precision" && tree.find("trainer.plugins") != nullptr) key = "fp8.precision";
+    tree.set(key, value_of(values, options.is_list(option) || values.size() > 1), source);
+  };
+  for (const auto& [option, values] : options.given())
+    if (of_the_run(option)) set(option, values, "command line");
+  for (const auto& option : files) set(option, options.taken(option), options.source_of(option));
+  if (run.model) return tree;  // options of language models are none of its
+  for (const auto& [option, value] : options.defaults()) {
+    const std::string key = key_of(option);
+    if (of_the_run(option) && options.source_of(option) == "default" && !has_alternative(option) && !tree.contains(key))
+      tree.set(key, io::yaml_scalar(value), "default");
+  }
+  return tree;
 }
 
 }  // namespace fp8::commands

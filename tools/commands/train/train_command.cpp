@@ -22,6 +22,10 @@ using configs::TrainSetting;
 constexpr const char* kGaudiConfigFile = "gaudi_config.json";
 constexpr const char* kListVariables[] = {"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST",
                                           "PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"};
+
+// Files of Optimum Habana as options of `fp8 train`: --gaudi-config (gaudi_config.json) and --training-args
+// (GaudiTrainingArguments as a JSON), read by configs/training. What the command line or a run file gives wins. No
+
 /// A file and what it comes to.
 struct Given {
   std::string file;
@@ -118,8 +122,9 @@ void check_needed(const Options& options, const Given& from) {
   }
 }
 
-}  // namespace
-
+/// Gives `options`, and with it `v`, what only the files say; returns the names of those options. Warnings say what
+/// has no effect. Throws io::Error naming file and key for a file that has a problem, or asks for what only the command
+/// line can give (--eval).
 std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, const Context& context) {
   std::optional<Given> arguments, gaudi;
   if (!v.training_args.empty())
@@ -151,8 +156,6 @@ std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, c
   if (gaudi) take_autocast_ops(v, *gaudi, context);
   return std::move(taker.taken);
 }
-
-namespace {
 
 /// Throws UsageError for an option that is given without the one that it needs. needs: of options whose need begins so.
 void check_needs(const TrainOptions& o, std::string_view needs) {

@@ -211,15 +211,6 @@ void count_steps(TrainOptions& options, const std::function<std::int64_t(double 
 /// Throws UsageError for more steps of some kind than --steps.
 void check_steps(const TrainOptions& options);
 
-// Files of Optimum Habana as options of `fp8 train`: --gaudi-config (gaudi_config.json) and --training-args
-// (GaudiTrainingArguments as a JSON), read by configs/training. What the command line or a run file gives wins. No
-// torch here.
-
-/// Gives `options`, and with it `v`, what only the files say; returns the names of those options. Warnings say what
-/// has no effect. Throws io::Error naming file and key for a file that has a problem, or asks for what only the command
-/// line can give (--eval).
-std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, const Context& context);
-
 // The keys of a run file: each is an option of fp8 train, a setting of the trainer, or has a sentence.
 // Names are those of LightningCLI's files. No torch here.
 //
@@ -243,17 +234,6 @@ RunTree take_run_files(Options& options, RunSettings& run);
 /// options), and the defaults of all others: a run file that says it all.
 RunTree resolved(RunTree tree, const Options& options, const RunSettings& run,
                  const std::vector<std::string>& files = {});
-
-// LanguageModel and TextData, and the optimizers and schedules that `fp8 train` has for them, as classes of a run file.
-// No torch here.
-//
-//   model: {class_path: LanguageModel, init_args: {init: config.json}}               or {model: DIR}
-//   data: {class_path: TextData, init_args: {train: a.txt, val: b.txt, test: c.txt, batch_size: 16, seq_len: 256}}
-//   optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001}}               FusedAdamW, Muon
-//   lr_scheduler: {class_path: CosineWithWarmup, init_args: {warmup: 100, min_lr: 0}}
-//                                                                              LinearWithWarmup, ConstantWithWarmup
-
-void take_language_model(const RunTree& tree, Options& options, RunSettings& run);
 
 // The section `trainer:` of a run file. Not for users of the library. No torch here.
 

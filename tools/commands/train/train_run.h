@@ -115,14 +115,6 @@ class TextBatches : public trainer::BatchSource {
   std::unique_ptr<data::DataLoader> loader_;
 };
 
-// The least memory of training, estimated before anything is allocated (a fresh model holds no weights): a config
-// that no machine can train is one line, not an allocator's.
-
-/// Throws io::Error naming `file` where f32 weights and gradients, the optimizer's moments and the logits of one
-/// micro-batch are more than `available` bytes.
-void refuse_oversized(const models::CausalLM& model, const TrainOptions& options, const std::string& file,
-                      double available);
-
 // A summary of the data, which ranks compare: each takes every so many batches, so that all must have the same.
 
 /// {"batches", "first batch"}, each batch as [samples, checksum]; of a text "text" too, a checksum of all of it, and of

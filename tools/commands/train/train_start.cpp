@@ -73,6 +73,9 @@ std::uint64_t TextBatches::fingerprint() const {
 
 namespace {
 
+// The least memory of training, estimated before anything is allocated (a fresh model holds no weights): a config
+// that no machine can train is one line, not an allocator's.
+
 struct TrainingEstimate {
   double parameters = 0;
   double bytes = 0;
@@ -89,8 +92,8 @@ TrainingEstimate estimate_training(const models::CausalLM& model, const TrainOpt
   return e;
 }
 
-}  // namespace
-
+/// Throws io::Error naming `file` where f32 weights and gradients, the optimizer's moments and the logits of one
+/// micro-batch are more than `available` bytes.
 void refuse_oversized(const models::CausalLM& model, const TrainOptions& options, const std::string& file,
                       double available) {
   const TrainingEstimate e = estimate_training(model, options);
@@ -102,8 +105,6 @@ void refuse_oversized(const models::CausalLM& model, const TrainOptions& options
                   "{} are free; take a smaller model, --batch or --seq-len",
                   file, e.parameters, options.batch, options.seq_len, text(e.bytes), text(available)));
 }
-
-namespace {
 
 io::Json batch_facts(trainer::BatchSource& source, std::int64_t number) {
   source.seek(0, number);

@@ -88,7 +88,7 @@ int standard_input(std::uint64_t& size) {
 
 int built_in_file() {
   static const int kept = [] {
-    const auto text = built_in_text();
+    const auto text = kCalibrationText;
     const int fd = ::memfd_create("fp8-text", MFD_CLOEXEC);
     if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
       io::fail_errno(data_name(kBuiltInText), "keep", errno);
@@ -104,7 +104,7 @@ OpenData opened(const fs::path& file) {
     return data;
   }
   const int fd = file == kStandardInput ? standard_input(data.size) : built_in_file();
-  if (file == kBuiltInText) data.size = built_in_text().size();
+  if (file == kBuiltInText) data.size = kCalibrationText.size();
   data.file = io::Descriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (data.file.get() < 0) io::fail_errno(data_name(file), "open", errno);
   return data;
@@ -210,8 +210,6 @@ void require_text(const fs::path& file, std::string_view text, std::uint64_t off
                                           hex, offset + at, nul ? "NUL" : "not UTF-8"));
   }
 }
-
-std::string_view built_in_text() { return kCalibrationText; }
 
 JsonRows::JsonRows(std::filesystem::path path)
     : path_(std::move(path)), name_(io::printable(data_name(path_), 4096)), data_(open_data(path_)) {

@@ -65,8 +65,6 @@ OpenData open_data(const std::filesystem::path& file);
 /// last character may be there in part.
 void require_text(const std::filesystem::path& file, std::string_view text, std::uint64_t offset, bool cut);
 
-std::string_view built_in_text();
-
 // The rows of a file of JSON, one after the other: values on a line each (blank lines are passed over), or the elements
 // of one array.
 
