@@ -34,12 +34,6 @@ struct Limits {
   std::function<void()> ask = {};             ///< called again and again; what it throws ends the rendering
 };
 
-/// The time that strftime_now() tells, the same on every day, so that a text is: when Llama 3.1's template says it was
-/// made where it knows no time.
-struct Day {
-  int year = 2024, month = 7, day = 26;
-};
-
 struct Body;
 
 class Template {
@@ -51,7 +45,7 @@ class Template {
   Template(Template&&) noexcept;
 
   /// variables: an object. Throws io::Error for what fails in Jinja too, for raise_exception(), and past the limits.
-  std::string render(const io::Json& variables, const Limits& limits = {}, const Day& day = {}) const;
+  std::string render(const io::Json& variables, const Limits& limits = {}) const;
 
  private:
   std::string name_;

@@ -12,14 +12,13 @@ Template::Template(std::string_view source, std::string name)
 Template::~Template() = default;
 Template::Template(Template&&) noexcept = default;
 
-std::string Template::render(const io::Json& variables, const Limits& limits, const Day& day) const {
+std::string Template::render(const io::Json& variables, const Limits& limits) const {
   Machine machine(name_, limits);
-  return Renderer(machine, variables, day).run(body_->statements);
+  return Renderer(machine, variables).run(body_->statements);
 }
 
-Renderer::Renderer(Machine& machine, const io::Json& variables, const Day& day)
-    : m_(machine), scope_(std::make_shared<Scope>()) {
-  add_globals(*scope_, day);
+Renderer::Renderer(Machine& machine, const io::Json& variables) : m_(machine), scope_(std::make_shared<Scope>()) {
+  add_globals(*scope_);
   for (const auto& [name, value] : variables.items()) scope_->set(name, value_of(m_, value));
   scope_ = inner_scope();
 }

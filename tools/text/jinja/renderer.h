@@ -22,7 +22,7 @@ struct Output {
 
 class Renderer {
  public:
-  Renderer(Machine& machine, const io::Json& variables, const Day& day);
+  Renderer(Machine& machine, const io::Json& variables);
   std::string run(const Statements& statements);
 
  private:
@@ -64,6 +64,6 @@ class Renderer {
 };
 
 /// range, dict, namespace, raise_exception, strftime_now.
-void add_globals(Names& names, const Day& day);
+void add_globals(Names& names);
 
 }  // namespace fp8::text::jinja
