@@ -116,10 +116,10 @@ void check_quantize(const at::Tensor& input, const QuantRange& range) {
   check_range(range);
 }
 
-void check_dequantize(const at::Tensor& input, const QuantRange& range, at::ScalarType out_dtype) {
-  (void)bounds_of(range.dtype);
-  TORCH_CHECK(input.scalar_type() == range.dtype, "[quantized_decomposed] expected input of dtype ", range.dtype,
-              ", got ", input.scalar_type());
+void check_dequantize(const at::Tensor& input, at::ScalarType type, at::ScalarType out_dtype) {
+  (void)bounds_of(type);
+  TORCH_CHECK(input.scalar_type() == type, "[quantized_decomposed] expected input of dtype ", type, ", got ",
+              input.scalar_type());
   check_high_precision("quantized_decomposed", "out_dtype", out_dtype);
 }
 
@@ -157,36 +157,34 @@ Tensor quantize_per_token(const Tensor& input, const Tensor& scales, const Tenso
   return finished(at::round(at::add(at::mul(input, at::reciprocal(scale)), zero)), range);
 }
 
-/// input: of range.dtype; result of out_dtype (f32, bf16 or f16).
-at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale, double zero_point, const QuantRange& range,
+/// input: of `type`; result of out_dtype (f32, bf16 or f16).
+at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale, double zero_point, at::ScalarType type,
                                  at::ScalarType out_dtype) {
   LeafScope leaf("quantized_decomposed::dequantize_per_tensor", input);
-  check_dequantize(input, range, out_dtype);
-  const at::Tensor x = is_fp8(range.dtype) ? values_of(input) : input.to(out_dtype);
+  check_dequantize(input, type, out_dtype);
+  const at::Tensor x = is_fp8(type) ? values_of(input) : input.to(out_dtype);
   return at::mul(at::sub(x, at::Scalar(zero_point)), at::Scalar(scale)).to(out_dtype);
 }
 
 Tensor dequantize_per_channel(const Tensor& input, const Tensor& scales, const OptionalTensor& zero_points,
-                              int64_t axis, int64_t min, int64_t max, at::ScalarType type, OptionalType out) {
-  const QuantRange range{min, max, type};
+                              int64_t axis, int64_t, int64_t, at::ScalarType type, OptionalType out) {
   const at::ScalarType out_dtype = out.value_or(at::kFloat);
   LeafScope leaf("quantized_decomposed::dequantize_per_channel", input);
-  check_dequantize(input, range, out_dtype);
+  check_dequantize(input, type, out_dtype);
   axis = wrapped(axis, input);
-  at::Tensor x = is_fp8(range.dtype) ? values_of(input) : input;
+  at::Tensor x = is_fp8(type) ? values_of(input) : input;
   at::Tensor scale = along("scales", scales, axis, input.sizes(), input);
-  if (is_fp8(range.dtype)) scale = scale.to(at::kFloat);
+  if (is_fp8(type)) scale = scale.to(at::kFloat);
   if (zero_points.has_value() && zero_points->defined())
     x = at::sub(x, along("zero_points", *zero_points, axis, input.sizes(), input));
   return at::mul(x, scale).to(out_dtype);
 }
 
-Tensor dequantize_per_token(const Tensor& input, const Tensor& scales, const Tensor& zero_points, int64_t min,
-                            int64_t max, at::ScalarType type, at::ScalarType out_dtype) {
-  const QuantRange range{min, max, type};
+Tensor dequantize_per_token(const Tensor& input, const Tensor& scales, const Tensor& zero_points, int64_t, int64_t,
+                            at::ScalarType type, at::ScalarType out_dtype) {
   LeafScope leaf("quantized_decomposed::dequantize_per_token", input);
-  check_dequantize(input, range, out_dtype);
-  const at::Tensor x = is_fp8(range.dtype) ? values_of(input) : input;
+  check_dequantize(input, type, out_dtype);
+  const at::Tensor x = is_fp8(type) ? values_of(input) : input;
   const at::Tensor difference = at::sub(x, per_token("zero_points", zero_points, input));
   return at::mul(difference, per_token("scales", scales, input)).to(out_dtype);
 }
@@ -195,44 +193,29 @@ Tensor dequantize_per_token(const Tensor& input, const Tensor& scales, const Ten
 // is imported and would refuse to if that was done before. So with a Python interpreter in the process only
 // kernels are added here; without one no other code can define them, and this library does, meta functions included.
 
+/// The value of an argument, which is a number or a tensor of one element.
+double number(const char*, double value) { return value; }
+double number(const char*, int64_t value) { return static_cast<double>(value); }
 double number(const char* what, const Tensor& t) {
   TORCH_CHECK(t.numel() == 1, "[quantized_decomposed] expected ", what, " of one element, got ", t.numel());
   return t.item().toDouble();
 }
+int64_t whole(const char*, int64_t value) { return value; }
 int64_t whole(const char* what, const Tensor& t) { return static_cast<int64_t>(number(what, t)); }
 
-at::ScalarType type_or_float(OptionalType type) { return type.value_or(at::kFloat); }
-
-// --- quantize
-Tensor q_tensor(const Tensor& input, double scale, int64_t zero, int64_t min, int64_t max, at::ScalarType type) {
-  return quantize_per_tensor(input, scale, static_cast<double>(zero), {min, max, type});
+template <class Scale, class Zero, class Limit>
+Tensor q_tensor(const Tensor& input, Scale scale, Zero zero, Limit min, Limit max, at::ScalarType type) {
+  return quantize_per_tensor(input, number("scale", scale), number("zero_point", zero),
+                             {whole("quant_min", min), whole("quant_max", max), type});
 }
-Tensor q_tensor1(const Tensor& input, const Tensor& scale, const Tensor& zero, int64_t min, int64_t max,
-                 at::ScalarType type) {
-  return quantize_per_tensor(input, number("scale", scale), number("zero_point", zero), {min, max, type});
-}
-Tensor q_tensor2(const Tensor& input, const Tensor& scale, const Tensor& zero, const Tensor& min, const Tensor& max,
-                 at::ScalarType type) {
-  return q_tensor1(input, scale, zero, whole("quant_min", min), whole("quant_max", max), type);
-}
-
-// --- dequantize
-Tensor d_tensor(const Tensor& input, double scale, int64_t zero, int64_t min, int64_t max, at::ScalarType type,
-                OptionalType out) {
-  return dequantize_per_tensor(input, scale, static_cast<double>(zero), {min, max, type}, type_or_float(out));
-}
-Tensor d_tensor1(const Tensor& input, const Tensor& scale, const Tensor& zero, int64_t min, int64_t max,
-                 at::ScalarType type, OptionalType out) {
-  return dequantize_per_tensor(input, number("scale", scale), number("zero_point", zero), {min, max, type},
-                               type_or_float(out));
-}
-Tensor d_tensor2(const Tensor& input, const Tensor& scale, const Tensor& zero, const Tensor&, const Tensor&,
-                 at::ScalarType type, OptionalType out) {
-  return d_tensor1(input, scale, zero, 0, 0, type, out);
+template <class Scale, class Zero, class Limit>
+Tensor d_tensor(const Tensor& input, Scale scale, Zero zero, Limit, Limit, at::ScalarType type, OptionalType out) {
+  return dequantize_per_tensor(input, number("scale", scale), number("zero_point", zero), type,
+                               out.value_or(at::kFloat));
 }
 
 // --- meta
-template <typename Scale, typename Zero, typename Limit>
+template <class Scale, class Zero, class Limit>
 Tensor q_tensor_meta(const Tensor& input, Scale, Zero, Limit min, Limit max, at::ScalarType type) {
   if constexpr (std::is_same_v<Limit, int64_t>) {
     check_quantize(input, {min, max, type});
@@ -245,49 +228,37 @@ Tensor q_channel_meta(const Tensor& input, const Tensor&, const Tensor&, int64_t
                       at::ScalarType type) {
   return q_tensor_meta<int, int, int64_t>(input, 0, 0, min, max, type);
 }
-Tensor d_meta(const Tensor& input, at::ScalarType type, at::ScalarType out) {
-  check_dequantize(input, {0, 0, type}, out);
-  return at::empty(input.sizes(), input.options().dtype(out));
+template <class Scale, class Zero, class Limit, class Out>
+Tensor d_tensor_meta(const Tensor& input, Scale, Zero, Limit, Limit, at::ScalarType type, Out out) {
+  const at::ScalarType out_dtype = OptionalType(out).value_or(at::kFloat);
+  check_dequantize(input, type, out_dtype);
+  return at::empty(input.sizes(), input.options().dtype(out_dtype));
 }
-template <typename Scale, typename Zero, typename Limit>
-Tensor d_tensor_meta(const Tensor& input, Scale, Zero, Limit, Limit, at::ScalarType type, OptionalType out) {
-  return d_meta(input, type, type_or_float(out));
-}
-Tensor d_channel_meta(const Tensor& input, const Tensor&, const OptionalTensor&, int64_t, int64_t, int64_t,
+Tensor d_channel_meta(const Tensor& input, const Tensor&, const OptionalTensor&, int64_t, int64_t min, int64_t max,
                       at::ScalarType type, OptionalType out) {
-  return d_meta(input, type, type_or_float(out));
-}
-Tensor d_token_meta(const Tensor& input, const Tensor&, const Tensor&, int64_t, int64_t, at::ScalarType type,
-                    at::ScalarType out) {
-  return d_meta(input, type, out);
+  return d_tensor_meta<int, int, int64_t, OptionalType>(input, 0, 0, min, max, type, out);
 }
 
-FP8_LIBRARY_IMPL(quantized_decomposed, HPU, m) {
-  Edge edge(m, "quantized_decomposed");
-  edge.impl("quantize_per_tensor", &q_tensor);
-  edge.impl("quantize_per_tensor.tensor", &q_tensor1);
-  edge.impl("quantize_per_tensor.tensor2", &q_tensor2);
-  edge.impl("quantize_per_channel", &quantize_per_channel);
-  edge.impl("quantize_per_token", &quantize_per_token);
-  edge.impl("dequantize_per_tensor", &d_tensor);
-  edge.impl("dequantize_per_tensor.tensor", &d_tensor1);
-  edge.impl("dequantize_per_tensor.tensor2", &d_tensor2);
-  edge.impl("dequantize_per_channel", &dequantize_per_channel);
-  edge.impl("dequantize_per_token", &dequantize_per_token);
-}
-
-void register_meta(torch::Library& m) {
+/// Library: an Edge, or torch's own.
+template <bool kMeta, class Library>
+void register_all(Library& m) {
   using T = const Tensor&;
-  m.impl("quantize_per_tensor", &q_tensor_meta<double, int64_t, int64_t>);
-  m.impl("quantize_per_tensor.tensor", &q_tensor_meta<T, T, int64_t>);
-  m.impl("quantize_per_tensor.tensor2", &q_tensor_meta<T, T, T>);
-  m.impl("quantize_per_channel", &q_channel_meta);
-  m.impl("quantize_per_token", &q_tensor_meta<T, T, int64_t>);
-  m.impl("dequantize_per_tensor", &d_tensor_meta<double, int64_t, int64_t>);
-  m.impl("dequantize_per_tensor.tensor", &d_tensor_meta<T, T, int64_t>);
-  m.impl("dequantize_per_tensor.tensor2", &d_tensor_meta<T, T, T>);
-  m.impl("dequantize_per_channel", &d_channel_meta);
-  m.impl("dequantize_per_token", &d_token_meta);
+  const auto add = [&](const char* name, auto kernel, auto meta) {
+    if constexpr (kMeta) m.impl(name, meta);
+    if constexpr (!kMeta) m.impl(name, kernel);
+  };
+  const auto add_tensor = [&]<class Scale, class Zero, class Limit>(const std::string& tail) {
+    add(("quantize_per_tensor" + tail).c_str(), &q_tensor<Scale, Zero, Limit>, &q_tensor_meta<Scale, Zero, Limit>);
+    add(("dequantize_per_tensor" + tail).c_str(), &d_tensor<Scale, Zero, Limit>,
+        &d_tensor_meta<Scale, Zero, Limit, OptionalType>);
+  };
+  add_tensor.template operator()<double, int64_t, int64_t>("");
+  add_tensor.template operator()<T, T, int64_t>(".tensor");
+  add_tensor.template operator()<T, T, T>(".tensor2");
+  add("quantize_per_channel", &quantize_per_channel, &q_channel_meta);
+  add("quantize_per_token", &quantize_per_token, &q_tensor_meta<T, T, int64_t>);
+  add("dequantize_per_channel", &dequantize_per_channel, &d_channel_meta);
+  add("dequantize_per_token", &dequantize_per_token, &d_tensor_meta<T, T, int64_t, at::ScalarType>);
 }
 
 /// Not where Python defines the schemas.
@@ -318,8 +289,12 @@ FP8_LIBRARY_FRAGMENT(quantized_decomposed, m) {
     dequantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType
         dtype, ScalarType output_dtype) -> Tensor;)");
 }
+FP8_LIBRARY_IMPL(quantized_decomposed, HPU, m) {
+  Edge edge(m, "quantized_decomposed");
+  register_all<false>(edge);
+}
 FP8_LIBRARY_IMPL(quantized_decomposed, Meta, m) {
-  if (!has_python()) register_meta(m);
+  if (!has_python()) register_all<true>(m);
 }
 
 }  // namespace
