@@ -15,6 +15,7 @@
 #include <string>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/simd.h"
 
@@ -75,8 +76,8 @@ SimdLevel from_environment() {
   if (word == nullptr) return best_simd_level();
   const auto level = parse_enum<SimdLevel>(word);
   if (level && *level <= best_simd_level()) return *level;
-  throw std::invalid_argument("FP8_SIMD: found \"" + std::string(word) + "\", this machine allows " +
-                              allowed_levels(best_simd_level()));
+  io::fail<std::invalid_argument>("FP8_SIMD: found \"{}\", this machine allows {}", word,
+                                  allowed_levels(best_simd_level()));
 }
 
 /// -1 while no ScopedSimdLevel lives.
@@ -136,10 +137,9 @@ std::int64_t streaming_bytes() {
 }
 
 ScopedSimdLevel::ScopedSimdLevel(SimdLevel level) {
-  if (level < SimdLevel::scalar || level > best_scoped_level()) {
-    throw std::invalid_argument(std::string("ScopedSimdLevel: found ") + name_of(level) + ", this machine allows " +
-                                allowed_levels(best_scoped_level()));
-  }
+  if (level < SimdLevel::scalar || level > best_scoped_level())
+    io::fail<std::invalid_argument>("ScopedSimdLevel: found {}, this machine allows {}", name_of(level),
+                                    allowed_levels(best_scoped_level()));
   previous_ = forced_level.exchange(static_cast<int>(level));
 }
 

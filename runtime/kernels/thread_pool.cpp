@@ -14,13 +14,14 @@
 #include <exception>
 #include <mutex>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #if defined(__linux__)
 #include <sched.h>
+
+#include "fp8/runtime/io/base/fail.h"
 #endif
 
 namespace fp8::kernels {
@@ -201,10 +202,8 @@ class Pool {
 int num_threads() { return Pool::instance().threads.load(std::memory_order_relaxed); }
 
 void set_num_threads(int threads) {
-  if (threads < 1 || threads > kMaxThreads) {
-    throw std::invalid_argument("set_num_threads: found " + std::to_string(threads) + ", allowed 1 to " +
-                                std::to_string(kMaxThreads));
-  }
+  if (threads < 1 || threads > kMaxThreads)
+    io::fail<std::invalid_argument>("set_num_threads: found {}, allowed 1 to {}", threads, kMaxThreads);
   Pool::instance().threads.store(threads, std::memory_order_relaxed);
 }
 

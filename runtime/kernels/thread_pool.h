@@ -18,6 +18,13 @@ void set_num_threads(int threads);
 /// workers. Ranges are handed out in no fixed order: what body computes for an index must not depend on its range.
 /// Returns when all are done; rethrows the first exception (further ranges are then not started).
 void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+/// Calls body(i) for each i in [0, n), as parallel_for has ranges of them.
+template <class Body>
+void parallel_each(std::int64_t n, std::int64_t grain, const Body& body) {
+  parallel_for(n, grain, [&body](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) body(i);
+  });
+}
 
 /// While one lives, anywhere in the process, workers wait awake for the next parallel_for, for a millisecond instead of
 /// some 20 us, before they sleep: where large kernels follow each other with a little work of one thread between them,

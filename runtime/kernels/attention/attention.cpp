@@ -6,11 +6,11 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -23,34 +23,31 @@ constexpr std::int64_t kScratchBytes = 2 * sizeof(float) + sizeof(std::uint16_t)
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-[[noreturn]] void fail(const std::string& what) { throw std::invalid_argument("attention: " + what); }
-
 template <class Data>
 void check_operand(const char* name, const HeadsOf<Data>& operand) {
-  if (operand.data == nullptr) fail(std::string(name) + " must not be null");
+  if (operand.data == nullptr) io::fail<std::invalid_argument>("attention: {} must not be null", name);
   if (operand.batch < 0 || operand.head < 0 || operand.row < 0)
-    fail(std::string(name) + "'s strides must not be negative");
+    io::fail<std::invalid_argument>("attention: {}'s strides must not be negative", name);
 }
 
 void check(const AttentionArgs& args) {
   if (args.rows > kMostAttentionRows)
-    fail("found " + std::to_string(args.rows) + " rows, allowed are " + std::to_string(kMostAttentionRows));
+    io::fail<std::invalid_argument>("attention: found {} rows, allowed are {}", args.rows, kMostAttentionRows);
   const std::int64_t unit = args.type == FloatType::F32 ? 4 : 8;
   if (args.width < 1 || args.width > kMostAttentionWidth || args.width % unit != 0)
-    fail("width is " + std::to_string(args.width) + ", must be a multiple of " + std::to_string(unit) + " up to " +
-         std::to_string(kMostAttentionWidth));
+    io::fail<std::invalid_argument>("attention: width is {}, must be a multiple of {} up to {}", args.width, unit,
+                                    kMostAttentionWidth);
   check_matrix("attention: batch x heads", args.batch, args.heads, args.heads);
   check_matrix("attention: heads x rows", args.batch * args.heads, args.rows, args.rows);
   check_matrix("attention: queries", args.batch * args.heads * args.rows, args.width, args.width);
   check_matrix("attention: keys", args.batch * args.heads, args.keys, args.keys);
   check_matrix("attention: keys x width", args.batch * args.heads * args.keys, args.width, args.width);
-  if (args.keys < 1) fail("found no keys");
+  if (args.keys < 1) throw std::invalid_argument("attention: found no keys");
 }
 
 void check_codes(const char* name, const std::optional<AttentionCodes>& codes, std::int64_t row, std::int64_t width) {
   if (codes.has_value() && row != width)
-    fail(std::string(name) + "'s rows of codes are " + std::to_string(row) + " apart, must be " +
-         std::to_string(width));
+    io::fail<std::invalid_argument>("attention: {}'s rows of codes are {} apart, must be {}", name, row, width);
 }
 
 /// kType: what is in memory. The kernels take T: f16 is widened.
@@ -74,14 +71,10 @@ class Attention {
     widen_queries();
     const std::int64_t work = 2 * std::min(args_.keys, kAttentionChunk) * args_.rows * args_.width;
     const std::int64_t grain = std::max<std::int64_t>(1, kGrain / work);
-    parallel_for(groups_ * chunks_, grain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) one_chunk(i / chunks_, i % chunks_);
+    parallel_each(groups_ * chunks_, grain, [&](std::int64_t i) { one_chunk(i / chunks_, i % chunks_); });
+    parallel_each(groups_, std::max<std::int64_t>(1, kGrain / (chunks_ * part_)), [&](std::int64_t g) {
+      for (std::int64_t r = 0; r < args_.rows; ++r) put_together(g, r);
     });
-    parallel_for(groups_, std::max<std::int64_t>(1, kGrain / (chunks_ * part_)),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t g = begin; g < end; ++g)
-                     for (std::int64_t r = 0; r < args_.rows; ++r) put_together(g, r);
-                 });
   }
 
  private:

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
-#include <string>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -165,12 +165,9 @@ constexpr std::int64_t kGrain = 16384;  // elements per range: some microseconds
 
 std::int64_t grain_of(std::int64_t n) { return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(n, 1)); }
 
-[[noreturn]] void fail(const char* kernel, const std::string& what) {
-  throw std::invalid_argument(std::string(kernel) + ": " + what);
-}
-
 void check_type(const char* kernel, FloatType type) {
-  if (type != FloatType::BF16 && type != FloatType::F32) fail(kernel, "type must be BF16 or F32");
+  if (type != FloatType::BF16 && type != FloatType::F32)
+    io::fail<std::invalid_argument>("{}: type must be BF16 or F32", kernel);
 }
 
 void check_cast(const char* kernel, const CastArgs& cast) {
@@ -188,16 +185,14 @@ void rms_norm_of(const RmsNormArgs& args) {
   const auto *x = static_cast<const T*>(args.x), *weight = static_cast<const T*>(args.weight);
   auto* y = static_cast<T*>(args.y);
   const auto n = static_cast<float>(args.n);
-  parallel_for(args.rows, grain_of(args.n), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const T* row = x + r * args.x_stride;
-      const float factor = 1.0f / std::sqrt(kernels.sum_of_squares(row, args.n) / n + args.eps);
-      if (args.wide)
-        kernels.scale_wide(row, factor, weight, args.offset, y + r * args.n, args.n);
-      else
-        kernels.scale_twice(row, factor, weight, y + r * args.n, args.n);
-      cast_row_of(args.cast, args.type, y, r, args.n);
-    }
+  parallel_each(args.rows, grain_of(args.n), [&](std::int64_t r) {
+    const T* row = x + r * args.x_stride;
+    const float factor = 1.0f / std::sqrt(kernels.sum_of_squares(row, args.n) / n + args.eps);
+    if (args.wide)
+      kernels.scale_wide(row, factor, weight, args.offset, y + r * args.n, args.n);
+    else
+      kernels.scale_twice(row, factor, weight, y + r * args.n, args.n);
+    cast_row_of(args.cast, args.type, y, r, args.n);
   });
 }
 
@@ -208,13 +203,11 @@ void rotary_of(const RotaryArgs& args) {
              *sin = static_cast<const T*>(args.sin);
   auto* y = static_cast<T*>(args.y);
   const std::int64_t rows = args.batch * args.heads * args.length;
-  parallel_for(rows, grain_of(args.width), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t l = r % args.length, h = r / args.length % args.heads, b = r / args.length / args.heads;
-      const std::int64_t angle = b * args.angle_batch + l * args.width;
-      kernels.rotate(x + b * args.x_batch + l * args.x_length + h * args.x_head, cos + angle, sin + angle,
-                     y + r * args.width, args.width / 2);
-    }
+  parallel_each(rows, grain_of(args.width), [&](std::int64_t r) {
+    const std::int64_t l = r % args.length, h = r / args.length % args.heads, b = r / args.length / args.heads;
+    const std::int64_t angle = b * args.angle_batch + l * args.width;
+    kernels.rotate(x + b * args.x_batch + l * args.x_length + h * args.x_head, cos + angle, sin + angle,
+                   y + r * args.width, args.width / 2);
   });
 }
 
@@ -225,14 +218,12 @@ void layer_norm_of(const LayerNormArgs& args) {
              *bias = static_cast<const T*>(args.bias);
   auto* y = static_cast<T*>(args.y);
   const auto n = static_cast<float>(args.n);
-  parallel_for(args.rows, grain_of(args.n), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const T* row = x + r * args.x_stride;
-      const float mean = kernels.sum(row, args.n) / n;
-      const float factor = 1.0f / std::sqrt(kernels.sum_of_distances(row, mean, args.n) / n + args.eps);
-      kernels.center(row, mean, factor, weight, bias, y + r * args.n, args.n);
-      cast_row_of(args.cast, args.type, y, r, args.n);
-    }
+  parallel_each(args.rows, grain_of(args.n), [&](std::int64_t r) {
+    const T* row = x + r * args.x_stride;
+    const float mean = kernels.sum(row, args.n) / n;
+    const float factor = 1.0f / std::sqrt(kernels.sum_of_distances(row, mean, args.n) / n + args.eps);
+    kernels.center(row, mean, factor, weight, bias, y + r * args.n, args.n);
+    cast_row_of(args.cast, args.type, y, r, args.n);
   });
 }
 
@@ -241,11 +232,9 @@ void silu_mul_of(const SiluMulArgs& args) {
   const auto& kernels = decoder_kernels_in_force<T>();
   const auto *gate = static_cast<const T*>(args.gate), *up = static_cast<const T*>(args.up);
   auto* y = static_cast<T*>(args.y);
-  parallel_for(args.rows, grain_of(args.n), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernels.silu_mul(gate + r * args.gate_stride, up + r * args.up_stride, y + r * args.n, args.n);
-      cast_row_of(args.cast, args.type, y, r, args.n);
-    }
+  parallel_each(args.rows, grain_of(args.n), [&](std::int64_t r) {
+    kernels.silu_mul(gate + r * args.gate_stride, up + r * args.up_stride, y + r * args.n, args.n);
+    cast_row_of(args.cast, args.type, y, r, args.n);
   });
 }
 
@@ -257,7 +246,7 @@ void rms_norm(const RmsNormArgs& args) {
   check_cast("rms_norm: cast", args.cast);
   if (args.rows == 0 || args.n == 0) return;
   if (args.x == nullptr || args.weight == nullptr || args.y == nullptr)
-    fail("rms_norm", "x, weight and y must not be null");
+    throw std::invalid_argument("rms_norm: x, weight and y must not be null");
   args.type == FloatType::BF16 ? rms_norm_of<std::uint16_t>(args) : rms_norm_of<float>(args);
 }
 
@@ -267,12 +256,12 @@ void rotary(const RotaryArgs& args) {
   check_matrix("rotary: batch x length", args.batch, args.length, args.length);
   check_matrix("rotary: positions x heads", args.batch * args.length, args.heads, args.heads);
   check_matrix("rotary: y", args.batch * args.length * args.heads, args.width, args.width);
-  if (args.width % 2 != 0) fail("rotary", "width is " + std::to_string(args.width) + ", must be even");
+  if (args.width % 2 != 0) io::fail<std::invalid_argument>("rotary: width is {}, must be even", args.width);
   if (args.x_batch < 0 || args.x_length < 0 || args.x_head < 0 || args.angle_batch < 0)
-    fail("rotary", "strides must not be negative");
+    throw std::invalid_argument("rotary: strides must not be negative");
   if (args.batch * args.length * args.heads * args.width == 0) return;
   if (args.x == nullptr || args.cos == nullptr || args.sin == nullptr || args.y == nullptr)
-    fail("rotary", "x, cos, sin and y must not be null");
+    throw std::invalid_argument("rotary: x, cos, sin and y must not be null");
   args.type == FloatType::BF16 ? rotary_of<std::uint16_t>(args) : rotary_of<float>(args);
 }
 
@@ -281,7 +270,7 @@ void layer_norm(const LayerNormArgs& args) {
   check_matrix("layer_norm: x", args.rows, args.n, args.x_stride);
   check_cast("layer_norm: cast", args.cast);
   if (args.rows == 0 || args.n == 0) return;
-  if (args.x == nullptr || args.y == nullptr) fail("layer_norm", "x and y must not be null");
+  if (args.x == nullptr || args.y == nullptr) throw std::invalid_argument("layer_norm: x and y must not be null");
   args.type == FloatType::BF16 ? layer_norm_of<std::uint16_t>(args) : layer_norm_of<float>(args);
 }
 
@@ -292,7 +281,7 @@ void silu_mul(const SiluMulArgs& args) {
   check_cast("silu_mul: cast", args.cast);
   if (args.rows == 0 || args.n == 0) return;
   if (args.gate == nullptr || args.up == nullptr || args.y == nullptr)
-    fail("silu_mul", "gate, up and y must not be null");
+    throw std::invalid_argument("silu_mul: gate, up and y must not be null");
   args.type == FloatType::BF16 ? silu_mul_of<std::uint16_t>(args) : silu_mul_of<float>(args);
 }
 

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <mutex>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -144,9 +144,8 @@ constexpr std::int64_t kGrain = 256 * 1024;  // elements per range: some 5 us fr
 void check(const char* what, const void* x, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,
            const void* out) {
   check_matrix(what, rows, cols, row_stride);
-  if (rows > 0 && cols > 0 && (x == nullptr || out == nullptr)) {
-    throw std::invalid_argument(std::string(what) + ": x and out must not be null for a non-empty matrix");
-  }
+  if (rows > 0 && cols > 0 && (x == nullptr || out == nullptr))
+    io::fail<std::invalid_argument>("{}: x and out must not be null for a non-empty matrix", what);
 }
 
 const char* element(const void* x, FloatType type, std::int64_t i) {
@@ -172,15 +171,13 @@ void amax_cols_of(void (*into)(const T*, std::int64_t, T*), const T* x, std::int
   const std::int64_t row_tiles = (rows + tile_rows - 1) / tile_rows;
   std::vector<T> best(static_cast<std::size_t>(cols), T{0});
   std::mutex mutex;
-  parallel_for(col_tiles * row_tiles, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t tile = first; tile < last; ++tile) {
-      const std::int64_t begin = tile / col_tiles * tile_rows, col = tile % col_tiles * kTileCols;
-      std::vector<T> mine(static_cast<std::size_t>(std::min(kTileCols, cols - col)), T{0});
-      columns(into, x, begin, std::min(rows, begin + tile_rows), row_stride, col, mine);
-      std::lock_guard lock(mutex);
-      into(mine.data(), static_cast<std::int64_t>(mine.size()),
-           best.data() + col);  // magnitudes already: unchanged by |.|
-    }
+  parallel_each(col_tiles * row_tiles, 1, [&](std::int64_t tile) {
+    const std::int64_t begin = tile / col_tiles * tile_rows, col = tile % col_tiles * kTileCols;
+    std::vector<T> mine(static_cast<std::size_t>(std::min(kTileCols, cols - col)), T{0});
+    columns(into, x, begin, std::min(rows, begin + tile_rows), row_stride, col, mine);
+    std::lock_guard lock(mutex);
+    into(mine.data(), static_cast<std::int64_t>(mine.size()),
+         best.data() + col);  // magnitudes already: unchanged by |.|
   });
   for (std::int64_t c = 0; c < cols; ++c) out[c] = amax_value(widen(best[static_cast<std::size_t>(c)]));
 }
@@ -207,12 +204,9 @@ void amax_rows(const void* x, FloatType type, std::int64_t rows, std::int64_t co
     for (std::int64_t r = 0; r < rows; ++r) out[r] = amax(element(x, type, r * row_stride), type, cols);
     return;
   }
-  parallel_for(rows, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, cols)),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t r = begin; r < end; ++r) {
-                   out[r] = amax_value(amax_of_run(kernels, element(x, type, r * row_stride), type, cols));
-                 }
-               });
+  parallel_each(rows, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, cols)), [&](std::int64_t r) {
+    out[r] = amax_value(amax_of_run(kernels, element(x, type, r * row_stride), type, cols));
+  });
 }
 
 void amax_cols(const void* x, FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,

@@ -10,8 +10,8 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
-#include <string>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
@@ -39,14 +39,9 @@ struct Problem : CastArgs {
 
 void check(const char* what, const Problem& p, const void* scales) {
   check_matrix(what, p.rows, p.cols, p.row_stride);
-  if (!p.layout.has_blocks()) {
-    throw std::invalid_argument(std::string(what) + ": found blocks of " + std::to_string(p.layout.rows) + " x " +
-                                std::to_string(p.layout.cols) + ", sizes must be at least 1");
-  }
-  if (p.rows > 0 && p.cols > 0 && (p.x == nullptr || (p.codes == nullptr && !p.amax_only) || scales == nullptr)) {
-    throw std::invalid_argument(std::string(what) +
-                                ": x, codes and the scales must not be null for a non-empty matrix");
-  }
+  check_blocks(what, p.layout);
+  if (p.rows > 0 && p.cols > 0 && (p.x == nullptr || (p.codes == nullptr && !p.amax_only) || scales == nullptr))
+    io::fail<std::invalid_argument>("{}: x, codes and the scales must not be null for a non-empty matrix", what);
   check_cast_max(what, p.format, p.limit);
 }
 
@@ -201,17 +196,15 @@ void run(Problem p, const Rule& rule) {
   const std::int64_t unit_cols = blocks_per_unit * p.layout.cols, units_across = blocks_of(p.cols, unit_cols);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / p.layout.rows / std::min(unit_cols, p.cols));
   const Caster caster(p);
-  parallel_for(blocks_of(p.rows, p.layout.rows) * units_across, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t band = unit / units_across, across = unit % units_across;
-      const std::int64_t row = band * p.layout.rows, row_end = std::min(p.rows, row + p.layout.rows);
-      const std::int64_t col = across * unit_cols, n = std::min(unit_cols, p.cols - col);
-      const std::int64_t at = band * p.grid_cols() + across * blocks_per_unit;
-      if (wide) {
-        caster.wide(rule, row, row_end, col, n, at);
-      } else {
-        caster.narrow(rule, row, row_end, col, n, at);
-      }
+  parallel_each(blocks_of(p.rows, p.layout.rows) * units_across, grain, [&](std::int64_t unit) {
+    const std::int64_t band = unit / units_across, across = unit % units_across;
+    const std::int64_t row = band * p.layout.rows, row_end = std::min(p.rows, row + p.layout.rows);
+    const std::int64_t col = across * unit_cols, n = std::min(unit_cols, p.cols - col);
+    const std::int64_t at = band * p.grid_cols() + across * blocks_per_unit;
+    if (wide) {
+      caster.wide(rule, row, row_end, col, n, at);
+    } else {
+      caster.narrow(rule, row, row_end, col, n, at);
     }
   });
 }
@@ -251,10 +244,8 @@ float e8m0_value(std::uint8_t e) {
 void cast_blocks(const CastArgs& a) {
   const Problem p(a);
   check("cast_blocks", p, a.rule == ScaleRule::given ? a.scales : a.grid);
-  if (!(a.amax_epsilon >= 0.0f) || std::isinf(a.amax_epsilon)) {
-    throw std::invalid_argument("cast_blocks: amax_epsilon is " + std::to_string(a.amax_epsilon) +
-                                ", must be finite and not negative");
-  }
+  if (!(a.amax_epsilon >= 0.0f) || std::isinf(a.amax_epsilon))
+    io::fail<std::invalid_argument>("cast_blocks: amax_epsilon is {}, must be finite and not negative", a.amax_epsilon);
   if (a.rule == ScaleRule::given) return run(p, GivenRule{a.scales});
   if (a.rule == ScaleRule::amax_over_max) return run(p, InverseRule{p.limit, a.power_of_two, a.grid});
   run(p, FloatRule{a.type, p.limit, a.amax_epsilon, a.power_of_two, a.grid});
@@ -269,10 +260,9 @@ void amax_blocks(const CastArgs& a) {
 void cast_mx(const CastArgs& a) {
   const Problem p(a);
   check("cast_mx", p, a.e8m0);
-  if (a.layout.rows * a.layout.cols != kMxBlock || std::max(a.layout.rows, a.layout.cols) != kMxBlock) {
-    throw std::invalid_argument("cast_mx: found blocks of " + std::to_string(a.layout.rows) + " x " +
-                                std::to_string(a.layout.cols) + ", allowed: 1 x 32, 32 x 1");
-  }
+  if (a.layout.rows * a.layout.cols != kMxBlock || std::max(a.layout.rows, a.layout.cols) != kMxBlock)
+    io::fail<std::invalid_argument>("cast_mx: found blocks of {} x {}, allowed: 1 x 32, 32 x 1", a.layout.rows,
+                                    a.layout.cols);
   run(p, MxRule{p.limit, a.e8m0});
 }
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <span>
 #include <stdexcept>
-#include <string>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
@@ -25,9 +25,8 @@ constexpr std::int64_t kStripCols = 16384, kStripMin = 2048;  // columns of a st
 
 void check(const CastArgs& args, const char* what, const std::uint8_t* codes) {
   check_matrix(what, args.rows, args.cols, args.row_stride);
-  if (args.rows > 0 && args.cols > 0 && (args.x == nullptr || codes == nullptr)) {
-    throw std::invalid_argument(std::string(what) + ": x and codes must not be null for a non-empty matrix");
-  }
+  if (args.rows > 0 && args.cols > 0 && (args.x == nullptr || codes == nullptr))
+    io::fail<std::invalid_argument>("{}: x and codes must not be null for a non-empty matrix", what);
   check_cast_max(what, args.format, args.saturation());
 }
 
@@ -35,10 +34,7 @@ float smallest(Format format) { return format == Format::E4M3 ? 0x1p-9f : 0x1p-1
 
 void check_scaled(const CastArgs& args, const char* what) {
   check(args, what, args.codes != nullptr ? args.codes : args.transposed);
-  if (args.scales != nullptr && !args.layout.along_rows()) {
-    throw std::invalid_argument(std::string(what) + ": found scales over " + std::to_string(args.layout.rows) + " x " +
-                                std::to_string(args.layout.cols) + " elements, allowed are 0 and 1");
-  }
+  if (args.scales != nullptr) check_along_rows(what, args.layout);
 }
 
 /// A cast with given scales after all checks.
@@ -255,10 +251,21 @@ std::uint32_t cast_span_at(CastKernel kernel, FloatType type, CastSpan span, std
 void check_cast_max(const char* what, Format format, float max) {
   const float limit = fp8_max(format, Dialect::ocp);
   const std::uint32_t fraction = format == Format::E4M3 ? 0xFFFFFu : 0x1FFFFFu;
-  if (!(max >= 0x1p-6f && max <= limit) || (bits_of(max) & fraction) != 0) {
-    throw std::invalid_argument(std::string(what) + ": max is " + std::to_string(max) + ", allowed are the values of " +
-                                name_of(format) + " from 2^-6 to " + std::to_string(limit));
-  }
+  if (!(max >= 0x1p-6f && max <= limit) || (bits_of(max) & fraction) != 0)
+    io::fail<std::invalid_argument>("{}: max is {}, allowed are the values of {} from 2^-6 to {}", what, max,
+                                    name_of(format), limit);
+}
+
+void check_blocks(const char* what, const ScaleLayout& layout) {
+  if (!layout.has_blocks())
+    io::fail<std::invalid_argument>("{}: found blocks of {} x {}, sizes must be at least 1", what, layout.rows,
+                                    layout.cols);
+}
+
+void check_along_rows(const char* what, const ScaleLayout& layout) {
+  if (!layout.along_rows())
+    io::fail<std::invalid_argument>("{}: found scales over {} x {} elements, allowed are 0 and 1", what, layout.rows,
+                                    layout.cols);
 }
 
 void cast_to_fp8(const CastArgs& args) {
@@ -276,9 +283,8 @@ void cast_to_fp8_twice(const CastArgs& first, const CastArgs& second) {
   check_scaled(first, "cast_to_fp8_twice");
   check_scaled(second, "cast_to_fp8_twice");
   if (first.x != second.x || first.type != second.type || first.rows != second.rows || first.cols != second.cols ||
-      first.row_stride != second.row_stride) {
+      first.row_stride != second.row_stride)
     throw std::invalid_argument("cast_to_fp8_twice: x, type, rows, cols and row_stride must be the same in both");
-  }
   const auto tell = [&](std::uint32_t amax) {
     for (float* out : {first.amax, second.amax}) {
       if (out != nullptr) *out = amax_value(amax);
@@ -303,9 +309,8 @@ void cast_to_fp8_twice(const CastArgs& first, const CastArgs& second) {
 
 void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
   check(args, "cast_rows_dynamic", args.codes);
-  if (args.rows > 0 && scale_inv == nullptr) {
+  if (args.rows > 0 && scale_inv == nullptr)
     throw std::invalid_argument("cast_rows_dynamic: scale_inv must not be null");
-  }
   const AmaxKernels& amax_kernels = amax_kernels_in_force();
   const CastKernel kernel = cast_kernel_in_force(args.type, args.format);
   const float max = args.saturation(), flush_below = args.flush_subnormal ? smallest(args.format) : 0.0f;
@@ -326,12 +331,10 @@ void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
   // each.
   if (args.rows >= 4 * std::int64_t{num_threads()} || args.cols <= kGrain) {
     const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, args.cols));
-    parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) {
-        const RowScale s = row_scale(amax_value(amax_of_run(amax_kernels, x_of(r), args.type, args.cols)), max);
-        scale_inv[r] = s.scale_inv;
-        cast_part(r, 0, args.cols, s);
-      }
+    parallel_each(args.rows, grain, [&](std::int64_t r) {
+      const RowScale s = row_scale(amax_value(amax_of_run(amax_kernels, x_of(r), args.type, args.cols)), max);
+      scale_inv[r] = s.scale_inv;
+      cast_part(r, 0, args.cols, s);
     });
     return;
   }

@@ -16,6 +16,8 @@
 
 namespace fp8::kernels {
 
+struct ScaleLayout;
+
 /// One run of contiguous elements.
 struct CastSpan {
   const void* x;  // [n]
@@ -49,6 +51,9 @@ std::uint32_t cast_span_at(CastKernel kernel, FloatType type, CastSpan span, std
 /// Throws std::invalid_argument unless max is a value of the format that every kernel handles: one from 2^-6 up to the
 /// format's largest.
 void check_cast_max(const char* what, Format format, float max);
+/// Throws std::invalid_argument unless the layout has blocks (its scales lie along rows).
+void check_blocks(const char* what, const ScaleLayout& layout);
+void check_along_rows(const char* what, const ScaleLayout& layout);
 
 extern const CastKernels kCastScalar;
 #if defined(__x86_64__)

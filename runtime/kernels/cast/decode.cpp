@@ -5,8 +5,8 @@
 #include <atomic>
 #include <cmath>
 #include <stdexcept>
-#include <string>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
@@ -113,13 +113,9 @@ void fill_table(const DecodeArgs& args, float scale, std::uint16_t* entries) {
 
 void check(const DecodeArgs& args) {
   check_matrix("decode_from_fp8", args.rows, args.cols, args.cols);
-  if (args.rows > 0 && args.cols > 0 && (args.codes == nullptr || args.y == nullptr)) {
+  if (args.rows > 0 && args.cols > 0 && (args.codes == nullptr || args.y == nullptr))
     throw std::invalid_argument("decode_from_fp8: codes and y must not be null for a non-empty matrix");
-  }
-  if (args.scale_inv != nullptr && !args.layout.along_rows()) {
-    throw std::invalid_argument("decode_from_fp8: found scales over " + std::to_string(args.layout.rows) + " x " +
-                                std::to_string(args.layout.cols) + " elements, allowed are 0 and 1");
-  }
+  if (args.scale_inv != nullptr) check_along_rows("decode_from_fp8", args.layout);
 }
 
 /// The largest magnitude among n codes: codes sort like magnitudes.
@@ -230,20 +226,15 @@ namespace {
 
 constexpr std::int64_t kPiece = 2048;  // columns of a unit
 
-void check_blocks(const DecodeArgs& args) {
+void check_block_decode(const DecodeArgs& args) {
   check_matrix("decode_blocks", args.rows, args.cols, args.cols);
-  if (!args.layout.has_blocks()) {
-    throw std::invalid_argument("decode_blocks: found blocks of " + std::to_string(args.layout.rows) + " x " +
-                                std::to_string(args.layout.cols) + ", sizes must be at least 1");
-  }
+  check_blocks("decode_blocks", args.layout);
   if (args.rows == 0 || args.cols == 0) return;
-  if (args.codes == nullptr || args.y == nullptr) {
+  if (args.codes == nullptr || args.y == nullptr)
     throw std::invalid_argument("decode_blocks: codes and y must not be null for a non-empty matrix");
-  }
-  if ((args.scale_inv == nullptr) == (args.e8m0 == nullptr)) {
-    throw std::invalid_argument("decode_blocks: expected one of scale_inv and e8m0, got " +
-                                std::string(args.e8m0 == nullptr ? "neither" : "both"));
-  }
+  if ((args.scale_inv == nullptr) == (args.e8m0 == nullptr))
+    io::fail<std::invalid_argument>("decode_blocks: expected one of scale_inv and e8m0, got {}",
+                                    args.e8m0 == nullptr ? "neither" : "both");
 }
 
 /// scales[c] = the scale of column col + c < col + n in this row of the grid.
@@ -260,7 +251,7 @@ void spread(const DecodeArgs& args, std::int64_t grid_row, std::int64_t col, std
 }  // namespace
 
 void decode_blocks(const DecodeArgs& given) {
-  check_blocks(given);
+  check_block_decode(given);
   DecodeArgs args = given;
   if (args.rows == 0 || args.cols == 0) return;
   args.layout.rows = std::min(args.layout.rows, args.rows);
@@ -270,22 +261,18 @@ void decode_blocks(const DecodeArgs& given) {
   const std::int64_t unit_rows = std::min<std::int64_t>(args.layout.rows, 32);
   const std::int64_t parts = blocks_of(args.layout.rows, unit_rows), across = blocks_of(args.cols, kPiece);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / unit_rows / std::min(kPiece, args.cols));
-  parallel_for(
-      blocks_of(args.rows, args.layout.rows) * parts * across, grain, [&](std::int64_t begin, std::int64_t end) {
-        float scales[kPiece];
-        for (std::int64_t unit = begin; unit < end; ++unit) {
-          const std::int64_t band = unit / across / parts, part = unit / across % parts, col = unit % across * kPiece;
-          const std::int64_t n = std::min(kPiece, args.cols - col);
-          const std::int64_t row = band * args.layout.rows + part * unit_rows;
-          const std::int64_t row_end = std::min({args.rows, (band + 1) * args.layout.rows, row + unit_rows});
-          if (row < row_end) spread(args, band, col, n, scales);
-          for (std::int64_t r = row; r < row_end; ++r) {
-            const std::int64_t at = r * args.cols + col;
-            kernel(DecodeSpan{args.codes + at, n, static_cast<char*>(args.y) + at * size_of(args.type), scales, true,
-                              false});
-          }
-        }
-      });
+  parallel_each(blocks_of(args.rows, args.layout.rows) * parts * across, grain, [&](std::int64_t unit) {
+    float scales[kPiece];
+    const std::int64_t band = unit / across / parts, part = unit / across % parts, col = unit % across * kPiece;
+    const std::int64_t n = std::min(kPiece, args.cols - col);
+    const std::int64_t row = band * args.layout.rows + part * unit_rows;
+    const std::int64_t row_end = std::min({args.rows, (band + 1) * args.layout.rows, row + unit_rows});
+    if (row < row_end) spread(args, band, col, n, scales);
+    for (std::int64_t r = row; r < row_end; ++r) {
+      const std::int64_t at = r * args.cols + col;
+      kernel(DecodeSpan{args.codes + at, n, static_cast<char*>(args.y) + at * size_of(args.type), scales, true, false});
+    }
+  });
 }
 
 }  // namespace fp8::kernels

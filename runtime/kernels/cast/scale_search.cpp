@@ -173,15 +173,13 @@ void scale_errors(const CastArgs& args, const float* scale_inv, double* errors) 
                      across = blocks ? blocks_of(args.cols, layout.cols) : 1,
                      units = blocks_of(args.rows, unit_rows) * across;
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, unit_rows * unit_cols));
-  parallel_for(units, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t row = unit / across * unit_rows, col = unit % across * unit_cols;
-      UnitErrors sum(args, scale_inv[layout.one() ? 0 : unit], errors + unit * kScaleCandidates);
-      for (std::int64_t r = row; r < std::min(args.rows, row + unit_rows); ++r)
-        sum.add(static_cast<const char*>(args.x) + (r * args.row_stride + col) * size_of(args.type),
-                std::min(unit_cols, args.cols - col));
-      sum.finish();
-    }
+  parallel_each(units, grain, [&](std::int64_t unit) {
+    const std::int64_t row = unit / across * unit_rows, col = unit % across * unit_cols;
+    UnitErrors sum(args, scale_inv[layout.one() ? 0 : unit], errors + unit * kScaleCandidates);
+    for (std::int64_t r = row; r < std::min(args.rows, row + unit_rows); ++r)
+      sum.add(static_cast<const char*>(args.x) + (r * args.row_stride + col) * size_of(args.type),
+              std::min(unit_cols, args.cols - col));
+    sum.finish();
   });
 }
 

@@ -195,23 +195,20 @@ void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t col
   if (in_stride == 0) in_stride = cols;
   check_matrix("transpose_bytes", rows, cols, in_stride);
   if (rows == 0 || cols == 0) return;
-  if (in == nullptr || out == nullptr) {
+  if (in == nullptr || out == nullptr)
     throw std::invalid_argument("transpose_bytes: in and out must not be null for a non-empty matrix");
-  }
   const bool stream = streams_transpose(out, rows, cols);
   const TransposeKernel kernel = transpose_kernel_in_force();
   const std::int64_t across = (cols + kBlock - 1) / kBlock, down = (rows + kBlock - 1) / kBlock;
-  parallel_for(across * down, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block) {
-      const std::int64_t r = block / across * kBlock, c = block % across * kBlock;
-      const TransposeRun run{.in = in + r * in_stride + c,
-                             .in_stride = in_stride,
-                             .out = out + c * rows + r,
-                             .out_stride = rows,
-                             .tiles = 0,
-                             .stream = stream};
-      transpose_block(kernel, run, std::min(kBlock, rows - r), std::min(kBlock, cols - c));
-    }
+  parallel_each(across * down, 1, [&](std::int64_t block) {
+    const std::int64_t r = block / across * kBlock, c = block % across * kBlock;
+    const TransposeRun run{.in = in + r * in_stride + c,
+                           .in_stride = in_stride,
+                           .out = out + c * rows + r,
+                           .out_stride = rows,
+                           .tiles = 0,
+                           .stream = stream};
+    transpose_block(kernel, run, std::min(kBlock, rows - r), std::min(kBlock, cols - c));
   });
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -60,12 +61,12 @@ bool folds_scales(const GemmKernels& kernels, const GemmArgs& args) {
 void check(bool ok, const char* what, std::int64_t found, const char* allowed,
            std::optional<std::int64_t> length = {}) {
   if (!ok)
-    throw std::invalid_argument(std::string("[gemm] ") + what + " must be " + allowed +
-                                (length ? std::to_string(*length) : "") + ", got " + std::to_string(found));
+    io::fail<std::invalid_argument>("[gemm] {} must be {}{}, got {}", what, allowed,
+                                    length ? std::to_string(*length) : "", found);
 }
 
 void check_pointer(const void* pointer, const char* what) {
-  if (!pointer) throw std::invalid_argument(std::string("[gemm] ") + what + " must be a pointer, got null");
+  if (!pointer) io::fail<std::invalid_argument>("[gemm] {} must be a pointer, got null", what);
 }
 
 void check_args(const GemmArgs& args) {

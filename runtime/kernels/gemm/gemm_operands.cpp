@@ -288,14 +288,12 @@ NonFiniteOutputs::NonFiniteOutputs(const GemmArgs& args)
   of_rows_.resize(count(rows_.size(), args.n));
   of_channels_.resize(count(channels_.size(), args.m));
   const std::int64_t grain = std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(args.k, 1));
-  parallel_for(static_cast<std::int64_t>(of_rows_.size()), grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      of_rows_[static_cast<std::size_t>(i)] = output(rows_[static_cast<std::size_t>(i / args.n)], i % args.n);
+  parallel_each(static_cast<std::int64_t>(of_rows_.size()), grain, [&](std::int64_t i) {
+    of_rows_[static_cast<std::size_t>(i)] = output(rows_[static_cast<std::size_t>(i / args.n)], i % args.n);
   });
   const auto across = static_cast<std::int64_t>(channels_.size());
-  parallel_for(static_cast<std::int64_t>(of_channels_.size()), grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      of_channels_[static_cast<std::size_t>(i)] = output(i / across, channels_[static_cast<std::size_t>(i % across)]);
+  parallel_each(static_cast<std::int64_t>(of_channels_.size()), grain, [&](std::int64_t i) {
+    of_channels_[static_cast<std::size_t>(i)] = output(i / across, channels_[static_cast<std::size_t>(i % across)]);
   });
 }
 

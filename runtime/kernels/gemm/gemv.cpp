@@ -6,8 +6,8 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
-#include <string>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/simd.h"
@@ -176,8 +176,7 @@ constexpr std::int64_t kGrainBytes = 256 * 1024;  // of w per range
 
 void check(const GemvArgs& args) {
   if (args.m > kMostGemvRows)
-    throw std::invalid_argument("gemv: m is " + std::to_string(args.m) + ", must be at most " +
-                                std::to_string(kMostGemvRows));
+    io::fail<std::invalid_argument>("gemv: m is {}, must be at most {}", args.m, kMostGemvRows);
   check_matrix("gemv: a", args.m, args.k, args.a_stride);
   check_matrix("gemv: w", args.n, args.k, args.w_stride);
   check_matrix("gemv: y", args.m, args.n, args.y_stride);

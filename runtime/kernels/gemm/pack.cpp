@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -24,13 +24,10 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return 
 constexpr int in_line(int channel, int k) { return channel / 4 * 16 + k / 2 * 8 + channel % 4 * 2 + k % 2; }
 
 std::int64_t checked_bytes(const char* who, std::int64_t rows, std::int64_t cols) {
-  if (rows < 0 || cols < 0)
-    throw std::invalid_argument(std::string("[") + who + "] sizes must be >= 0, got " + std::to_string(rows) + " x " +
-                                std::to_string(cols));
+  if (rows < 0 || cols < 0) io::fail<std::invalid_argument>("[{}] sizes must be >= 0, got {} x {}", who, rows, cols);
   constexpr std::int64_t kLimit = std::numeric_limits<std::int64_t>::max() - 64;
   if (rows > kLimit || cols > kLimit || (cols > 0 && round_up(rows, kBlockChannels) > kLimit / round_up(cols, kLineK)))
-    throw std::invalid_argument(std::string("[") + who + "] " + std::to_string(rows) + " x " + std::to_string(cols) +
-                                " bytes do not fit a 64-bit size");
+    io::fail<std::invalid_argument>("[{}] {} x {} bytes do not fit a 64-bit size", who, rows, cols);
   return round_up(rows, kBlockChannels) * round_up(cols, kLineK);
 }
 
@@ -56,9 +53,8 @@ void unpack_block(const std::uint8_t* line, int rows, std::int64_t k, std::uint8
 template <class Work>
 void for_blocks(std::int64_t n, std::int64_t k, const Work& work) {
   const std::int64_t blocks = (n + kBlockChannels - 1) / kBlockChannels;
-  parallel_for(blocks, blocks_per_task(k), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block)
-      work(block, static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels)));
+  parallel_each(blocks, blocks_per_task(k), [&](std::int64_t block) {
+    work(block, static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels)));
   });
 }
 
@@ -68,22 +64,19 @@ using BlockPermutation = void (*)(const std::uint8_t* from, int rows, std::int64
 void permute_in_place(const char* who, BlockPermutation permute, std::uint8_t* codes, std::int64_t n, std::int64_t k) {
   const std::int64_t bytes = checked_bytes(who, n, k);
   if (n % kBlockChannels != 0 || k % kLineK != 0)
-    throw std::invalid_argument(std::string("[") + who + "] expected a multiple of " + std::to_string(kBlockChannels) +
-                                " rows and of " + std::to_string(kLineK) + " columns, got " + std::to_string(n) +
-                                " x " + std::to_string(k));
+    io::fail<std::invalid_argument>("[{}] expected a multiple of {} rows and of {} columns, got {} x {}", who,
+                                    kBlockChannels, kLineK, n, k);
   if (bytes == 0) return;
   const std::int64_t blocks = n / kBlockChannels, block_bytes = kBlockChannels * k,
                      parts = std::min<std::int64_t>(blocks, std::int64_t{4} * num_threads());
   // All of it before the first byte moves: a weight is never left half in one order.
   std::vector<std::uint8_t> scratch(static_cast<std::size_t>(parts * block_bytes));
-  parallel_for(parts, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t part = begin; part < end; ++part) {
-      std::uint8_t* copy = scratch.data() + part * block_bytes;
-      for (std::int64_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block) {
-        std::uint8_t* place = codes + block * block_bytes;
-        std::copy_n(place, block_bytes, copy);
-        permute(copy, kBlockChannels, k, place);
-      }
+  parallel_each(parts, 1, [&](std::int64_t part) {
+    std::uint8_t* copy = scratch.data() + part * block_bytes;
+    for (std::int64_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block) {
+      std::uint8_t* place = codes + block * block_bytes;
+      std::copy_n(place, block_bytes, copy);
+      permute(copy, kBlockChannels, k, place);
     }
   });
 }

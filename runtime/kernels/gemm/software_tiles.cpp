@@ -5,15 +5,14 @@
 
 #include <cstring>
 #include <stdexcept>
-#include <string>
+
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::kernels {
 namespace {
 
 void expect(bool ok, const char* what, std::int64_t found, const char* allowed) {
-  if (!ok)
-    throw std::logic_error(std::string("[tiles] found ") + what + " " + std::to_string(found) +
-                           ", allowed: " + allowed);
+  if (!ok) io::fail<std::logic_error>("[tiles] found {} {}, allowed: {}", what, found, allowed);
 }
 
 }  // namespace

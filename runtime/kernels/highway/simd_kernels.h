@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/kernels/optim.h"
@@ -15,19 +16,13 @@ namespace fp8::kernels {
 /// std::invalid_argument unless 0 <= rows, cols; row_stride >= cols where there are two rows; fewer than 2^60 elements.
 inline void check_matrix(const char* what, std::int64_t rows, std::int64_t cols, std::int64_t row_stride) {
   constexpr std::int64_t kMost = std::int64_t{1} << 60;
-  if (rows < 0 || cols < 0) {
-    throw std::invalid_argument(std::string(what) + ": found a matrix of " + std::to_string(rows) + " x " +
-                                std::to_string(cols) + ", sizes must not be negative");
-  }
-  if (rows > 1 && row_stride < cols) {
-    throw std::invalid_argument(std::string(what) + ": row_stride is " + std::to_string(row_stride) +
-                                ", must be at least cols = " + std::to_string(cols));
-  }
+  if (rows < 0 || cols < 0)
+    io::fail<std::invalid_argument>("{}: found a matrix of {} x {}, sizes must not be negative", what, rows, cols);
+  if (rows > 1 && row_stride < cols)
+    io::fail<std::invalid_argument>("{}: row_stride is {}, must be at least cols = {}", what, row_stride, cols);
   const std::int64_t pitch = rows > 1 && row_stride > cols ? row_stride : cols;
-  if (rows > 0 && pitch > kMost / rows) {
-    throw std::invalid_argument(std::string(what) + ": found a matrix of " + std::to_string(rows) + " x " +
-                                std::to_string(pitch) + " elements, allowed are 2^60");
-  }
+  if (rows > 0 && pitch > kMost / rows)
+    io::fail<std::invalid_argument>("{}: found a matrix of {} x {} elements, allowed are 2^60", what, rows, pitch);
 }
 
 // amax.cpp. Magnitudes are compared as integers: bits of |x| sort like |x|, with infinity above every number and NaN

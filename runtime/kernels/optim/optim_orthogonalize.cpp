@@ -3,9 +3,9 @@
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/optim.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -34,12 +34,9 @@ void mirror(float* c, std::int64_t n) {
 /// mirror.
 void multiply_symmetric(const F32View& a, const F32View& b, std::int64_t n, std::int64_t k, float* c) {
   const std::int64_t height = block_rows(n), blocks = (n + height - 1) / height;
-  parallel_for(blocks, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {  // the longest first
-      const std::int64_t row = (blocks - 1 - i) * height, rows = std::min(height, n - row);
-      multiply({a.data + row * a.row_stride, a.row_stride, a.col_stride}, b, rows, row + rows, k, c + row * n, n,
-               false);
-    }
+  parallel_each(blocks, 1, [&](std::int64_t i) {  // the longest first
+    const std::int64_t row = (blocks - 1 - i) * height, rows = std::min(height, n - row);
+    multiply({a.data + row * a.row_stride, a.row_stride, a.col_stride}, b, rows, row + rows, k, c + row * n, n, false);
   });
   mirror(c, n);
 }
@@ -93,13 +90,11 @@ void orthogonalize_one(const Matrix& m, const NewtonSchulz& o) {
 }  // namespace
 
 void orthogonalize(std::span<const Matrix> matrices, const NewtonSchulz& options) {
-  if (options.steps < 1 || options.steps > 99) {
-    throw std::invalid_argument("orthogonalize: steps is " + std::to_string(options.steps) + ", allowed are 1 to 99");
-  }
+  if (options.steps < 1 || options.steps > 99)
+    io::fail<std::invalid_argument>("orthogonalize: steps is {}, allowed are 1 to 99", options.steps);
   for (const Matrix& m : matrices) {
-    if (m.rows < 0 || m.cols < 0 || (m.rows > 0 && m.cols > 0 && m.data == nullptr)) {
+    if (m.rows < 0 || m.cols < 0 || (m.rows > 0 && m.cols > 0 && m.data == nullptr))
       throw std::invalid_argument("orthogonalize: sizes must not be negative, nor data null for a non-empty matrix");
-    }
   }
   // The costliest first, so that no thread ends long after the others.
   std::vector<std::size_t> order(matrices.size());
@@ -114,9 +109,7 @@ void orthogonalize(std::span<const Matrix> matrices, const NewtonSchulz& options
     for (std::int64_t i = 0; i < count; ++i) one(i);
     return;
   }
-  parallel_for(count, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) one(i);
-  });
+  parallel_each(count, 1, one);
 }
 
 }  // namespace fp8::kernels

@@ -117,13 +117,11 @@ bool factor_rows(const Kernels& kernels, double* a, std::int64_t count, std::int
 void subtract_panel(const Kernels& kernels, const double* panel, std::int64_t count, std::int64_t n,
                     std::int64_t stride, double* rest) {
   const std::int64_t blocks = (n + kBlock - 1) / kBlock;
-  parallel_for(blocks, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {
-      const std::int64_t col = (blocks - 1 - i) * kBlock, width = std::min(kBlock, n - col);  // the longest first
-      for (std::int64_t row = 0; row <= col; row += kBlock)
-        kernels.products(panel + row, panel + col, std::min(kBlock, n - row), width, count, stride,
-                         rest + row * stride + col);
-    }
+  parallel_each(blocks, 1, [&](std::int64_t i) {
+    const std::int64_t col = (blocks - 1 - i) * kBlock, width = std::min(kBlock, n - col);  // the longest first
+    for (std::int64_t row = 0; row <= col; row += kBlock)
+      kernels.products(panel + row, panel + col, std::min(kBlock, n - row), width, count, stride,
+                       rest + row * stride + col);
   });
 }
 
@@ -139,11 +137,9 @@ bool factor_gram(double* a, std::int64_t n, float* factor) {
     if (!factor_rows(kernels, rows, count, n - done, n)) return false;
     subtract_panel(kernels, rows + count, count, rest, n, rows + count * n + count);
   }
-  parallel_for(n, 16, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t k = first; k < last; ++k) {
-      const double* row = a + k * n;
-      for (std::int64_t l = k + 1; l < n; ++l) factor[k * n + l] = static_cast<float>(row[l] / row[k]);
-    }
+  parallel_each(n, 16, [&](std::int64_t k) {
+    const double* row = a + k * n;
+    for (std::int64_t l = k + 1; l < n; ++l) factor[k * n + l] = static_cast<float>(row[l] / row[k]);
   });
   return true;
 }

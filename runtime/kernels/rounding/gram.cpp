@@ -64,14 +64,12 @@ void permute_gram(const float* gram, std::span<const std::int64_t> order, double
   const auto n = static_cast<std::int64_t>(order.size());
   for (const auto i : order) require(i >= 0 && i < n, "permute_gram: the order is no permutation");
   require(n == 0 || (gram != nullptr && out != nullptr), "permute_gram: gram and out must not be null");
-  parallel_for(n, 16, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {
-      for (std::int64_t j = i; j < n; ++j) {
-        const auto [low, high] = std::minmax(order[i], order[j]);
-        out[i * n + j] = gram[low * n + high];
-      }
-      out[i * n + i] += damping;
+  parallel_each(n, 16, [&](std::int64_t i) {
+    for (std::int64_t j = i; j < n; ++j) {
+      const auto [low, high] = std::minmax(order[i], order[j]);
+      out[i * n + j] = gram[low * n + high];
     }
+    out[i * n + i] += damping;
   });
 }
 
@@ -81,9 +79,8 @@ double quadratic_form(const float* e, std::int64_t rows, const float* gram, std:
   require(e != nullptr && gram != nullptr, "quadratic_form: e and gram must not be null");
   const std::int64_t ranges = (rows + kRows - 1) / kRows;
   std::vector<double> sums(static_cast<std::size_t>(ranges));
-  parallel_for(ranges, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i)
-      sums[static_cast<std::size_t>(i)] = form_of(e + i * kRows * n, std::min(kRows, rows - i * kRows), gram, n);
+  parallel_each(ranges, 1, [&](std::int64_t i) {
+    sums[static_cast<std::size_t>(i)] = form_of(e + i * kRows * n, std::min(kRows, rows - i * kRows), gram, n);
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }

@@ -227,13 +227,11 @@ void multiply_parallel(const F32View& a, const F32View& b, std::int64_t m, std::
                        std::int64_t c_stride, bool accumulate) {
   constexpr std::int64_t kRows = 96, kCols = 512;
   const std::int64_t across = (n + kCols - 1) / kCols, pieces = (m + kRows - 1) / kRows * across;
-  kernels::parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t piece = begin; piece < end; ++piece) {
-      const std::int64_t i = piece / across * kRows, j = piece % across * kCols;
-      kernels::multiply({a.data + i * a.row_stride, a.row_stride, a.col_stride},
-                        {b.data + j * b.col_stride, b.row_stride, b.col_stride}, std::min(kRows, m - i),
-                        std::min(kCols, n - j), k, c + i * c_stride + j, c_stride, accumulate);
-    }
+  kernels::parallel_each(pieces, 1, [&](std::int64_t piece) {
+    const std::int64_t i = piece / across * kRows, j = piece % across * kCols;
+    kernels::multiply({a.data + i * a.row_stride, a.row_stride, a.col_stride},
+                      {b.data + j * b.col_stride, b.row_stride, b.col_stride}, std::min(kRows, m - i),
+                      std::min(kCols, n - j), k, c + i * c_stride + j, c_stride, accumulate);
   });
 }
 

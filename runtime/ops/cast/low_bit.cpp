@@ -41,12 +41,10 @@ at::Tensor unpacked(const at::Tensor& words, bool is_signed) {
   at::Tensor out = at::empty(sizes, words.options().dtype(at::kChar));
   const auto* in = static_cast<const std::uint32_t*>(from.const_data_ptr());
   auto* values = static_cast<std::int8_t*>(out.mutable_data_ptr());
-  kernels::parallel_for(from.numel(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      for (int n = 0; n < 8; ++n) {
-        const int nibble = static_cast<int>(in[i] >> (4 * n) & 15u);
-        values[8 * i + n] = static_cast<std::int8_t>(is_signed && nibble > 7 ? nibble - 16 : nibble);
-      }
+  kernels::parallel_each(from.numel(), 1 << 14, [&](std::int64_t i) {
+    for (int n = 0; n < 8; ++n) {
+      const int nibble = static_cast<int>(in[i] >> (4 * n) & 15u);
+      values[8 * i + n] = static_cast<std::int8_t>(is_signed && nibble > 7 ? nibble - 16 : nibble);
     }
   });
   return out;
@@ -173,10 +171,8 @@ at::Tensor fake_quant_fp4(const at::Tensor& input, bool stochastic_rounding, int
   const std::int64_t slices = rows.size(0), n = rows.numel() / slices;
   auto* x = static_cast<float*>(rows.mutable_data_ptr());
   const std::uint64_t seed = stochastic_rounding ? draw_seed() : 0;
-  kernels::parallel_for(slices, std::max<std::int64_t>(1, (1 << 14) / n), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      quantize_slice(format, x + i * n, n, stochastic_rounding ? &seed : nullptr, static_cast<std::uint64_t>(i * n));
-    }
+  kernels::parallel_each(slices, std::max<std::int64_t>(1, (1 << 14) / n), [&](std::int64_t i) {
+    quantize_slice(format, x + i * n, n, stochastic_rounding ? &seed : nullptr, static_cast<std::uint64_t>(i * n));
   });
   out.copy_(rows.movedim(0, axis));
   leaf.gives(out);

@@ -75,19 +75,17 @@ Geometry geometry_of(const at::Tensor& input, const at::Tensor& weight, const st
 /// One image's patches of one group: rows = output pixels, columns = (c, r, s).
 void im2col(const std::uint8_t* image, const Geometry& g, std::int64_t group, std::uint8_t* out) {
   const std::int64_t channels = g.c_in / g.groups;
-  kernels::parallel_for(g.pixels(), 64, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t pixel = begin; pixel < end; ++pixel) {
-      const std::int64_t y0 = pixel / g.out_w * g.stride[0] - g.padding[0],
-                         x0 = pixel % g.out_w * g.stride[1] - g.padding[1];
-      std::uint8_t* row = out + pixel * g.patch();
-      for (std::int64_t c = 0; c < channels; ++c) {
-        const std::uint8_t* plane = image + (group * channels + c) * g.h * g.w;
-        for (std::int64_t r = 0; r < g.r; ++r) {
-          const std::int64_t y = y0 + r * g.dilation[0];
-          for (std::int64_t s = 0; s < g.s; ++s) {
-            const std::int64_t x = x0 + s * g.dilation[1];
-            *row++ = y >= 0 && y < g.h && x >= 0 && x < g.w ? plane[y * g.w + x] : 0;
-          }
+  kernels::parallel_each(g.pixels(), 64, [&](std::int64_t pixel) {
+    const std::int64_t y0 = pixel / g.out_w * g.stride[0] - g.padding[0],
+                       x0 = pixel % g.out_w * g.stride[1] - g.padding[1];
+    std::uint8_t* row = out + pixel * g.patch();
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const std::uint8_t* plane = image + (group * channels + c) * g.h * g.w;
+      for (std::int64_t r = 0; r < g.r; ++r) {
+        const std::int64_t y = y0 + r * g.dilation[0];
+        for (std::int64_t s = 0; s < g.s; ++s) {
+          const std::int64_t x = x0 + s * g.dilation[1];
+          *row++ = y >= 0 && y < g.h && x >= 0 && x < g.w ? plane[y * g.w + x] : 0;
         }
       }
     }

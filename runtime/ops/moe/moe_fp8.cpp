@@ -110,9 +110,8 @@ void multiply_blocks(const Rows& a, const at::Tensor& w, kernels::Format format,
   std::vector<std::uint8_t> part(static_cast<std::size_t>(outputs * std::min(block, k)));
   for (std::int64_t begin = 0; begin < k; begin += block) {
     const std::int64_t width = std::min(block, k - begin);
-    kernels::parallel_for(outputs, 512, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t n = first; n < last; ++n)
-        std::memcpy(part.data() + n * width, codes + n * k + begin, static_cast<std::size_t>(width));
+    kernels::parallel_each(outputs, 512, [&](std::int64_t n) {
+      std::memcpy(part.data() + n * width, codes + n * k + begin, static_cast<std::size_t>(width));
     });
     const std::vector<float> factors = block_column(scale, block, outputs, begin / block, permuted);
     kernels::GemmArgs g = product_of(a, w, format, y, y_stride);
