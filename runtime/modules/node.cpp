@@ -34,14 +34,9 @@ std::shared_ptr<OpModule> module_of(const std::string& type) {
   torch::class_<Node>("fp8", "Node")
       .def(torch::init<std::string>())
       .def("type", [](const c10::intrusive_ptr<Node>& self) { return self->type(); })
-      .def("matmul", [](const c10::intrusive_ptr<Node>& self, const at::Tensor& a,
-                        const at::Tensor& b) { return self->matmul(a, b); })
-      .def("softmax", [](const c10::intrusive_ptr<Node>& self, const at::Tensor& x,
-                         std::int64_t dim) { return self->softmax(x, dim); })
-      .def("attention",
-           [](const c10::intrusive_ptr<Node>& self, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-              const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal, std::optional<double> scale,
-              bool enable_gqa) { return self->attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa); })
+      .def("matmul", &Node::matmul)
+      .def("softmax", &Node::softmax)
+      .def("attention", &Node::attention)
       .def("attend",
            [](const c10::intrusive_ptr<Node>& self, const c10::intrusive_ptr<Node>& softmax,
               const c10::intrusive_ptr<Node>& matmul_av, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -49,10 +44,8 @@ std::shared_ptr<OpModule> module_of(const std::string& type) {
              return attend(self->as<MatmulImpl>("attend"), softmax->as<SoftmaxImpl>("attend"),
                            matmul_av->as<MatmulImpl>("attend"), q, k, v, {mask, dropout_p, is_causal, scale});
            })
-      .def("store",
-           [](const c10::intrusive_ptr<Node>& self, const at::Tensor& current) { return self->store(current); })
-      .def("fetch", [](const c10::intrusive_ptr<Node>& self, const at::Tensor& stored,
-                       const at::Tensor& like) { return self->fetch(stored, like); })
+      .def("store", &Node::store)
+      .def("fetch", &Node::fetch)
       .def("room", [](const c10::intrusive_ptr<Node>& self, const std::vector<std::int64_t>& shape,
                       const at::Tensor& like) { return self->as<KVCacheImpl>("room").room(shape, like); })
       .def("update",
@@ -77,8 +70,8 @@ std::shared_ptr<OpModule> module_of(const std::string& type) {
             return self->as<ExpertsImpl>("mix").mix(hidden, table, router, w12, w3, permuted_weights, activation,
                                                     experts_min, experts_max);
           })
-      .def("describe", [](const c10::intrusive_ptr<Node>& self) { return self->describe(); })
-      .def("copy", [](const c10::intrusive_ptr<Node>& self) { return self->copy(); })
+      .def("describe", &Node::describe)
+      .def("copy", &Node::copy)
       // A file has no scales: what is loaded from it is a node that nothing handles.
       .def_pickle([](const c10::intrusive_ptr<Node>& self) { return self->type(); },
                   [](std::string type) { return c10::make_intrusive<Node>(std::move(type)); });

@@ -231,22 +231,15 @@ HWY_AFTER_NAMESPACE();
 #include "fp8/runtime/kernels/highway/levels.h"
 
 namespace fp8::kernels {
-namespace {
 
 #define FP8_ATTENTION_KERNELS(of) {of(Scores<T>), of(Round<T>), of(Values<T>), of(WidenF16)}
 
 template <class T>
-constexpr AttentionKernels<T> kBaseline = FP8_ATTENTION_KERNELS(HWY_STATIC_DISPATCH);
-template <class T>
-constexpr AttentionKernels<T> kAvx2 = FP8_ATTENTION_KERNELS(FP8_AT_AVX2);
-template <class T>
-constexpr AttentionKernels<T> kAvx512 = FP8_ATTENTION_KERNELS(FP8_AT_AVX512);
-
-}  // namespace
-
-template <class T>
 const AttentionKernels<T>& attention_kernels_in_force() {
-  return of_level(kBaseline<T>, kAvx2<T>, kAvx512<T>);
+  static constexpr AttentionKernels<T> kBaseline = FP8_ATTENTION_KERNELS(HWY_STATIC_DISPATCH),
+                                       kAvx2 = FP8_ATTENTION_KERNELS(FP8_AT_AVX2),
+                                       kAvx512 = FP8_ATTENTION_KERNELS(FP8_AT_AVX512);
+  return of_level(kBaseline, kAvx2, kAvx512);
 }
 
 template const AttentionKernels<float>& attention_kernels_in_force();

@@ -18,6 +18,20 @@ namespace fp8::kernels {
 
 struct ScaleLayout;
 
+/// What the casts know of a format.
+template <Format F>
+struct Magic {                                             // E4M3
+  static constexpr int kMantissa = 3, kMinExponent = 121;  // biased exponent of 2^-6
+  static constexpr float kRound = 0x1p20f + 7.0f;          // see cast_loop.h
+  static constexpr float kSubnormalToFixed = 0x1p29f;      // 2^-9 -> 1.0 with 20 fraction bits
+};
+template <>
+struct Magic<Format::E5M2> {
+  static constexpr int kMantissa = 2, kMinExponent = 113;  // 2^-14
+  static constexpr float kRound = 0x1p21f + 15.0f;
+  static constexpr float kSubnormalToFixed = 0x1p37f;  // 2^-16 -> 1.0 with 21 fraction bits
+};
+
 /// One run of contiguous elements.
 struct CastSpan {
   const void* x;  // [n]

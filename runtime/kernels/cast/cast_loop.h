@@ -34,19 +34,6 @@ namespace {
 
 #define FP8_INLINE inline __attribute__((always_inline))
 
-template <Format F>
-struct Magic {  // E4M3
-  static constexpr int kMantissa = 3, kMinExponent = 121;
-  static constexpr float kRound = 0x1p20f + 7.0f;
-  static constexpr float kSubnormalToFixed = 0x1p29f;
-};
-template <>
-struct Magic<Format::E5M2> {
-  static constexpr int kMantissa = 2, kMinExponent = 113;
-  static constexpr float kRound = 0x1p21f + 15.0f;
-  static constexpr float kSubnormalToFixed = 0x1p37f;
-};
-
 /// Elements that are cast before their amax is asked about NaN; a multiple of every block.
 constexpr std::int64_t kPiece = 8192;
 

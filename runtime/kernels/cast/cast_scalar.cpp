@@ -14,26 +14,11 @@
 namespace fp8::kernels {
 namespace {
 
-template <Format F>
-struct Layout8;
-template <>
-struct Layout8<Format::E4M3> {
-  static constexpr int kMantissa = 3;
-  static constexpr std::uint32_t kMinExponent = 121;   // biased exponent of 2^-6
-  static constexpr float kSubnormalToFixed = 0x1p29f;  // 2^-9 -> 1.0 with 20 fraction bits
-};
-template <>
-struct Layout8<Format::E5M2> {
-  static constexpr int kMantissa = 2;
-  static constexpr std::uint32_t kMinExponent = 113;   // 2^-14
-  static constexpr float kSubnormalToFixed = 0x1p37f;  // 2^-16 -> 1.0 with 21 fraction bits
-};
-
 /// 0 <= a <= max -> magnitude code.
 template <Format F>
 std::uint32_t round_nearest(float a) {
-  constexpr int kShift = 23 - Layout8<F>::kMantissa;
-  constexpr std::uint32_t kMin = Layout8<F>::kMinExponent << 23;
+  constexpr int kShift = 23 - Magic<F>::kMantissa;
+  constexpr std::uint32_t kMin = std::uint32_t{Magic<F>::kMinExponent} << 23;
   const std::uint32_t exponent = std::max(bits_of(a) & 0x7F800000u, kMin);
   const std::uint32_t m = exponent + (std::uint32_t{kShift} << 23);
   const std::uint32_t n = bits_of(a + float_of(m)) - m;
@@ -44,10 +29,10 @@ std::uint32_t round_nearest(float a) {
 /// truncated.
 template <Format F>
 std::uint32_t round_stochastic(float a, std::uint32_t random) {
-  constexpr int kShift = 23 - Layout8<F>::kMantissa;
-  constexpr std::uint32_t kMin = Layout8<F>::kMinExponent << 23;
-  const std::uint32_t fixed = bits_of(a) < kMin ? static_cast<std::uint32_t>(a * Layout8<F>::kSubnormalToFixed)
-                                                : bits_of(a) - ((Layout8<F>::kMinExponent - 1) << 23);
+  constexpr int kShift = 23 - Magic<F>::kMantissa;
+  constexpr std::uint32_t kMin = std::uint32_t{Magic<F>::kMinExponent} << 23;
+  const std::uint32_t fixed =
+      bits_of(a) < kMin ? static_cast<std::uint32_t>(a * Magic<F>::kSubnormalToFixed) : bits_of(a) - kMin + (1u << 23);
   return (fixed + (random >> (32 - kShift))) >> kShift;
 }
 
