@@ -13,54 +13,23 @@ class BadOutput : public test::InFolder {};
 TEST_F(BadOutput, TheInputIsNeverTouched) {
   const Model model;
   const auto before = contents(model.path());
-  const auto beside = names_in(model.path().parent_path());
-  std::filesystem::create_directory_symlink(model.path(), model.path().parent_path() / "link");
-  for (const std::string tail : {"", "/", "/inside", "/../model/deep/inside", "/.."}) {
-    SCOPED_TRACE(tail);
-    expect_refused(fp8("quantize --json --dynamic --overwrite --model {} --out {}", model.name(), model.name() + tail),
-                   {}, tail.empty() || tail == "/" ? 2 : 1);
-  }
+  const std::string link = (folder / "link").string();
+  std::filesystem::create_directory_symlink(model.path(), link);
+  for (const auto& [from, to] : {std::pair(link, model.name()), std::pair(model.name(), link)})
+    expect_refused(fp8("quantize --dynamic --overwrite --model {} --out {}", from, to),
+                   {"which is MODEL, allowed: another path"}, 2);
   expect_refused(fp8("quantize --json --dynamic --model {} --out {}", model.name(), model.name() + "/inside"),
                  {"inside the input"});
-  const std::string link = (model.path().parent_path() / "link").string();
-  expect_refused(fp8("quantize --dynamic --overwrite --model {} --out {}", link, model.name()),
-                 {"which is MODEL, allowed: another path"}, 2);
-  expect_refused(fp8("quantize --dynamic --overwrite --model {} --out {}", model.name(), link),
-                 {"which is MODEL, allowed: another path"}, 2);
-  std::filesystem::remove(link);
   EXPECT_EQ(contents(model.path()), before);
-  EXPECT_EQ(names_in(model.path().parent_path()), beside);
-}
-
-TEST_F(BadOutput, WhatStandsThereIsKept) {
-  std::filesystem::create_directory(folder / "diary");
-  write_file(folder / "diary/monday.txt", "rain");
-  expect_refused(fp8("quantize --dynamic --model $DEMO --out {}", folder / "diary"), {"not empty"});
-  expect_refused(fp8("quantize --dynamic --overwrite --model $DEMO --out {}", folder / "diary"), {"not overwritten"});
-  EXPECT_EQ(contents(folder / "diary"), (std::map<std::string, std::string>{{"monday.txt", "rain"}}));
-
-  quantize(demo_model(), folder / "fp8", {"--dynamic"});
-  const auto first = contents(folder / "fp8");
-  const Model bad;
-  bad.write("model.safetensors", "junk");
-  expect_refused(fp8("quantize --dynamic --overwrite --model {} --out {}", bad.name(), folder / "fp8"));
-  EXPECT_EQ(contents(folder / "fp8"), first);  // a run that fails replaces nothing
-  quantize(demo_model(), folder / "fp8", {"--weights-only", "--overwrite"});
-  EXPECT_NE(contents(folder / "fp8"), first);
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("diary", "fp8"));
 }
 
 TEST_F(BadOutput, FilesInTheWayAreNamed) {
   write_file(folder / "file", "");
-  for (const std::string name : {"file", "file/below"}) {
-    const std::string out = (folder / name).string();
-    expect_refused(fp8("quantize --dynamic --model $DEMO --out {}", out), {"file"});
-    expect_refused(fp8("measure --model $DEMO --data $CALIB --samples 1 --out {}", out), {"file"});
-  }
+  for (const std::string name : {"file", "file/below"})
+    expect_refused(fp8("measure --model $DEMO --data $CALIB --samples 1 --out {}", folder / name), {"file"});
   for (const std::string& out : {std::string("/proc/fp8"), folder.path().string(), (folder / "file/below").string()}) {
     expect_refused(fp8("evaluate --json --model $DEMO --data $HELDOUT --samples 1 --dump-logits {}", out));
   }
-  expect_refused(fp8("quantize --dynamic --overwrite --model $DEMO --out /"));
   expect_refused(fp8("quantize --dynamic --model $DEMO --out /proc/fp8"), {"/proc/fp8"});
   expect_refused(fp8("quantize --dynamic --model $DEMO --out {}", folder / std::string(300, 'x')));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("file"));

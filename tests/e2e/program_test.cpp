@@ -91,15 +91,6 @@ TEST_F(Program, StdoutThatCannotBeWrittenIsAFailure) {
   expect_refused(run_fp8(arguments, full), {"stdout: ", "o space left"});
 }
 
-TEST_F(Program, WrongUsageIsExitCode2) {
-  const std::string model = demo_model();
-  for (const Arguments& more : {Arguments{}, Arguments{"--dynamic", "--weights-only"}, args("--dynamic --scheme row"),
-                                args("--dynamic --dialect gaudi1"), Arguments{"--dynamic", "--block"},
-                                args("--dynamic --format gguf"), Arguments{"--dynamic", "extra"}}) {
-    expect_quantize_refused(model, more, {}, 2);
-  }
-}
-
 // Activations go into fp8 from the dtype they have, and once for layers that share them: no copy in f32 in between.
 TEST_F(Program, TraceOfEvaluateShowsOneCastForEachInput) {
   const test::TempDir dir;
