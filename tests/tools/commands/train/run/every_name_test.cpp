@@ -69,6 +69,13 @@ std::set<std::string> listed(const std::string& message) {
   return names;
 }
 
+/// The arguments of a row, with the output's folder.
+std::string arguments_of(const Row& row, const fs::path& out) {
+  std::string arguments = row.arguments;
+  if (const auto at = arguments.find("OUT"); at != std::string::npos) arguments.replace(at, 3, out.string());
+  return "{" + arguments + "}";
+}
+
 /// value: of a name and its arguments.
 void expect_all_run(const std::string& key, const std::string& path, const Rows& rows,
                     const std::function<std::string(std::string name, std::string arguments)>& value,
@@ -82,11 +89,7 @@ void expect_all_run(const std::string& key, const std::string& path, const Rows&
   }
   for (const auto& [name, row] : rows)
     for (const std::string& spelled : path.empty() ? std::vector{name} : std::vector{name, path + name}) {
-      const auto at_key = name.ends_with("Logger") ? "trainer.logger" : key;
-      std::string arguments = row.arguments;
-      if (const auto at = arguments.find("OUT"); at != std::string::npos)
-        arguments.replace(at, 3, (folder / "out").string());
-      const auto ran = run(folder.path(), at_key, value(spelled, "{" + arguments + "}"));
+      const auto ran = run(folder.path(), key, value(spelled, arguments_of(row, folder / "out")));
       EXPECT_EQ(ran.code, row.code) << spelled << ": " << ran.err;
       if (ran.code == row.code) {
         EXPECT_THAT(ran.out + ran.err + written(folder / "out"), HasSubstr(row.output)) << spelled;
@@ -101,9 +104,26 @@ std::string list_of_part(const std::string& name, const std::string& arguments) 
   return "[" + part(name, arguments) + "]";
 }
 
+/// Parts of a list of parts in one run, each with its output.
+void expect_run_together(const std::string& key, const std::string& path, const Rows& rows) {
+  const test::TempDir folder;
+  test::small_config(folder);
+  for (const std::string& before : {std::string(), path}) {
+    std::string list;
+    for (const auto& [name, row] : rows)
+      list += (list.empty() ? "[" : ", ") + part(before + name, arguments_of(row, folder / "out"));
+    const auto ran = run(folder.path(), key, list + "]");
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    const std::string all = ran.out + ran.err + written(folder / "out");
+    for (const auto& [name, row] : rows) EXPECT_THAT(all, HasSubstr(row.output)) << before << name;
+  }
+}
+
 TEST(EveryName, CallbacksAndLoggers) {
-  const Rows rows = {
+  const Rows ends = {
       {"EarlyStopping", {"monitor: val_loss, stopping_threshold: 100.0", "past stopping_threshold 100.0"}},
+      {"Timer", {"duration: '00:00:00:00'", "Timer: 0.0 seconds are over"}}};
+  const Rows callbacks = {
       {"ModelCheckpoint", {"monitor: val_loss, filename: '{epoch:02d}-{val_loss:.2f}'", "best/epoch=00-val_loss=5."}},
       {"LearningRateMonitor", {"logging_interval: step", "lr-"}},
       {"GradientNorms", {"", "grad_2.0_norm_total"}},
@@ -112,17 +132,24 @@ TEST(EveryName, CallbacksAndLoggers) {
       {"StochasticWeightAveraging", {"swa_lrs: 0.01, swa_epoch_start: 1", "n_averaged"}},
       {"ThroughputRows", {"", "train_samples_per_second"}},
       {"ThroughputMonitor", {"window_size: 2", "train/device/batches_per_sec"}},
-      {"Timer", {"duration: '00:00:00:00'", "Timer: 0.0 seconds are over"}},
       {"OnExceptionCheckpoint", {"dirpath: OUT/failed", "\"steps\":3"}},
-      {"CSVLogger", {"save_dir: OUT/mine", "mine/metrics.csv"}},
-      {"TensorBoardLogger", {"save_dir: OUT/board", "board/events.out.tfevents"}},
-      {"JsonlLogger", {"save_dir: OUT/mine", "mine/metrics.jsonl"}},
       {"TQDMProgressBar", {"refresh_rate: 1", "\"steps\":3"}},
       {"RichProgressBar", {"", "\"steps\":3"}},
       {"ProgressBar", {"", "\"steps\":3"}},
       {"ModelSummary", {"max_depth: 1", "\"steps\":3"}},
       {"RichModelSummary", {"", "\"steps\":3"}}};
-  expect_all_run("trainer.callbacks", "lightning.pytorch.callbacks.", rows, list_of_part);
+  const Rows loggers = {{"CSVLogger", {"save_dir: OUT/mine", "mine/metrics.csv"}},
+                        {"TensorBoardLogger", {"save_dir: OUT/board", "board/events.out.tfevents"}},
+                        {"JsonlLogger", {"save_dir: OUT/mine", "mine/metrics.jsonl"}}};
+  const test::TempDir folder;
+  test::small_config(folder);
+  std::set<std::string> known;
+  for (const Rows* rows : {&ends, &callbacks, &loggers})
+    for (const auto& [name, row] : *rows) known.insert(name);
+  EXPECT_EQ(listed(run(folder.path(), "trainer.callbacks", list_of_part("NoSuchName", "{}")).err), known);
+  expect_all_run("trainer.callbacks", "lightning.pytorch.callbacks.", ends, list_of_part, /*lists=*/false);
+  expect_run_together("trainer.callbacks", "lightning.pytorch.callbacks.", callbacks);
+  expect_run_together("trainer.logger", "lightning.pytorch.callbacks.", loggers);
   // It is another spelling of a key, so that the code that counts steps knows it.
   expect_all_run("trainer.callbacks", "lightning.pytorch.callbacks.",
                  {{"GradientAccumulationScheduler", {"scheduling: {0: 2}", "\"epochs\":3"}}}, list_of_part,
