@@ -5,6 +5,19 @@
 namespace fp8 {
 namespace {
 
+using Variables = std::map<std::string, std::string>;
+
+/// `fp8 doctor --json` in this environment.
+test::Run doctor(const Variables& environment) { return run_fp8({"doctor", "--json"}, {.environment = environment}); }
+
+/// What a run printed that found these problems, each of them by a text or a matcher.
+io::Json with_problems(const test::Run& run, const std::vector<::testing::Matcher<std::string>>& problems) {
+  EXPECT_EQ(run.code, 1) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  EXPECT_THAT(json["problems"].get<std::vector<std::string>>(), ::testing::ElementsAreArray(problems));
+  return json;
+}
+
 TEST(Doctor, SaysWhatIsInForceAndWhereItCameFrom) {
   const auto json = json_of(run_fp8(args("doctor --json --threads 3"),
                                     {.environment = {{"FP8_SIMD", "scalar"}, {"FP8_HPU_DEVICE", "gaudi2"}}}));
@@ -54,29 +67,23 @@ TEST(Doctor, TableForPeople) {
 }
 
 TEST(Doctor, WrongSettingsAreProblems) {
-  const auto run = run_fp8({"doctor", "--json"}, {.environment = {{"FP8_SIMD", "avx9"},
-                                                                  {"FP8_HPU_DEVICE", "gaudi7"},
-                                                                  {"FP8_HPU_DEVICES", "x"},
-                                                                  {"QUANT_CONFIG", "/no/such.json"}}});
+  const auto run = doctor({{"FP8_SIMD", "avx9"},
+                           {"FP8_HPU_DEVICE", "gaudi7"},
+                           {"FP8_HPU_DEVICES", "x"},
+                           {"QUANT_CONFIG", "/no/such.json"}});
   expect_failed(run);
-  const auto json = io::parse_json(run.out, "stdout");
-  ASSERT_EQ(json["problems"].size(), 4u) << json["problems"];
-  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("avx9"));
+  const auto json =
+      with_problems(run, {HasSubstr("avx9"), "FP8_HPU_DEVICE: found 'gaudi7', allowed: gaudi, gaudi2, gaudi3",
+                          HasSubstr("FP8_HPU_DEVICES: found 'x'"), HasSubstr("QUANT_CONFIG: /no/such.json")});
   EXPECT_THAT(json["verdict"].get<std::string>(), HasSubstr("not ready"));
-  EXPECT_EQ(json["problems"][1], "FP8_HPU_DEVICE: found 'gaudi7', allowed: gaudi, gaudi2, gaudi3");
-  EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("FP8_HPU_DEVICES: found 'x'"));
-  EXPECT_THAT(json["problems"][3].get<std::string>(), HasSubstr("QUANT_CONFIG: /no/such.json"));
 }
 
 TEST(Doctor, ExtensionsThatCantBeLoadedAreProblems) {
   const auto run =
       run_fp8(args("doctor --json --load {}", ""), {.environment = {{"FP8_EXTENSIONS", "/no/such.so:/no/other.so"}}});
-  EXPECT_EQ(run.code, 1);
-  const auto json = io::parse_json(run.out, "stdout");
-  ASSERT_EQ(json["problems"].size(), 3u) << json["problems"];
-  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("found ''"));
-  EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("found '/no/other.so', which"));
-  EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("found '/no/such.so', which can't be loaded: "));
+  const auto json =
+      with_problems(run, {HasSubstr("found ''"), HasSubstr("found '/no/such.so', which can't be loaded: "),
+                          HasSubstr("found '/no/other.so', which")});
   EXPECT_TRUE(json["extensions"].empty());
   expect_failed(run_fp8("evaluate --model m --data d.txt --load /no/such.so"),
                 {"'/no/such.so', which can't be loaded"});
@@ -128,8 +135,7 @@ TEST(Doctor, AWrongDeviceHasNoName) {
 }
 
 TEST(Doctor, EveryVariableWithItsDefault) {
-  const auto listed = json_of(
-      run_fp8({"doctor", "--json"}, {.environment = {{"QUANT_CONFIG", ""}, {"LOG_LEVEL_INC", "3"}}}))["environment"];
+  const auto listed = json_of(doctor({{"QUANT_CONFIG", ""}, {"LOG_LEVEL_INC", "3"}}))["environment"];
   EXPECT_EQ(listed.size(), io::variables().size());
   for (const io::Variable& row : io::variables()) {
     ASSERT_TRUE(listed.contains(row.name)) << row.name;
@@ -156,45 +162,36 @@ TEST(Doctor, WhatNoCommandRefusesIsAProblemToo) {
   environment.insert({{"PT_HPU_FP8_MINIMIZE_MEMORY", "true"}, {"LOG_LEVEL_INC", "9"}, {"FP8_HPU_DEVCE", "gaudi2"}});
   environment["WORLD_SIZE"] = "eight";
   environment["MASTER_PORT"] = "http";
-  const auto run = run_fp8({"doctor", "--json"}, {.environment = environment});
+  const auto run = doctor(environment);
   expect_failed(run);
-  EXPECT_EQ(io::parse_json(run.out, "stdout")["problems"],
-            io::Json::array({"PT_HPU_FP8_MINIMIZE_MEMORY: found 'true', allowed: 0, 1",
-                             "LOG_LEVEL_INC: found '9', allowed: an integer from 0 to 6",
-                             "WORLD_SIZE: found 'eight', allowed: an integer from 1 to 65536",
-                             "MASTER_PORT: found 'http', allowed: an integer from 1 to 65535",
-                             "FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?"}));
+  with_problems(run, {"PT_HPU_FP8_MINIMIZE_MEMORY: found 'true', allowed: 0, 1",
+                      "LOG_LEVEL_INC: found '9', allowed: an integer from 0 to 6",
+                      "WORLD_SIZE: found 'eight', allowed: an integer from 1 to 65536",
+                      "MASTER_PORT: found 'http', allowed: an integer from 1 to 65535",
+                      "FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?"});
 }
 
 TEST(Doctor, RanksThatDoNotAddUpAreAProblem) {
   auto environment = test::no_launcher();
   environment["WORLD_SIZE"] = environment["RANK"] = "8";
-  const auto run = run_fp8({"doctor", "--json"}, {.environment = environment});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_EQ(
-      io::parse_json(run.out, "stdout")["problems"],
-      io::Json::array({"environment variable 'RANK': found '8', allowed: an integer from 0 to 7 (WORLD_SIZE is 8)"}));
+  with_problems(doctor(environment),
+                {"environment variable 'RANK': found '8', allowed: an integer from 0 to 7 (WORLD_SIZE is 8)"});
 }
 
 TEST(Doctor, AnAutocastListWithWhatACastRunsIsAProblem) {
   const test::TempDir dir;
   std::ofstream(dir / "lower") << "mm\nto\n_to_copy\n";
-  const auto run = run_fp8({"doctor", "--json"}, {.environment = {{"LOWER_LIST", (dir / "lower").string()}}});
-  EXPECT_EQ(run.code, 1);
-  const auto json = io::parse_json(run.out, "stdout");
-  ASSERT_EQ(json["problems"].size(), 2u) << json["problems"];
-  EXPECT_THAT(json["problems"][0].get<std::string>(),
-              AllOf(HasSubstr("LOWER_LIST"), HasSubstr("'to'"), HasSubstr("never cast")));
-  EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("'_to_copy'"));
+  with_problems(doctor({{"LOWER_LIST", (dir / "lower").string()}}),
+                {AllOf(HasSubstr("LOWER_LIST"), HasSubstr("'to'"), HasSubstr("never cast")), HasSubstr("'_to_copy'")});
 }
 
 /// Variables with values that every command refuses.
-const std::map<std::string, std::string> kWrong = {{"FP8_HPU_DEVICE", "gaudi9"},
-                                                   {"FP8_HPU_DEVICES", "0"},
-                                                   {"FP8_HPU_MEMORY", "abc"},
-                                                   {"FP8_SIMD", "avx9"},
-                                                   {"PT_HPU_STOCHASTIC_ROUNDING_MODE", "9"},
-                                                   {"PT_TE_FORCE_SR_BWD", "maybe"}};
+const Variables kWrong = {{"FP8_HPU_DEVICE", "gaudi9"},
+                          {"FP8_HPU_DEVICES", "0"},
+                          {"FP8_HPU_MEMORY", "abc"},
+                          {"FP8_SIMD", "avx9"},
+                          {"PT_HPU_STOCHASTIC_ROUNDING_MODE", "9"},
+                          {"PT_TE_FORCE_SR_BWD", "maybe"}};
 
 TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
   const test::TempDir dir;  // nothing that is named exists: the environment is looked at first
@@ -220,18 +217,14 @@ TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
       const auto run = run_fp8(command, {.environment = {{name, value}}});
       EXPECT_EQ(run.code, 0) << name << " " << command[0] << run.err;
     }
-    const auto doctor = run_fp8({"doctor", "--json"}, {.environment = {{name, value}}});
-    EXPECT_EQ(doctor.code, 1);
-    const auto json = io::parse_json(doctor.out, "stdout");
-    ASSERT_EQ(json["problems"].size(), 1u) << doctor.out;
-    EXPECT_THAT(json["problems"][0].get<std::string>(), AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allow")));
+    with_problems(doctor({{name, value}}), {AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allow"))});
   }
 }
 
 TEST(Doctor, AutocastListsAndWhereTheyCameFrom) {
   const test::TempDir dir;
   std::ofstream(dir / "lower", std::ios::binary) << "add\r\nmm\r\n# comment\r\n";
-  const auto json = json_of(run_fp8({"doctor", "--json"}, {.environment = {{"LOWER_LIST", (dir / "lower").string()}}}));
+  const auto json = json_of(doctor({{"LOWER_LIST", (dir / "lower").string()}}));
   EXPECT_EQ(json["autocast"]["lower"], io::Json({"add", "mm"}));
   EXPECT_EQ(json["autocast"]["lower_from"], "LOWER_LIST (" + (dir / "lower").string() + ")");
   EXPECT_EQ(json["autocast"]["fp32"].size(), 49u);
@@ -241,15 +234,10 @@ TEST(Doctor, AutocastListsAndWhereTheyCameFrom) {
 TEST(Doctor, WrongAutocastListsAreWarningsAndProblems) {
   const test::TempDir dir;
   std::ofstream(dir / "lower") << "mm\nsofmax\n";
-  const auto run = run_fp8({"doctor", "--json"},
-                           {.environment = {{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "lower").string()},
-                                            {"FP32_LIST", (dir / "none").string()}}});
-  EXPECT_EQ(run.code, 1);
+  const auto run = doctor(
+      {{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "lower").string()}, {"FP32_LIST", (dir / "none").string()}});
   EXPECT_THAT(run.err, AllOf(HasSubstr("fp8: warning: FP32_LIST: "), HasSubstr("nearest: 'softmax'")));
-  const auto json = io::parse_json(run.out, "stdout");
-  ASSERT_EQ(json["problems"].size(), 2u) << json["problems"];
-  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr((dir / "none").string()));
-  EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("found 'sofmax'"));
+  const auto json = with_problems(run, {HasSubstr((dir / "none").string()), HasSubstr("found 'sofmax'")});
   EXPECT_EQ(json["autocast"]["fp32"].size(), 49u);
 }
 
