@@ -8,18 +8,6 @@ namespace {
 
 class Program : public test::InFolder {};
 
-TEST_F(Program, EveryCommandShowsAnExample) {
-  for (const std::string command : {"measure", "quantize", "evaluate", "generate", "inspect", "doctor"}) {
-    const auto run = fp8({command, "--help"});
-    expect_success(run);
-    EXPECT_THAT(run.out, ::testing::ContainsRegex("Examples?:\n  fp8 " + command)) << command;
-    EXPECT_THAT(run.out, HasSubstr("--json"));
-  }
-  const auto version = fp8({"--version"});
-  expect_success(version);
-  EXPECT_EQ(fp8({"quantize", "--version"}).out, version.out);
-}
-
 TEST_F(Program, MeasureWithoutDataTakesTheBuiltInText) {
   const auto run = fp8("measure --json --model $DEMO --samples 2 --seq-len 32 --out {}", folder / "stats");
   EXPECT_EQ(json_of(run)["built_in_data"], true);
@@ -79,16 +67,6 @@ TEST_F(Program, QuietSilencesWarningsNotErrors) {
   arguments.push_back("--quiet");
   expect_success(fp8(arguments, {{"QUANT_CONFIG", config}}));
   expect_refused(fp8("evaluate --quiet --model {} --data $HELDOUT", folder / "none"), {"none"});
-}
-
-TEST_F(Program, StdoutThatCannotBeWrittenIsAFailure) {
-  test::RunOptions closed, full;
-  closed.environment = full.environment = clean({});
-  closed.close_stdout = true;
-  full.stdout_file = "/dev/full";
-  const Arguments arguments = args("evaluate --model $DEMO --data $HELDOUT --samples 1");
-  expect_refused(run_fp8(arguments, closed), {"stdout: "});
-  expect_refused(run_fp8(arguments, full), {"stdout: ", "o space left"});
 }
 
 // Activations go into fp8 from the dtype they have, and once for layers that share them: no copy in f32 in between.

@@ -120,6 +120,7 @@ TEST(Fp8, TablesAreNoWiderThanTheTerminal) {
       args("convert --model {} --format bf16 --out {} --overwrite", out, wide),
       {"inspect", out},
       args("inspect {} --all", out),
+      args("inspect $DEMO --all"),
       args("inspect $DEMO --plan"),
       args("config explain {} --model $DEMO", preset),
       args("config explain {}", preset),
@@ -133,6 +134,8 @@ TEST(Fp8, TablesAreNoWiderThanTheTerminal) {
       EXPECT_EQ(run.out.empty(), whole.empty());
     }
   }
+  const auto all = args("inspect $DEMO --all");  // a pipe has no width
+  EXPECT_EQ(run_fp8(all, {.environment = {{"COLUMNS", "0"}}}).out, run_fp8(all).out);
 }
 
 TEST(Fp8, ColorsWhereTheyAreAskedFor) {
@@ -194,6 +197,9 @@ TEST(Fp8, VersionAndHelp) {
          {"--json", "--device hpu|cpu", "--dialect", "--dtype f32|bf16|f16", "--threads", "--seed", "--quiet"})
       EXPECT_THAT(all.out, HasSubstr(option)) << command;
   }
+  for (const std::string command : {"measure", "quantize", "doctor"})
+    EXPECT_THAT(run_fp8({command, "--help"}).out,
+                AllOf(::testing::ContainsRegex("Examples?:\n  fp8 " + command), HasSubstr("--json")));
 }
 
 TEST(Fp8, StdoutThatCantBeWrittenIsAFailure) {

@@ -299,18 +299,13 @@ TEST_F(Config, FlagsOfTranslationsAreTrains) {
 
 TEST_F(Config, WrongUse) {
   const auto file = write("{}");
-  EXPECT_EQ(run_fp8({"config"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "explain"}).code, 2);
-  EXPECT_EQ(run_fp8("config check {} --model m", file).code, 2);
-  EXPECT_EQ(run_fp8("config check {} --world-size 2", file).code, 2);
-  EXPECT_EQ(run_fp8("config check {} --reader lightning", file).code, 2);
-  EXPECT_EQ(run_fp8("config check {} --kind deepspeed --world-size 0", file).code, 2);
-  EXPECT_EQ(run_fp8("config check {} --set stage=3", file).code, 2);
-  EXPECT_EQ(run_fp8("config check {} --out x", file).code, 2);
-  EXPECT_EQ(run_fp8("config explain {} --out x", file).code, 2);
-  EXPECT_EQ(run_fp8("config deepspeed hpu_deepspeed_stage_9").code, 2);
-  EXPECT_EQ(run_fp8("config deepspeed hpu_deepspeed --set stage=9").code, 2);
-  EXPECT_EQ(run_fp8("config deepspeed hpu_deepspeed --model m").code, 2);
+  for (const char* more :
+       {"check {} --model m", "check {} --world-size 2", "check {} --reader lightning",
+        "check {} --kind deepspeed --world-size 0", "check {} --set stage=3", "check {} --out x", "explain {} --out x"})
+    EXPECT_EQ(run_fp8(args(std::string("config ") + more, file)).code, 2) << more;
+  for (const char* line : {"config", "config explain", "config deepspeed hpu_deepspeed_stage_9",
+                           "config deepspeed hpu_deepspeed --set stage=9", "config deepspeed hpu_deepspeed --model m"})
+    EXPECT_EQ(run_fp8(args(line)).code, 2) << line;
   EXPECT_EQ(run_fp8("config explain {}", folder_ / "gone.json").code, 1);
   EXPECT_THAT(run_fp8("config explain {} --model {}", file, file).err,
               HasSubstr("allowed: a checkpoint folder or a TorchScript file"));

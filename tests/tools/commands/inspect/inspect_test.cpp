@@ -84,21 +84,6 @@ TEST_F(Inspect, WhatStaysInHighPrecisionIsFoldedWithItsReason) {
   EXPECT_EQ(run_fp8("inspect $DEMO --reference {} --dialect ocp", out).code, 2);
 }
 
-/// A pipe has no width, a terminal that of COLUMNS.
-TEST_F(Inspect, TablesFitIntoTheTerminal) {
-  const auto whole = run_fp8("inspect $DEMO --all").out;
-  for (const std::size_t width : {80, 120, 200}) {
-    const auto run = run_fp8(args("inspect $DEMO --all"), {.environment = {{"COLUMNS", std::to_string(width)}}});
-    std::istringstream lines(run.out);
-    for (std::string line; std::getline(lines, line);) {
-      if (!line.starts_with('(')) {
-        EXPECT_LE(line.size(), width) << line;
-      }
-    }
-  }
-  EXPECT_EQ(run_fp8(args("inspect $DEMO --all"), {.environment = {{"COLUMNS", "0"}}}).out, whole);
-}
-
 TEST_F(Inspect, PlotsAHeatMapAndAHistogram) {
   const auto svg = (dir / "map.svg").string(), bars = (dir / "bars.svg").string();
   EXPECT_EQ(run_fp8("inspect $DEMO --plot {}", svg).code, 0);

@@ -29,13 +29,6 @@ void write_scale(const test::TempDir& dir, const std::string& rank, float input)
                   {"Nodes", {{"m", {{"inputs", {input}}, {"outputs", {1.0}}, {"params", {{"weight", 0.25}}}}}}}});
 }
 
-std::vector<std::string> files_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 io::Json json_of(const std::vector<std::string>& arguments) { return test::json_of(run_fp8(arguments)); }
 
 std::string command_error(const std::vector<std::string>& arguments, int code = 1) {
@@ -70,7 +63,7 @@ TEST_F(Measurements, UnifyAndExpandWithScales) {
   EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["LocalRank"], -1);
   EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["Nodes"]["m"]["inputs"][0][0][0], 10);
   EXPECT_EQ(json_of(args("measurements expand {} --ranks 8 --out {} --json", dir / "one", eight))["sets"], 2);
-  EXPECT_EQ(files_in(eight).size(), 8u * 5);
+  EXPECT_EQ(names_in(eight).size(), 8u * 5);
   EXPECT_EQ(io::read_json(dir / "eight/p_hooks_maxabs_MAXABS_POW2_7_8.json")["Nodes"]["m"]["inputs"][0], 8);
 }
 
@@ -121,10 +114,10 @@ TEST_F(Measurements, WhatIsThereIsReplacedOnRequestAlone) {
     command.push_back("--quiet");
     ASSERT_EQ(run_fp8(command).code, 0);
     const fs::path out = command[command.size() - 2];
-    for (const auto& name : files_in(out)) std::ofstream(out / name) << "mine";
+    for (const auto& name : names_in(out)) std::ofstream(out / name) << "mine";
     EXPECT_THAT(command_error(command), HasSubstr("exists (a file of a measurement, 4 B), allowed: another path, or "
                                                   "--overwrite to replace it"));
-    for (const auto& name : files_in(out)) EXPECT_EQ(read_file(out / name), "mine") << name;
+    for (const auto& name : names_in(out)) EXPECT_EQ(read_file(out / name), "mine") << name;
     command.push_back("--overwrite");
     EXPECT_EQ(run_fp8(command).code, 0);
   }
@@ -172,7 +165,7 @@ TEST_F(Measurements, PostprocessKeepsOriginalsOnRequest) {
   const auto json = json_of(args("measurements postprocess {} -k --json", dir / "in"));
   EXPECT_EQ(json["changed"].size(), 1u);
   EXPECT_EQ(json["changed"][0]["module"], "l.impl.matmul_qk");
-  EXPECT_THAT(files_in(dir / "in"), ElementsAre("orig_p_hooks_maxabs.json", "p_hooks_maxabs.json", "p_hooks_maxabs.npz",
+  EXPECT_THAT(names_in(dir / "in"), ElementsAre("orig_p_hooks_maxabs.json", "p_hooks_maxabs.json", "p_hooks_maxabs.npz",
                                                 "p_hooks_maxabs_mod_list.json"));
   EXPECT_EQ(io::read_json(dir / "in/p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 9);
   EXPECT_EQ(io::read_json(dir / "in/orig_p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 2);
