@@ -165,10 +165,7 @@ class AddingAFamily : public ::testing::Test {
  protected:
   void SetUp() override {
     checkpoint.write(folder / "model");
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {kChunks, kLength}}});
-    const auto values = ids();
-    writer.write("input_ids", values.const_data_ptr());
-    writer.commit();
+    testing::write_ids(folder / "ids.safetensors", ids());
   }
 
   /// A command with the model and the ids.
@@ -340,9 +337,7 @@ TEST_F(AddingARow, LogitsAreThoseOfTransformers) {
 
 TEST_F(AddingARow, CommandsTakeIt) {
   const auto ids = (at::arange(8 * 24, at::kLong).square() * 17 + 5).remainder(45).view({8, 24}) + 3;
-  io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {8, 24}}});
-  writer.write("input_ids", ids.contiguous().const_data_ptr());
-  writer.commit();
+  testing::write_ids(folder / "ids.safetensors", ids);
   const auto measured = json_of(args("measure --model {} --data {} --seq-len 24 --block-wise --out {}", path("model"),
                                      path("ids.safetensors"), path("stats")));
   ASSERT_TRUE(measured.is_object());

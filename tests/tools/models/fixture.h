@@ -192,6 +192,13 @@ inline double entropy_of(const at::Tensor& logits) {
   return -(log_p.exp() * log_p).sum(-1).mean().item<double>() / std::log(logits.size(-1));
 }
 
+/// A file of `input_ids`, as commands take them.
+inline void write_ids(const std::filesystem::path& file, const at::Tensor& ids) {
+  io::SafetensorsWriter writer(file, {{"input_ids", io::DType::I64, ids.sizes().vec()}});
+  writer.write("input_ids", ids.contiguous().const_data_ptr());
+  writer.commit();
+}
+
 /// Makes logits say something: as large as it takes for an entropy of nearly half of log V. entropy_after(factor)
 /// multiplies them and gives back their entropy.
 inline void sharpen(const std::function<double(double)>& entropy_after) {

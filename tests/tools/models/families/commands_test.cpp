@@ -22,8 +22,8 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     sharpen(testing::calm(fixture));
-    write_ids("calibration", 1);
-    write_ids("text", 2);
+    testing::write_ids(folder / "calibration.safetensors", ids(1));
+    testing::write_ids(folder / "text.safetensors", ids(2));
   }
 
   /// Writes the checkpoint with logits as large as it takes for an entropy of nearly half of log V.
@@ -46,13 +46,6 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
         .remainder(65521)
         .remainder(vocabulary)
         .view({kSamples, kLength});
-  }
-  void write_ids(const std::string& name, std::int64_t seed) const {
-    io::SafetensorsWriter writer(folder / (name + ".safetensors"),
-                                 {{"input_ids", io::DType::I64, {kSamples, kLength}}});
-    const auto values = ids(seed).contiguous();
-    writer.write("input_ids", values.const_data_ptr());
-    writer.commit();
   }
   std::string path(const std::string& name) const { return (folder / name).string(); }
 

@@ -17,14 +17,10 @@ class Contradictions : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     fixture.write(folder / "model");
-    const std::vector<std::int64_t> ids = {3, 4, 5, 6, 7, 8, 9, 10};
-    if (parse_config(fixture.config, "config.json").values->shape.task == Task::answer) {
-      const auto pair = at::tensor(ids, at::kLong).unsqueeze(0);
-      return testing::write_pairs(folder / "ids.safetensors", pair, pair);
-    }
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {1, 8}}});
-    writer.write("input_ids", ids.data());
-    writer.commit();
+    const auto ids = at::arange(3, 11, at::kLong).unsqueeze(0);
+    if (parse_config(fixture.config, "config.json").values->shape.task == Task::answer)
+      return testing::write_pairs(folder / "ids.safetensors", ids, ids);
+    testing::write_ids(folder / "ids.safetensors", ids);
   }
 
   std::string path(const std::string& name) const { return (folder / name).string(); }
@@ -109,10 +105,7 @@ class UnknownFamily : public ::testing::Test {
     fixture.config["model_type"] = "nobody_knows";
     fixture.write(folder / "model");
     std::ofstream(folder / "vocab.txt") << "[UNK]\n[CLS]\n[SEP]\na\n";
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {1, 4}}});
-    const std::vector<std::int64_t> ids = {3, 4, 5, 6};
-    writer.write("input_ids", ids.data());
-    writer.commit();
+    testing::write_ids(folder / "ids.safetensors", at::arange(3, 7, at::kLong).unsqueeze(0));
   }
   std::string path(const std::string& name) const { return (folder / name).string(); }
 

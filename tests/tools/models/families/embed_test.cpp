@@ -14,9 +14,7 @@ class Embed : public ::testing::Test {
     testing::Fixture fixture("bert");
     fixture.config["architectures"] = {"BertModel"};
     fixture.write(folder / "model");
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {5, 12}}});
-    writer.write("input_ids", ids.const_data_ptr());
-    writer.commit();
+    testing::write_ids(folder / "ids.safetensors", ids);
   }
 
   test::Run embed(const std::vector<std::string>& more = {}, const std::string& model = "model",
@@ -220,9 +218,7 @@ class EmbedInFp8 : public ::testing::TestWithParam<std::string> {
     fixture.config["architectures"] = {type.replace(type.find("ForMaskedLM"), std::string::npos, "Model")};
     fixture.write(folder / "model");
     const auto ids = (at::arange(16 * 24, at::kLong).square() * 17 + 5).remainder(45).view({16, 24}) + 3;
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {16, 24}}});
-    writer.write("input_ids", ids.contiguous().const_data_ptr());
-    writer.commit();
+    testing::write_ids(folder / "ids.safetensors", ids);
   }
   std::string path(const std::string& name) const { return (folder / name).string(); }
   static void run(std::vector<std::string> arguments) {

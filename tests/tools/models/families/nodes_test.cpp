@@ -30,15 +30,9 @@ class NodesOfFamilies : public ::testing::TestWithParam<std::string> {
   Task task() const { return parse_config(fixture.config, "config.json").values->shape.task; }
   /// Rows of `length` tokens, which are all the same one for step 0; what answers a source is that source.
   void write_ids(std::int64_t rows, std::int64_t length, std::int64_t step) const {
-    std::vector<std::int64_t> ids;
-    for (std::int64_t i = 0; i < rows * length; ++i) ids.push_back(3 + step * i * i % 31);
-    if (task() == Task::answer) {
-      const auto pairs = at::tensor(ids, at::kLong).view({rows, length});
-      return testing::write_pairs(folder / "ids.safetensors", pairs, pairs);
-    }
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {rows, length}}});
-    writer.write("input_ids", ids.data());
-    writer.commit();
+    const auto ids = (at::arange(rows * length, at::kLong).square() * step).remainder(31).view({rows, length}) + 3;
+    if (task() == Task::answer) return testing::write_pairs(folder / "ids.safetensors", ids, ids);
+    testing::write_ids(folder / "ids.safetensors", ids);
   }
   io::Json json_of(const std::vector<std::string>& arguments, std::string* warnings = nullptr) const {
     const auto run = test::fp8_in_process("{} --json", arguments);
@@ -276,9 +270,7 @@ TEST_F(Windows, ShorterOnesHideWhatIsFar) {
 
 TEST_F(Windows, LongerOnesChangeNothingInFp8) {
   const auto ids = (at::arange(8 * kLongest, at::kLong).square() * 7 + 3).remainder(48).view({8, kLongest});
-  io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, ids.sizes().vec()}});
-  writer.write("input_ids", ids.contiguous().const_data_ptr());
-  writer.commit();
+  testing::write_ids(folder / "ids.safetensors", ids);
   const auto in_fp8 = [&](std::int64_t window) {
     const auto model = write("mistral", window), end = std::to_string(window);
     json_of(args("measure --model {} --data {} --out {}", model, path("ids.safetensors"), path("stats" + end)));
@@ -310,9 +302,7 @@ class BlocksOfFamilies : public Answers {
     const auto ids = tokens(kRows, kInputLength, 1);
     if (task() == Task::answer)
       return testing::write_pairs(folder / "ids.safetensors", ids, tokens(kRows, kAnswerLength, 2));
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, ids.sizes().vec()}});
-    writer.write("input_ids", ids.contiguous().const_data_ptr());
-    writer.commit();
+    testing::write_ids(folder / "ids.safetensors", ids);
   }
   Task task() const { return parse_config(fixture.config, "config.json").values->shape.task; }
 
@@ -416,9 +406,7 @@ class DamageOfFamilies : public Answers {
     const auto ids = tokens(kTexts, kTokens, 1);
     if (parse_config(fixture.config, "config.json").values->shape.task == Task::answer)
       return testing::write_pairs(folder / "ids.safetensors", ids, tokens(kTexts, 9, 2));
-    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, ids.sizes().vec()}});
-    writer.write("input_ids", ids.contiguous().const_data_ptr());
-    writer.commit();
+    testing::write_ids(folder / "ids.safetensors", ids);
   }
   /// Weights that stay as they are stored: [in, out], or MXFP4.
   bool is_stored_otherwise() const { return GetParam() == "gpt2" || GetParam() == "gpt_oss-mxfp4"; }
