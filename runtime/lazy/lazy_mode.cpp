@@ -279,6 +279,7 @@ bool set_lazy_mode(bool on) {
     settle_with_the_process();
     l.most_queued = most_queued_of_environment();
     detail::g_finish_work = &finish_lazily;
+    detail::g_leave_lazy_mode = [] { set_lazy_mode(false); };
   } else {
     const auto over = c10::make_scope_exit([&] {
       detail::g_finish_work = nullptr;

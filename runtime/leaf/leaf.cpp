@@ -27,6 +27,7 @@ namespace detail {
 
 std::atomic<int> g_listeners{0};
 std::atomic<void (*)(Access)> g_finish_work{nullptr};
+std::atomic<void (*)()> g_leave_lazy_mode{nullptr};
 
 /// Nodes [first, end) of autograd that this thread made belong to `module`. The newest 65536 ranges are kept.
 void remember_nodes(const std::string& module, std::int64_t first, std::int64_t end);

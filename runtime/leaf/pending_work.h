@@ -26,12 +26,19 @@ enum class Access {
 namespace detail {
 /// Null: all work has run.
 extern std::atomic<void (*)(Access)> g_finish_work;
+/// Null: no thread has been in lazy mode.
+extern std::atomic<void (*)()> g_leave_lazy_mode;
 }  // namespace detail
 
 /// Returns when all that was called has run, unless it is part of that work itself. Throws what a call threw.
 inline void finish_work(Access access = Access::memory) {
   if (const auto finish = detail::g_finish_work.load(std::memory_order_acquire)) [[unlikely]]
     finish(access);
+}
+
+/// set_lazy_mode(false), for code that knows nothing of lazy mode.
+inline void leave_lazy_mode() {
+  if (const auto leave = detail::g_leave_lazy_mode.load(std::memory_order_acquire)) leave();
 }
 
 /// While it lives, calls of this thread run when they are called: for code that reads addresses.

@@ -11,7 +11,7 @@
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/lazy/lazy_mode.h"
+#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/terminal/message.h"
 
@@ -56,9 +56,9 @@ void load_extensions(const Context& context, std::vector<std::string>* problems)
 }  // namespace
 
 TorchScope::TorchScope(const Context& context, std::vector<std::string>* problems) : context_(context), guard_(this) {
-  runtime::set_lazy_mode(false);  // of PT_HPU_LAZY_MODE: commands read addresses, and train has --lazy
-  c10::initLogging();             // TORCH_CPP_LOG_LEVEL
-  runtime::settle_host_math();    // for models on the cpu, that ask for no device
+  runtime::leave_lazy_mode();   // of PT_HPU_LAZY_MODE: commands read addresses, and train has --lazy
+  c10::initLogging();           // TORCH_CPP_LOG_LEVEL
+  runtime::settle_host_math();  // for models on the cpu, that ask for no device
   if (context.threads) at::set_num_threads(static_cast<int>(*context.threads));
   // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are
   // misconfigured.
