@@ -174,7 +174,6 @@ void register_all(Library& m) {
   m.impl("softmax_fp8", &softmax<run, T, T>);
   m.impl("softmax_fp8.Scalar_scales", &softmax<run, double, T>);
   m.impl("softmax_fp8.Scalar", &softmax<run, double, double>);
-  m.impl("sum_fp8", run == Run::meta ? &sum_fp8_meta : &sum_fp8);
   for (const char* form : {"", "_dropout", "_non_dropout"}) {
     const std::string tail = form;
     m.impl(("sdpa_fwd" + tail).c_str(), &Forms<&fwd<run>>::plain);
@@ -224,15 +223,14 @@ std::string sdpa_schema(bool recomp, bool fp8, const std::string& form, bool sca
 }  // namespace
 
 FP8_LIBRARY_FRAGMENT(hpu, m) {
-  // --- softmax and sum
+  // --- softmax
   define(m, R"(
     softmax_fp8(Tensor input, int dim, Tensor? input_scale=None, Tensor? output_scale=None, Tensor?
         inv_attn_heads=None, Tensor? fused_add=None) -> Tensor;
     softmax_fp8.Scalar_scales(Tensor input, int dim, float input_scale, float output_scale, Tensor?
         inv_attn_heads=None, Tensor? fused_add=None) -> Tensor;
     softmax_fp8.Scalar(Tensor input, int dim, float input_scale, float output_scale, float inv_attn_heads, Tensor?
-        fused_add=None) -> Tensor;
-    sum_fp8(Tensor self, int[1]? dim=None, bool keepdim=False, ScalarType? out_dtype=None) -> Tensor;)");
+        fused_add=None) -> Tensor;)");
 
   // --- attention
   for (const bool recomp : {false, true}) {

@@ -117,17 +117,45 @@ void check_modes(const at::Tensor& input, int64_t max_mode, int64_t scale_mode) 
               "[calculate_scale_for_cast] expected scaleMode 0 (none) or 1 (power of two), got ", scale_mode);
 }
 
+// --- shapes and dtypes alone, for meta tensors; the same checks
+
+std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, bool is_amax, at::ScalarType dtype) {
+  check_cast(input, is_amax, dtype);
+  return {at::empty(input.sizes(), input.options().dtype(dtype)), amax_result(input, is_amax)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid_meta(const at::Tensor& input,
+                                                                       const std::optional<at::Tensor>&,
+                                                                       const std::optional<at::Tensor>&, bool,
+                                                                       bool is_amax) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16,
+              "[cast_to_fp8_hybrid] expected input of dtype Float or BFloat16, got ", input.scalar_type());
+  return {at::empty(input.sizes(), input.options().dtype(at::kFloat8_e5m2)),
+          at::empty(input.sizes(), input.options().dtype(at::kFloat8_e4m3fn)), amax_result(input, is_amax)};
+}
+
+void check_decode(const at::Tensor& input, at::ScalarType out_dtype) {
+  check_fp8("cast_from_fp8", "input", input.scalar_type());
+  check_high_precision("cast_from_fp8", "out_dtype", out_dtype);
+}
+
+at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype) {
+  check_decode(input, out_dtype);
+  return at::empty(input.sizes(), input.options().dtype(out_dtype));
+}
+
+at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode,
+                                         int64_t reduce_axis, bool reduce_keepdim, double, double) {
+  check_modes(input, max_mode, scale_mode);
+  return at::empty(reduced_sizes(input, max_mode, reduce_axis, reduce_keepdim), input.options());
+}
+
 }  // namespace
 
 std::uint64_t draw_seed() {
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get<at::CPUGeneratorImpl>()->random64();
-}
-
-std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, bool is_amax, at::ScalarType dtype) {
-  check_cast(input, is_amax, dtype);
-  return {at::empty(input.sizes(), input.options().dtype(dtype)), amax_result(input, is_amax)};
 }
 
 std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding,
@@ -166,19 +194,12 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
   return {out, amax};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid_meta(const at::Tensor& input, bool is_amax) {
-  TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16,
-              "[cast_to_fp8_hybrid] expected input of dtype Float or BFloat16, got ", input.scalar_type());
-  return {at::empty(input.sizes(), input.options().dtype(at::kFloat8_e5m2)),
-          at::empty(input.sizes(), input.options().dtype(at::kFloat8_e4m3fn)), amax_result(input, is_amax)};
-}
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tensor& input,
                                                                   const std::optional<at::Tensor>& scale_152,
                                                                   const std::optional<at::Tensor>& scale_143,
                                                                   bool stochastic_rounding, bool is_amax) {
   LeafScope leaf("hpu::cast_to_fp8_hybrid", input);
-  auto [e5m2, e4m3, amax] = cast_to_fp8_hybrid_meta(input, is_amax);
+  auto [e5m2, e4m3, amax] = cast_to_fp8_hybrid_meta(input, scale_152, scale_143, stochastic_rounding, is_amax);
   float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
   Scale wide = scale_of(scale_152, std::nullopt), narrow = scale_of(scale_143, std::nullopt);
   round_to(wide, input.scalar_type());
@@ -196,18 +217,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
             {{e5m2, max_of(at::kFloat8_e5m2, "cast_to_fp8_hybrid")},
              {e4m3, max_of(at::kFloat8_e4m3fn, "cast_to_fp8_hybrid")}});
   return {e5m2, e4m3, amax};
-}
-
-namespace {
-void check_decode(const at::Tensor& input, at::ScalarType out_dtype) {
-  check_fp8("cast_from_fp8", "input", input.scalar_type());
-  check_high_precision("cast_from_fp8", "out_dtype", out_dtype);
-}
-}  // namespace
-
-at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype) {
-  check_decode(input, out_dtype);
-  return at::empty(input.sizes(), input.options().dtype(out_dtype));
 }
 
 at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype) {
@@ -229,16 +238,11 @@ at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType ou
   return y;
 }
 
-at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode,
-                                         int64_t reduce_axis, bool reduce_keepdim) {
-  check_modes(input, max_mode, scale_mode);
-  return at::empty(reduced_sizes(input, max_mode, reduce_axis, reduce_keepdim), input.options());
-}
-
 at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis,
                                     bool reduce_keepdim, double fullscale, double backoff) {
   LeafScope leaf("hpu::calculate_scale_for_cast", input);
-  at::Tensor out = calculate_scale_for_cast_meta(input, max_mode, scale_mode, reduce_axis, reduce_keepdim);
+  at::Tensor out =
+      calculate_scale_for_cast_meta(input, max_mode, scale_mode, reduce_axis, reduce_keepdim, fullscale, backoff);
   at::Tensor v = at::empty(out.sizes(), out.options().dtype(at::kFloat));
   const at::Tensor host = cpu_alias(input.detach());
   const auto type = float_type_of(input.scalar_type());
@@ -261,6 +265,11 @@ at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, i
   return out;
 }
 
+namespace {
+
+// hpu::sum_fp8: the sum of fp8 values over dimensions, in f32 (as at::sum of the same values), rounded once to
+// out_dtype; to fp8 it saturates as the device does. self: fp8, f32, bf16 or f16. dim: none or empty for all.
+// out_dtype: one of those too, default self's.
 at::Tensor sum_fp8_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
                         std::optional<at::ScalarType> out_dtype) {
   const auto known = [](at::ScalarType type) { return is_fp8(type) || is_high_precision(type); };
@@ -298,8 +307,6 @@ at::Tensor sum_fp8(const at::Tensor& self, at::OptionalIntArrayRef dim, bool kee
 //
 // An operator's schema, kernel and meta function are registered here, its work is in <op>.cpp.
 
-namespace {
-
 using at::OptionalIntArrayRef;
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
@@ -318,20 +325,10 @@ std::tuple<Tensor&, Tensor&> to_fp8_v1_meta(const Tensor&, const OptionalTensor&
   return {out, amax};
 }
 
-std::tuple<Tensor, Tensor, Tensor> to_fp8_hybrid_meta(const Tensor& input, const OptionalTensor&, const OptionalTensor&,
-                                                      bool, bool is_amax) {
-  return cast_to_fp8_hybrid_meta(input, is_amax);
-}
-
 template <typename ScaleArgument, bool kMeta>
 Tensor from_fp8(const Tensor& input, ScaleArgument scale, at::ScalarType out_dtype, OptionalIntArrayRef shape) {
   if constexpr (kMeta) return cast_from_fp8_meta(input, out_dtype);
   return cast_from_fp8(input, scale_of(scale, shape), out_dtype);
-}
-
-Tensor calculate_scale_meta(const Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t axis, bool keepdim,
-                            double, double) {
-  return calculate_scale_for_cast_meta(input, max_mode, scale_mode, axis, keepdim);
 }
 
 // --- fp8_gemm_v2
@@ -366,11 +363,12 @@ void register_all(Library& m) {
   m.impl("cast_to_fp8_v2", &to_fp8<T, kMeta>);
   m.impl("cast_to_fp8_v2.scalar", &to_fp8<double, kMeta>);
   m.impl("cast_to_fp8_v2.scalar_list", &to_fp8<Floats, kMeta>);
-  m.impl("cast_to_fp8_hybrid", kMeta ? &to_fp8_hybrid_meta : &cast_to_fp8_hybrid);
+  m.impl("cast_to_fp8_hybrid", kMeta ? &cast_to_fp8_hybrid_meta : &cast_to_fp8_hybrid);
   m.impl("cast_from_fp8", &from_fp8<T, kMeta>);
   m.impl("cast_from_fp8.scalar", &from_fp8<double, kMeta>);
   m.impl("cast_from_fp8.scalar_list", &from_fp8<Floats, kMeta>);
-  m.impl("calculate_scale_for_cast", kMeta ? &calculate_scale_meta : &calculate_scale_for_cast);
+  m.impl("calculate_scale_for_cast", kMeta ? &calculate_scale_for_cast_meta : &calculate_scale_for_cast);
+  m.impl("sum_fp8", kMeta ? &sum_fp8_meta : &sum_fp8);
   m.impl("fp8_gemm_v2", &gemm_v2<T, kMeta>);
   m.impl("fp8_gemm_v2.scalar", &gemm_v2<double, kMeta>);
   m.impl("fp8_gemm_v2.scalar_list", &gemm_v2<Floats, kMeta>);
@@ -397,7 +395,8 @@ FP8_LIBRARY(hpu, m) {
     cast_from_fp8.scalar(Tensor input, float scale, ScalarType out_dtype, int[]? scale_shape=None) -> Tensor;
     cast_from_fp8.scalar_list(Tensor input, float[] scale, ScalarType out_dtype, int[]? scale_shape=None) -> Tensor;
     calculate_scale_for_cast(Tensor input, int maxMode, int scaleMode, int reduceAxis=0, bool reduceKeepdim=False,
-        float fullscale=1.0, float backoff=1.0) -> Tensor;)");
+        float fullscale=1.0, float backoff=1.0) -> Tensor;
+    sum_fp8(Tensor self, int[1]? dim=None, bool keepdim=False, ScalarType? out_dtype=None) -> Tensor;)");
 
   // --- products
   define(m, R"(

@@ -42,20 +42,4 @@ at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType ou
 at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis,
                                     bool reduce_keepdim, double fullscale, double backoff);
 
-/// Shapes and dtypes alone, for meta tensors; the same checks.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid_meta(const at::Tensor& input, bool is_amax);
-std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, bool is_amax, at::ScalarType dtype);
-at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype);
-at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode,
-                                         int64_t reduce_axis, bool reduce_keepdim);
-
-// hpu::sum_fp8: the sum of fp8 values over dimensions, in f32 (as at::sum of the same values), rounded once to
-// out_dtype; to fp8 it saturates as the device does.
-
-/// self: fp8, f32, bf16 or f16. dim: none or empty for all. out_dtype: one of those too, default self's.
-at::Tensor sum_fp8(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
-                   std::optional<at::ScalarType> out_dtype);
-at::Tensor sum_fp8_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
-                        std::optional<at::ScalarType> out_dtype);
-
 }  // namespace fp8::runtime::ops

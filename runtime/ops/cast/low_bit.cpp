@@ -123,15 +123,17 @@ void check_int4(const at::Tensor& input, at::ScalarType out_dtype) {
 /// input: int32 [..., n]; result [..., 8n] of out_dtype (f32, bf16, f16 or float8). scale and an unpacked zero_point:
 /// any shape that broadcasts to the result, or [G, 8n] for a 2-D input [R, n] with R a multiple of G (groups of R / G
 /// rows). A packed zero_point is int32, its last dimension an eighth of what it stands for.
-at::Tensor convert_from_int4_meta(const at::Tensor& input, at::ScalarType out_dtype) {
+at::Tensor convert_from_int4_meta(const at::Tensor& input, const at::Tensor&, const std::optional<at::Tensor>&,
+                                  at::ScalarType out_dtype) {
   check_int4(input, out_dtype);
   auto sizes = input.sizes().vec();
   sizes.back() *= 8;
   return at::empty(sizes, input.options().dtype(out_dtype));
 }
 
+template <bool is_signed>
 at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
-                             const std::optional<at::Tensor>& zero_point, at::ScalarType out_dtype, bool is_signed) {
+                             const std::optional<at::Tensor>& zero_point, at::ScalarType out_dtype) {
   LeafScope leaf("hpu::convert_from_int4", input, scale, zero_point);
   check_int4(input, out_dtype);
   const at::ScalarType compute = is_fp8(out_dtype) ? at::kFloat : out_dtype;
@@ -153,7 +155,7 @@ at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
 
 /// input: f32, bf16 or f16, at least 1-D; axis: -dim .. dim - 1. Result in input's dtype. A slice of zeros stays zeros,
 /// one with a NaN or an infinity becomes NaN. Stochastic bits depend on the generator's seed and the element alone.
-at::Tensor fake_quant_fp4_meta(const at::Tensor& input, int64_t axis, std::string_view dtype) {
+at::Tensor fake_quant_fp4_meta(const at::Tensor& input, bool, int64_t axis, std::string_view dtype) {
   (void)fp4_of(dtype);
   check_high_precision("fake_quant_fp4", "input of dtype", input.scalar_type());
   TORCH_CHECK(axis >= -input.dim() && axis < input.dim(), "[fake_quant_fp4] expected axis in [", -input.dim(), ", ",
@@ -163,7 +165,7 @@ at::Tensor fake_quant_fp4_meta(const at::Tensor& input, int64_t axis, std::strin
 
 at::Tensor fake_quant_fp4(const at::Tensor& input, bool stochastic_rounding, int64_t axis, std::string_view dtype) {
   LeafScope leaf("hpu::fake_quant_fp4", input);
-  at::Tensor out = fake_quant_fp4_meta(input, axis, dtype);
+  at::Tensor out = fake_quant_fp4_meta(input, stochastic_rounding, axis, dtype);
   if (input.numel() == 0) return out;
   const Fp4& format = fp4_of(dtype);
   at::Tensor rows = at::empty(input.movedim(axis, 0).sizes(), input.options().dtype(at::kFloat));
@@ -179,29 +181,16 @@ at::Tensor fake_quant_fp4(const at::Tensor& input, bool stochastic_rounding, int
   return out;
 }
 
-template <bool kSigned>
-at::Tensor from_int4(const at::Tensor& input, const at::Tensor& scale, const std::optional<at::Tensor>& zero_point,
-                     at::ScalarType dtype) {
-  return convert_from_int4(input, scale, zero_point, dtype, kSigned);
-}
-at::Tensor int4_meta(const at::Tensor& input, const at::Tensor&, const std::optional<at::Tensor>&,
-                     at::ScalarType dtype) {
-  return convert_from_int4_meta(input, dtype);
-}
-at::Tensor fp4_meta(const at::Tensor& input, bool, int64_t axis, std::string_view dtype) {
-  return fake_quant_fp4_meta(input, axis, dtype);
-}
-
 FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");
-  edge.impl("convert_from_int4", &from_int4<true>);
-  edge.impl("convert_from_uint4", &from_int4<false>);
+  edge.impl("convert_from_int4", &convert_from_int4<true>);
+  edge.impl("convert_from_uint4", &convert_from_int4<false>);
   edge.impl("fake_quant_fp4", &fake_quant_fp4);
 }
 FP8_LIBRARY_IMPL(hpu, Meta, m) {
-  m.impl("convert_from_int4", &int4_meta);
-  m.impl("convert_from_uint4", &int4_meta);
-  m.impl("fake_quant_fp4", &fp4_meta);
+  m.impl("convert_from_int4", &convert_from_int4_meta);
+  m.impl("convert_from_uint4", &convert_from_int4_meta);
+  m.impl("fake_quant_fp4", &fake_quant_fp4_meta);
 }
 
 }  // namespace
