@@ -183,7 +183,8 @@ class FusedOptimizer : public torch::optim::Optimizer {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for graphs, which may outlive it
 };
 
-/// An optimizer whose groups all have `Options`, which names it (kOptimizer). Each specializes update().
+/// An optimizer whose groups all have `Options`, which names it (kOptimizer) and has its step, a static update(name,
+/// participants).
 template <class Options>
 class FusedOptimizerOf : public FusedOptimizer {
  public:
@@ -195,7 +196,7 @@ class FusedOptimizerOf : public FusedOptimizer {
   }
 
  protected:
-  void update(const std::vector<Participant>& participants) override;
+  void update(const std::vector<Participant>& participants) override { Options::update(name(), participants); }
   void check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const override {
     TORCH_CHECK(dynamic_cast<const Options*>(&options) != nullptr, name(),
                 ": the options of a group are another optimizer's, allowed are ", name(), "Options");

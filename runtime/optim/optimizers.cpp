@@ -109,7 +109,7 @@ void FusedAdamWOptions::check(const char* optimizer) const {
   }
 }
 
-void adamw_update(const char* optimizer, const std::vector<Participant>& participants) {
+void FusedAdamWOptions::update(const char* optimizer, const std::vector<Participant>& participants) {
   std::vector<ops::AdamItem> items;
   items.reserve(participants.size());
   for (Participant p : participants) {
@@ -145,11 +145,6 @@ void adamw_update(const char* optimizer, const std::vector<Participant>& partici
   ops::adam_step(optimizer, items);
 }
 
-template <>
-void FusedAdamW::update(const std::vector<Participant>& participants) {
-  adamw_update(name(), participants);
-}
-
 void FusedLambOptions::check(const char* optimizer) const {
   check_lr(optimizer, lr());
   check_betas(optimizer, betas());
@@ -159,8 +154,7 @@ void FusedLambOptions::check(const char* optimizer) const {
                "0 (no clipping) or more");
 }
 
-template <>
-void FusedLamb::update(const std::vector<Participant>& participants) {
+void FusedLambOptions::update(const char* optimizer, const std::vector<Participant>& participants) {
   double most = 0;
   std::vector<at::Tensor> grads;
   for (const Participant& p : participants) {
@@ -170,7 +164,7 @@ void FusedLamb::update(const std::vector<Participant>& participants) {
   }
   double clip = 1;
   if (most > 0) {
-    const double norm = ops::norm_of(ops::norms(name(), grads));
+    const double norm = ops::norm_of(ops::norms(optimizer, grads));
     if (norm > most) clip = norm / most;
   }
   std::vector<ops::LambItem> items;
@@ -194,7 +188,7 @@ void FusedLamb::update(const std::vector<Participant>& participants) {
     f.weight_decay = static_cast<float>(o.weight_decay());
     items.push_back({p.grad, p.weight, m, v, at::empty_like(p.weight, p.weight.options().dtype(at::kFloat)), f});
   }
-  const auto norms = ops::lamb_direction(name(), items);
+  const auto norms = ops::lamb_direction(optimizer, items);
   std::vector<ops::ScaleAddItem> steps;
   steps.reserve(items.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -202,7 +196,7 @@ void FusedLamb::update(const std::vector<Participant>& participants) {
     const double trust = ops::lamb_trust(norms[i].weight, norms[i].step, o.weight_decay() != 0 || o.use_lamb());
     steps.push_back({items[i].weight, items[i].step, 1, static_cast<float>(-o.lr() * trust)});
   }
-  ops::scale_add(name(), steps);
+  ops::scale_add(optimizer, steps);
 }
 
 namespace {
@@ -226,8 +220,7 @@ void FusedSGDOptions::check(const char* optimizer) const {
               " and dampening ", dampening());
 }
 
-template <>
-void FusedSGD::update(const std::vector<Participant>& participants) {
+void FusedSGDOptions::update(const char* optimizer, const std::vector<Participant>& participants) {
   std::vector<ops::SgdItem> items;
   items.reserve(participants.size());
   for (const Participant& p : participants) {
@@ -246,7 +239,7 @@ void FusedSGD::update(const std::vector<Participant>& participants) {
     }
     items.push_back(std::move(item));
   }
-  ops::sgd_step(name(), items);
+  ops::sgd_step(optimizer, items);
 }
 
 void FusedLarsOptions::check(const char* optimizer) const {
@@ -257,11 +250,10 @@ void FusedLarsOptions::check(const char* optimizer) const {
   check_option(eps() >= 0 && std::isfinite(eps()), optimizer, "eps", eps(), "0 or more");
 }
 
-template <>
-void FusedLars::update(const std::vector<Participant>& participants) {
+void FusedLarsOptions::update(const char* optimizer, const std::vector<Participant>& participants) {
   std::vector<at::Tensor> both;
   for (const Participant& p : participants) both.insert(both.end(), {p.weight, p.grad});
-  const auto norms = ops::norms(name(), both);
+  const auto norms = ops::norms(optimizer, both);
   std::vector<ops::SgdItem> items;
   items.reserve(participants.size());
   for (std::size_t i = 0; i < participants.size(); ++i) {
@@ -280,7 +272,7 @@ void FusedLars::update(const std::vector<Participant>& participants) {
     item.neg_lr = 1;
     items.push_back(std::move(item));
   }
-  ops::sgd_step(name(), items);
+  ops::sgd_step(optimizer, items);
 }
 
 namespace {
@@ -373,7 +365,7 @@ void Muon::update(const std::vector<Participant>& participants) {
   for (const Participant& p : participants) {
     (dynamic_cast<const MuonOptions*>(p.options) != nullptr ? hidden : others).push_back(p);
   }
-  adamw_update(name(), others);
+  FusedAdamWOptions::update(name(), others);
   for (std::size_t begin = 0; begin < hidden.size();) {
     std::size_t end = begin;
     std::int64_t elements = 0;

@@ -44,6 +44,9 @@ struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
 
  public:
   void check(const char* optimizer) const override;
+  /// One AdamW step of participants whose options are these: states exp_avg, exp_avg_sq and, for fp8, exp_avg_scale,
+  /// exp_avg_sq_scale. Moments of another type (from a checkpoint) are converted.
+  static void update(const char* optimizer, const std::vector<Participant>& participants);
   using FusedOptions::serialize;
   /// "amsgrad" too, which torch's AdamW asks its archives for; not where that would read something else than was meant:
   /// moments in fp8, or no bias correction.
@@ -57,12 +60,6 @@ struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
 };
 
 using FusedAdamW = FusedOptimizerOf<FusedAdamWOptions>;
-template <>
-void FusedAdamW::update(const std::vector<Participant>& participants);
-
-/// One AdamW step of participants whose options are FusedAdamWOptions: states exp_avg, exp_avg_sq and, for fp8,
-/// exp_avg_scale, exp_avg_sq_scale. Moments of another type (from a checkpoint) are converted.
-void adamw_update(const char* optimizer, const std::vector<Participant>& participants);
 
 // LAMB: Adam's direction, as long for every tensor as its trust ratio says.
 //
@@ -86,6 +83,7 @@ struct FusedLambOptions : public FusedOptionsOf<FusedLambOptions> {
 
  public:
   void check(const char* optimizer) const override;
+  static void update(const char* optimizer, const std::vector<Participant>& participants);
   static auto options(auto& o) {
     return std::tuple(named("lr", o.lr()), named("betas", o.betas()), named("eps", o.eps()),
                       named("weight_decay", o.weight_decay()), named("bias_correction", o.bias_correction()),
@@ -95,8 +93,6 @@ struct FusedLambOptions : public FusedOptionsOf<FusedLambOptions> {
 };
 
 using FusedLamb = FusedOptimizerOf<FusedLambOptions>;
-template <>
-void FusedLamb::update(const std::vector<Participant>& participants);
 
 // SGD with momentum, and LARS, which gives each tensor a learning rate of its own.
 //
@@ -118,6 +114,7 @@ struct FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
 
  public:
   void check(const char* optimizer) const override;
+  static void update(const char* optimizer, const std::vector<Participant>& participants);
   static auto options(auto& o) {
     return std::tuple(named("lr", o.lr()), named("momentum", o.momentum()), named("dampening", o.dampening()),
                       named("weight_decay", o.weight_decay()), named("nesterov", o.nesterov()));
@@ -125,8 +122,6 @@ struct FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
 };
 
 using FusedSGD = FusedOptimizerOf<FusedSGDOptions>;
-template <>
-void FusedSGD::update(const std::vector<Participant>& participants);
 
 struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
   static constexpr char kOptimizer[] = "FusedLars";
@@ -140,6 +135,7 @@ struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
 
  public:
   void check(const char* optimizer) const override;
+  static void update(const char* optimizer, const std::vector<Participant>& participants);
   static auto options(auto& o) {
     return std::tuple(named("lr", o.lr()), named("momentum", o.momentum()), named("weight_decay", o.weight_decay()),
                       named("eeta", o.eeta()), named("eps", o.eps()), named("skip", o.skip()));
@@ -147,8 +143,6 @@ struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
 };
 
 using FusedLars = FusedOptimizerOf<FusedLarsOptions>;
-template <>
-void FusedLars::update(const std::vector<Participant>& participants);
 
 // Muon, for the 2-D weights inside a network (not embeddings, not the output layer): momentum, made nearly orthogonal.
 //

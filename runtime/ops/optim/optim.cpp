@@ -112,11 +112,7 @@ class HostArrays {
       if (write) home_.emplace_back(host, copy);
       host = copy;
     }
-    Array array;
-    array.data = const_cast<void*>(host.const_data_ptr());
-    array.n = host.numel();
-    array.type = storage_of(type);
-    return array;
+    return {const_cast<void*>(host.const_data_ptr()), host.numel(), storage_of(type)};
   }
 
   struct Write {
@@ -133,115 +129,103 @@ class HostArrays {
 };
 
 /// The tensors of a leaf of all items; none without listeners.
-template <class Item, class... Member>
-std::vector<at::Tensor> tensors_of(at::ArrayRef<Item> items, Member... members) {
+template <class Item>
+std::vector<at::Tensor> tensors_of(at::ArrayRef<Item> items, std::initializer_list<at::Tensor Item::*> members) {
   std::vector<at::Tensor> tensors;
   if (!leaves_heard()) return tensors;
-  for (const Item& item : items) (tensors.push_back(item.*members), ...);
+  for (const Item& item : items)
+    for (const auto member : members) tensors.push_back(item.*member);
   return tensors;
+}
+
+/// kernel(work of all items), where make(arrays, item) is the work of one; `leader` decides its order of elements.
+/// given, written: what a leaf tells of an item.
+template <class Item, class Make, class Kernel>
+void run_step(const char* op, at::ArrayRef<Item> items, at::Tensor Item::*leader,
+              std::initializer_list<at::Tensor Item::*> given, std::initializer_list<at::Tensor Item::*> written,
+              const Make& make, const Kernel& kernel) {
+  if (items.empty()) return;
+  HostArrays arrays(op);
+  std::vector<decltype(make(arrays, items[0]))> work;
+  work.reserve(items.size());
+  for (const Item& item : items) {
+    arrays.next(item.*leader);
+    work.push_back(make(arrays, item));
+  }
+  LeafScope leaf(op, tensors_of(items, given));
+  arrays.check_writes();
+  kernel(work);
+  arrays.finish();
+  leaf.gives(tensors_of(items, written));
 }
 
 }  // namespace
 
 void adam_step(const char* op, at::ArrayRef<AdamItem> items) {
-  HostArrays arrays(op);
-  std::vector<kernels::AdamTensor> work;
-  work.reserve(items.size());
   bool fp8 = false;
-  for (const AdamItem& item : items) {
-    arrays.next(item.weight);
-    kernels::AdamTensor t;
-    t.weight = arrays.write("weight", item.weight);
-    t.grad = arrays.read("gradient", item.grad);
-    t.m = arrays.moment("exp_avg", item.exp_avg);
-    t.v = arrays.moment("exp_avg_sq", item.exp_avg_sq);
-    t.m_scale = arrays.scale("exp_avg_scales", item.exp_avg_scale, kernels::is_fp8(t.m.type));
-    t.v_scale = arrays.scale("exp_avg_sq_scales", item.exp_avg_sq_scale, kernels::is_fp8(t.v.type));
-    t.factors = item.factors;
-    t.seed = item.seed;
-    fp8 |= kernels::is_fp8(t.m.type) || kernels::is_fp8(t.v.type);
-    work.push_back(t);
-  }
-  if (work.empty()) return;
-  LeafScope leaf(op, tensors_of(items, &AdamItem::weight, &AdamItem::grad, &AdamItem::exp_avg, &AdamItem::exp_avg_sq));
-  arrays.check_writes();
-  kernels::adam_step(work, fp8 ? device_dialect(op) : kernels::Dialect::ocp);
-  arrays.finish();
-  leaf.gives(tensors_of(items, &AdamItem::weight, &AdamItem::exp_avg, &AdamItem::exp_avg_sq));
+  const auto make = [&](HostArrays& arrays, const AdamItem& item) {
+    const kernels::AdamTensor t{
+        arrays.write("weight", item.weight),
+        arrays.read("gradient", item.grad),
+        arrays.moment("exp_avg", item.exp_avg),
+        arrays.moment("exp_avg_sq", item.exp_avg_sq),
+        arrays.scale("exp_avg_scales", item.exp_avg_scale, is_fp8(item.exp_avg.scalar_type())),
+        arrays.scale("exp_avg_sq_scales", item.exp_avg_sq_scale, is_fp8(item.exp_avg_sq.scalar_type())),
+        item.factors,
+        item.seed};
+    fp8 |= t.m_scale != nullptr || t.v_scale != nullptr;
+    return t;
+  };
+  run_step(op, items, &AdamItem::weight,
+           {&AdamItem::weight, &AdamItem::grad, &AdamItem::exp_avg, &AdamItem::exp_avg_sq},
+           {&AdamItem::weight, &AdamItem::exp_avg, &AdamItem::exp_avg_sq}, make,
+           [&](const auto& work) { kernels::adam_step(work, fp8 ? device_dialect(op) : kernels::Dialect::ocp); });
 }
 
 void sgd_step(const char* op, at::ArrayRef<SgdItem> items) {
-  HostArrays arrays(op);
-  std::vector<kernels::SgdTensor> work;
-  work.reserve(items.size());
-  for (const SgdItem& item : items) {
-    arrays.next(item.weight);
-    kernels::SgdTensor t;
-    t.weight = arrays.write("weight", item.weight);
-    t.grad = arrays.read("gradient", item.grad);
-    if (item.buffer.defined()) t.buffer = arrays.write("momentum", item.buffer);
-    t.weight_decay = item.weight_decay;
-    t.momentum = item.momentum;
-    t.rest = item.rest;
-    t.neg_lr = item.neg_lr;
-    t.nesterov = item.nesterov;
-    t.first = item.first;
-    work.push_back(t);
-  }
-  if (work.empty()) return;
-  LeafScope leaf(op, tensors_of(items, &SgdItem::weight, &SgdItem::grad, &SgdItem::buffer));
-  arrays.check_writes();
-  kernels::sgd_step(work);
-  arrays.finish();
-  leaf.gives(tensors_of(items, &SgdItem::weight, &SgdItem::buffer));
+  const auto make = [](HostArrays& arrays, const SgdItem& item) {
+    return kernels::SgdTensor{arrays.write("weight", item.weight),
+                              arrays.read("gradient", item.grad),
+                              item.buffer.defined() ? arrays.write("momentum", item.buffer) : Array(),
+                              item.weight_decay,
+                              item.momentum,
+                              item.rest,
+                              item.neg_lr,
+                              item.nesterov,
+                              item.first};
+  };
+  run_step(op, items, &SgdItem::weight, {&SgdItem::weight, &SgdItem::grad, &SgdItem::buffer},
+           {&SgdItem::weight, &SgdItem::buffer}, make, [](const auto& work) { kernels::sgd_step(work); });
 }
 
 std::vector<LambNorms> lamb_direction(const char* op, at::ArrayRef<LambItem> items) {
-  HostArrays arrays(op);
-  std::vector<kernels::LambTensor> work;
-  work.reserve(items.size());
-  for (const LambItem& item : items) {
-    arrays.next(item.weight);
+  const auto make = [](HostArrays& arrays, const LambItem& item) {
     kernels::LambTensor t = item.factors;
     t.weight = arrays.read("weight", item.weight);
     t.grad = arrays.read("gradient", item.grad);
     t.m = arrays.write("exp_avg", item.exp_avg);
     t.v = arrays.write("exp_avg_sq", item.exp_avg_sq);
     t.step = arrays.write("adam_step", item.step);
-    work.push_back(t);
-  }
-  std::vector<LambNorms> result(work.size());
-  if (work.empty()) return result;
-  LeafScope leaf(op, tensors_of(items, &LambItem::weight, &LambItem::grad, &LambItem::exp_avg, &LambItem::exp_avg_sq));
-  arrays.check_writes();
-  std::vector<double> squares(2 * work.size());
-  kernels::lamb_direction(work, reinterpret_cast<double(*)[2]>(squares.data()));
-  arrays.finish();
-  leaf.gives(tensors_of(items, &LambItem::exp_avg, &LambItem::exp_avg_sq, &LambItem::step));
+    return t;
+  };
+  std::vector<double> squares(2 * items.size());
+  run_step(op, items, &LambItem::weight,
+           {&LambItem::weight, &LambItem::grad, &LambItem::exp_avg, &LambItem::exp_avg_sq},
+           {&LambItem::exp_avg, &LambItem::exp_avg_sq, &LambItem::step}, make,
+           [&](const auto& work) { kernels::lamb_direction(work, reinterpret_cast<double(*)[2]>(squares.data())); });
+  std::vector<LambNorms> result(items.size());
   for (std::size_t i = 0; i < result.size(); ++i)
     result[i] = {std::sqrt(squares[2 * i]), std::sqrt(squares[2 * i + 1])};
   return result;
 }
 
 void scale_add(const char* op, at::ArrayRef<ScaleAddItem> items) {
-  HostArrays arrays(op);
-  std::vector<kernels::ScaleAdd> work;
-  work.reserve(items.size());
-  for (const ScaleAddItem& item : items) {
-    arrays.next(item.y);
-    kernels::ScaleAdd t;
-    t.y = arrays.write("result", item.y);
-    if (item.x.defined()) t.x = arrays.read("input", item.x);
-    t.a = item.a;
-    t.b = item.b;
-    work.push_back(t);
-  }
-  if (work.empty()) return;
-  LeafScope leaf(op, tensors_of(items, &ScaleAddItem::y, &ScaleAddItem::x));
-  arrays.check_writes();
-  kernels::scale_add(work);
-  arrays.finish();
-  leaf.gives(tensors_of(items, &ScaleAddItem::y));
+  const auto make = [](HostArrays& arrays, const ScaleAddItem& item) {
+    return kernels::ScaleAdd{arrays.write("result", item.y), item.x.defined() ? arrays.read("input", item.x) : Array(),
+                             item.a, item.b};
+  };
+  run_step(op, items, &ScaleAddItem::y, {&ScaleAddItem::y, &ScaleAddItem::x}, {&ScaleAddItem::y}, make,
+           [](const auto& work) { kernels::scale_add(work); });
 }
 
 std::vector<double> norms(const char* op, at::TensorList tensors) {
