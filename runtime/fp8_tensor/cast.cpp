@@ -88,6 +88,28 @@ void check_layout(const at::Tensor& x, const CastSpec& spec) {
               "[quantize] expected the scales of rows or columns");
 }
 
+/// Room for the codes of quantize(x, spec) and for the scales that it makes.
+Fp8Tensor room_for_cast(const at::Tensor& x, const CastSpec& spec) {
+  const at::TensorOptions options = x.options().dtype(dtype_of(spec.format));
+  Fp8Tensor out;
+  out.codes = spec.transpose ? at::empty_strided(x.sizes(), {1, x.size(0)}, options) : at::empty(x.sizes(), options);
+  out.layout = spec.layout;
+  if (spec.rule == ScaleRule::given) {
+    out.scale_inv = spec.scale_inv;
+  } else if (!spec.layout.one()) {
+    out.grid = room_for_grid(x, spec);
+    out.power_of_two = spec.power_of_two || spec.rule == ScaleRule::e8m0;
+  }
+  return out;
+}
+
+/// What is to be done when both are written.
+void finish_cast(const CastSpec& spec, const Fp8Tensor& result) {
+  if (spec.rule != ScaleRule::amax_over_max || !result.grid.defined()) return;
+  auto* scale_inv = result.grid.mutable_data_ptr<float>();
+  std::transform(scale_inv, scale_inv + result.grid.numel(), scale_inv, nan_unless_finite);
+}
+
 Fp8Tensor quantized(const at::Tensor& input, const CastSpec& spec) {
   const at::Tensor x = readable(input);
   check_layout(x, spec);
@@ -107,26 +129,6 @@ Fp8Tensor quantized(const at::Tensor& input, const CastSpec& spec) {
 }
 
 }  // namespace
-
-Fp8Tensor room_for_cast(const at::Tensor& x, const CastSpec& spec) {
-  const at::TensorOptions options = x.options().dtype(dtype_of(spec.format));
-  Fp8Tensor out;
-  out.codes = spec.transpose ? at::empty_strided(x.sizes(), {1, x.size(0)}, options) : at::empty(x.sizes(), options);
-  out.layout = spec.layout;
-  if (spec.rule == ScaleRule::given) {
-    out.scale_inv = spec.scale_inv;
-  } else if (!spec.layout.one()) {
-    out.grid = room_for_grid(x, spec);
-    out.power_of_two = spec.power_of_two || spec.rule == ScaleRule::e8m0;
-  }
-  return out;
-}
-
-void finish_cast(const CastSpec& spec, const Fp8Tensor& result) {
-  if (spec.rule != ScaleRule::amax_over_max || !result.grid.defined()) return;
-  auto* scale_inv = result.grid.mutable_data_ptr<float>();
-  std::transform(scale_inv, scale_inv + result.grid.numel(), scale_inv, nan_unless_finite);
-}
 
 Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
   OpScope leaf("fp8::quantize", x);
@@ -261,7 +263,7 @@ struct Known final : c10::intrusive_ptr_target {
   }
 };
 
-/// Null where nothing can be kept.
+/// Null where casts of x can't be kept: it has no version or no Block, or is a weight.
 Block* block_to_keep_in(const at::Tensor& x) {
   Block* block = x.is_inference() ? nullptr : block_of(x);
   return block == nullptr || block->tag ? nullptr : block;  // a weight: its owner casts it
@@ -304,8 +306,6 @@ void keep_cast(const at::Tensor& x, const CastSpec& spec, const Fp8Tensor& resul
   known->turn_to(x);
   known->keep(x, spec, result);
 }
-
-bool may_keep_casts(const at::Tensor& x) { return block_to_keep_in(x) != nullptr; }
 
 std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& first,
                                                const CastSpec& second) {
@@ -352,7 +352,8 @@ bool is_of_rows(const CastSpec& spec) {
 }  // namespace
 
 CastBeside::CastBeside(const at::Tensor& y, const NextCast& next) : y_(y) {
-  if (!next.has_value() || !is_of_rows(*next) || y.dim() == 0 || y.numel() == 0 || !may_keep_casts(y)) return;
+  if (!next.has_value() || !is_of_rows(*next) || y.dim() == 0 || y.numel() == 0 || block_to_keep_in(y) == nullptr)
+    return;
   spec_ = &*next;
   result_ = room_for_cast(y, *next);
 }

@@ -41,11 +41,6 @@ void cast_into(const at::Tensor& x, const CastSpec& spec, const at::Tensor& out)
 void cast_into(const at::Tensor& x, const CastSpec& first, const at::Tensor& out, const CastSpec& second,
                const at::Tensor& second_out);
 
-/// For kernels that cast what they make (CastBeside, below): room for the codes of quantize(x, spec) and for the
-/// scales that it makes; and what is to be done when both are written.
-Fp8Tensor room_for_cast(const at::Tensor& x, const CastSpec& spec);
-void finish_cast(const CastSpec& spec, const Fp8Tensor& result);
-
 /// max |x| of any strides; NaN if any is.
 float amax_of(const at::Tensor& x);
 
@@ -91,8 +86,6 @@ class OrdinaryTensors {
 Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& spec);
 /// Keeps `result`, which quantize(x, spec) is known to be and which the next cast_once(x, x, spec) gives.
 void keep_cast(const at::Tensor& x, const CastSpec& spec, const Fp8Tensor& result);
-/// True if casts of x are kept: x has a version and a Block, and is no weight.
-bool may_keep_casts(const at::Tensor& x);
 /// cast_once() of quantize_both().
 std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& first,
                                                const CastSpec& second);
