@@ -288,25 +288,18 @@ bool returns_view(const c10::FunctionSchema& schema) {
 
 namespace {
 
-/// Ops of whose contract one argument on the CPU is part, beside hpu ones.
-struct HostArgument {
-  std::string_view op;
-  std::size_t argument;
-};
-constexpr HostArgument kHostArguments[] = {{"aten::index", 1},
-                                           {"aten::_unsafe_index", 1},
-                                           {"aten::index_put", 1},
-                                           {"aten::index_put_", 1},
-                                           {"aten::_unsafe_index_put", 1},
-                                           {"aten::_index_put_impl_", 1},
-                                           {"aten::_pack_padded_sequence", 1},
-                                           {"aten::_pad_packed_sequence", 1}};
+/// Ops of whose contract it is part that argument 1 may lie on the CPU, beside hpu ones.
+constexpr std::string_view kHostArguments[] = {"aten::index",
+                                               "aten::_unsafe_index",
+                                               "aten::index_put",
+                                               "aten::index_put_",
+                                               "aten::_unsafe_index_put",
+                                               "aten::_index_put_impl_",
+                                               "aten::_pack_padded_sequence",
+                                               "aten::_pad_packed_sequence"};
 
 bool may_be_on_host(std::string_view op, std::size_t argument) {
-  for (const HostArgument& known : kHostArguments) {
-    if (known.op == op && known.argument == argument) return true;
-  }
-  return false;
+  return argument == 1 && std::ranges::find(kHostArguments, op) != std::end(kHostArguments);
 }
 
 /// False for a type whose values hold neither tensor nor place, whatever they are.

@@ -15,6 +15,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <exception>
 #include <iterator>
 #include <memory>
@@ -31,6 +32,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime::distributed {
@@ -187,36 +189,15 @@ class DeviceWork final : public c10d::Work {
   std::shared_ptr<Result> result_;
 };
 
-struct Collective {
-  const char* name;
-  bool writes;  ///< its first argument
-};
-constexpr Collective kCollectives[] = {{"allgather_", true},
-                                       {"_allgather_base_", true},
-                                       {"allgather_coalesced_", true},
-                                       {"allgather_into_tensor_coalesced_", true},
-                                       {"allreduce_", true},
-                                       {"allreduce_coalesced_", true},
-                                       {"alltoall_", true},
-                                       {"alltoall_base_", true},
-                                       {"barrier", false},
-                                       {"broadcast_", true},
-                                       {"check_for_nan", false},
-                                       {"gather_", true},
-                                       {"monitored_barrier_", false},
-                                       {"recv_", true},
-                                       {"recv_any_source_", true},
-                                       {"reduce_", true},
-                                       {"reduce_scatter_", true},
-                                       {"_reduce_scatter_base_", true},
-                                       {"reduce_scatter_tensor_coalesced_", true},
-                                       {"scatter_", true},
-                                       {"send", false}};
+/// The operators that write their first argument; those that write nothing.
+const auto& kWriting = *new auto(io::words(R"(
+allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_
+alltoall_ alltoall_base_ broadcast_ gather_ recv_ recv_any_source_ reduce_ reduce_scatter_ _reduce_scatter_base_
+reduce_scatter_tensor_coalesced_ scatter_)"));  // threads may outlive main()
+const auto kReading = io::words("barrier check_for_nan monitored_barrier_ send");
 
-bool writes(std::string_view op) {  // "c10d::send"
-  for (const Collective& c : kCollectives)
-    if (op.substr(6) == c.name) return c.writes;
-  return false;
+bool writes_first_argument(std::string_view op) {  // "c10d::send"
+  return std::ranges::find(kWriting, op.substr(6)) != kWriting.end();
 }
 
 std::optional<c10d::ReduceOp> reduce_op_of(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
@@ -264,7 +245,7 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
 
   const auto operands = std::make_shared<Operands>();
   const c10::IValue result = arguments[0];
-  bool written = writes(name);
+  bool written = writes_first_argument(name);
   for (std::size_t i = 0; i < count; ++i, written = false)
     replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return operands->alias(t, written); });
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
@@ -278,7 +259,9 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
 }
 
 FP8_LIBRARY_IMPL(c10d, HPU, m) {
-  for (const Collective& c : kCollectives) m.impl(c.name, torch::CppFunction::makeFromBoxedFunction<&collective>());
+  for (const auto& names : {kWriting, kReading})
+    for (const std::string& name : names)
+      m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
 }
 
 }  // namespace

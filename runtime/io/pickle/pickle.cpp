@@ -203,22 +203,12 @@ const char* PyValue::type_name() const {
   return kNames[value.index()];
 }
 
-bool operator==(const PyValue& a, const PyValue& b) {
-  if (a.value.index() != b.value.index()) return false;
-  if (const auto* list = a.get_if<PyList>()) return list->items == b.get_if<PyList>()->items;
-  if (const auto* tuple = a.get_if<PyTuple>()) return tuple->items == b.get_if<PyTuple>()->items;
-  if (const auto* dict = a.get_if<PyDict>()) {
-    const auto &ours = dict->items(), &theirs = b.get_if<PyDict>()->items();
-    const auto same = [](const PyEntry& x, const PyEntry& y) { return x.key == y.key && x.value == y.value; };
-    return std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), same);
-  }
-  if (const auto* array = a.get_if<NdArray>())
-    return array->shape == b.get_if<NdArray>()->shape && array->data == b.get_if<NdArray>()->data;
-  if (const auto* text = a.get_if<std::string>()) return *text == *b.get_if<std::string>();
-  if (const auto* number = a.get_if<double>()) return *number == *b.get_if<double>();
-  if (const auto* number = a.get_if<std::int64_t>()) return *number == *b.get_if<std::int64_t>();
-  if (const auto* truth = a.get_if<bool>()) return *truth == *b.get_if<bool>();
-  return true;
-}
+// NaN equals nothing, in arrays too.
+static bool operator==(const NdArray& a, const NdArray& b) { return a.shape == b.shape && a.data == b.data; }
+static bool operator==(const PyList& a, const PyList& b) { return a.items == b.items; }
+static bool operator==(const PyTuple& a, const PyTuple& b) { return a.items == b.items; }
+static bool operator==(const PyEntry& a, const PyEntry& b) { return a.key == b.key && a.value == b.value; }
+static bool operator==(const PyDict& a, const PyDict& b) { return a.items() == b.items(); }
+bool operator==(const PyValue& a, const PyValue& b) { return a.value == b.value; }
 
 }  // namespace fp8::io
