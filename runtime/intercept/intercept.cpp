@@ -37,6 +37,8 @@ namespace {
 
 thread_local int g_paused = 0;
 
+class Interceptor;
+
 /// Composite ops decompose, and their decomposition runs where no handler takes them; the others have a
 /// derivative.
 struct Row {
@@ -44,36 +46,11 @@ struct Row {
   const char* overload;
   OpShape shape;
   bool composite;
+  /// Adds the op's kernel without a stack (Passing); null: it has none.
+  void (*add)(torch::Library& library, c10::DispatchKey key, std::unique_ptr<Interceptor> interceptor) = nullptr;
   bool is_convolution_itself() const {
     return shape == OpShape::convolution && std::string_view(name) == "aten::convolution";
   }
-};
-
-constexpr Row kIntercepted[] = {
-    {"aten::linear", "", OpShape::linear, true},
-    {"aten::matmul", "", OpShape::matmul, true},
-    {"aten::addmm", "", OpShape::addmm, false},
-    {"aten::mm", "", OpShape::mm, false},
-    {"aten::addmv", "", OpShape::addmv, false},
-    {"aten::mv", "", OpShape::mv, false},
-    {"aten::bmm", "", OpShape::bmm, false},
-    {"aten::baddbmm", "", OpShape::baddbmm, false},
-    {"aten::_grouped_mm", "", OpShape::grouped_mm, false},
-    {"aten::embedding", "", OpShape::embedding, false},
-    {"aten::embedding_bag", "", OpShape::embedding_bag, true},
-    {"aten::embedding_bag", "padding_idx", OpShape::embedding_bag, true},
-    {"aten::conv1d", "", OpShape::conv, true},
-    {"aten::conv2d", "", OpShape::conv, true},
-    {"aten::conv3d", "", OpShape::conv, true},
-    {"aten::conv1d", "padding", OpShape::conv_padding_mode, true},
-    {"aten::conv2d", "padding", OpShape::conv_padding_mode, true},
-    {"aten::conv3d", "padding", OpShape::conv_padding_mode, true},
-    {"aten::conv_transpose1d", "", OpShape::conv_transpose, true},
-    {"aten::conv_transpose2d", "input", OpShape::conv_transpose, true},
-    {"aten::conv_transpose3d", "input", OpShape::conv_transpose, true},
-    {"aten::_convolution", "", OpShape::convolution, false},
-    {"aten::_convolution", "deprecated", OpShape::convolution, true},
-    {"aten::convolution", "", OpShape::convolution, false},
 };
 
 /// A converted weight is used with values: codes beside it have an unknown scale, and mostly come from
@@ -346,13 +323,31 @@ void add_passing(torch::Library& library, c10::DispatchKey key, std::unique_ptr<
                                : add.template operator()<c10::DispatchKey::AutogradHPU>();
 }
 
-constexpr struct {
-  const char* name;
-  void (*add)(torch::Library& library, c10::DispatchKey key, std::unique_ptr<Interceptor> interceptor);
-} kPassing[] = {
-    {"aten::linear", add_passing<at::_ops::linear, true>}, {"aten::matmul", add_passing<at::_ops::matmul, true>},
-    {"aten::addmm", add_passing<at::_ops::addmm, false>},  {"aten::mm", add_passing<at::_ops::mm, false>},
-    {"aten::bmm", add_passing<at::_ops::bmm, false>},      {"aten::embedding", add_passing<at::_ops::embedding, false>},
+constexpr Row kIntercepted[] = {
+    {"aten::linear", "", OpShape::linear, true, add_passing<at::_ops::linear, true>},
+    {"aten::matmul", "", OpShape::matmul, true, add_passing<at::_ops::matmul, true>},
+    {"aten::addmm", "", OpShape::addmm, false, add_passing<at::_ops::addmm, false>},
+    {"aten::mm", "", OpShape::mm, false, add_passing<at::_ops::mm, false>},
+    {"aten::addmv", "", OpShape::addmv, false},
+    {"aten::mv", "", OpShape::mv, false},
+    {"aten::bmm", "", OpShape::bmm, false, add_passing<at::_ops::bmm, false>},
+    {"aten::baddbmm", "", OpShape::baddbmm, false},
+    {"aten::_grouped_mm", "", OpShape::grouped_mm, false},
+    {"aten::embedding", "", OpShape::embedding, false, add_passing<at::_ops::embedding, false>},
+    {"aten::embedding_bag", "", OpShape::embedding_bag, true},
+    {"aten::embedding_bag", "padding_idx", OpShape::embedding_bag, true},
+    {"aten::conv1d", "", OpShape::conv, true},
+    {"aten::conv2d", "", OpShape::conv, true},
+    {"aten::conv3d", "", OpShape::conv, true},
+    {"aten::conv1d", "padding", OpShape::conv_padding_mode, true},
+    {"aten::conv2d", "padding", OpShape::conv_padding_mode, true},
+    {"aten::conv3d", "padding", OpShape::conv_padding_mode, true},
+    {"aten::conv_transpose1d", "", OpShape::conv_transpose, true},
+    {"aten::conv_transpose2d", "input", OpShape::conv_transpose, true},
+    {"aten::conv_transpose3d", "input", OpShape::conv_transpose, true},
+    {"aten::_convolution", "", OpShape::convolution, false},
+    {"aten::_convolution", "deprecated", OpShape::convolution, true},
+    {"aten::convolution", "", OpShape::convolution, false},
 };
 
 void register_at(torch::Library& library, c10::DispatchKey key) {
@@ -361,10 +356,8 @@ void register_at(torch::Library& library, c10::DispatchKey key) {
     std::optional<c10::SafeKernelFunction> upstream;
     if (!row.composite && key == c10::DispatchKey::AutogradHPU) upstream = op.getComputedKernelForDispatchKey(key);
     auto interceptor = std::make_unique<Interceptor>(row, op.schema(), key, std::move(upstream));
-    const auto* passing = std::find_if(std::begin(kPassing), std::end(kPassing),
-                                       [&](const auto& known) { return std::string_view(known.name) == row.name; });
-    if (passing != std::end(kPassing)) {
-      passing->add(library, key, std::move(interceptor));
+    if (row.add != nullptr) {
+      row.add(library, key, std::move(interceptor));
       continue;
     }
     const std::string full = *row.overload == '\0' ? row.name : std::string(row.name) + "." + row.overload;
