@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/moe/moe_ops.h"
 
@@ -33,26 +34,21 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& w, bool permuted) {
   return permuted ? at::linear(x, w) : at::mm(x, w);
 }
 
-at::Tensor activated(const at::Tensor& x, const std::string& name) {
-  return name == "gelu" ? at::gelu(x) : name == "relu" ? at::relu(x) : at::silu(x);
-}
-
 /// h = act(x . w1) * (x . w2)
 at::Tensor intermediate(const MoeCall& c, std::size_t e, const at::Tensor& x) {
   if (!c.fused()) {
-    return at::mul(activated(product(x, c.w1[e], c.permuted), c.activation), product(x, c.w2[e], c.permuted));
+    return at::mul(c.activated(product(x, c.w1[e], c.permuted)), product(x, c.w2[e], c.permuted));
   }
   const auto both = product(x, c.w1[e], c.permuted);
   const std::int64_t inner = both.size(1) / 2;
-  return at::mul(activated(both.narrow(1, 0, inner), c.activation), both.narrow(1, inner, inner));
-}
-
-float amax_of(const at::Tensor& t) {
-  const at::Tensor host = cpu_alias(t.detach()).contiguous();
-  return kernels::amax(host.const_data_ptr(), float_type_of(host.scalar_type()), host.numel());
+  return at::mul(c.activated(both.narrow(1, 0, inner)), both.narrow(1, inner, inner));
 }
 
 }  // namespace
+
+at::Tensor MoeCall::activated(const at::Tensor& x) const {
+  return activation == "gelu" ? at::gelu(x) : activation == "relu" ? at::relu(x) : at::silu(x);
+}
 
 at::Tensor mixture_of_experts(const MoeCall& c, at::Tensor* amax) {
   LeafScope leaf("hpu::mixture_of_experts", c.hidden, c.table, c.router_weights, c.w1, c.w2, c.w3);
@@ -237,12 +233,10 @@ template <bool kMeta>
 TwoTensors measured(const Tensor& hidden, const Tensor& table, const Tensor& router, TensorList w1, TensorList w2,
                     TensorList w3, bool permuted, std::string_view activation, int64_t first, int64_t last, bool) {
   const MoeCall call = call_of(hidden, table, router, w1, w2, w3, permuted, activation, first, last);
+  if constexpr (kMeta)
+    return {mixture_of_experts_meta(call, hidden.scalar_type()),
+            hidden.new_empty({static_cast<int64_t>(w3.size())}, hidden.options().dtype(at::kFloat))};
   Tensor amax;
-  if constexpr (kMeta) {
-    Tensor y = mixture_of_experts_meta(call, hidden.scalar_type());
-    amax = hidden.new_empty({static_cast<int64_t>(w3.size())}, hidden.options().dtype(at::kFloat));
-    return {std::move(y), std::move(amax)};
-  }
   Tensor y = mixture_of_experts(call, &amax);
   return {std::move(y), std::move(amax)};
 }

@@ -34,6 +34,7 @@ struct MoeCall {
 
   std::size_t experts() const { return w3.size(); }
   bool fused() const { return w2.empty(); }
+  at::Tensor activated(const at::Tensor& x) const;
 };
 
 /// The multipliers out of fp8. Each list holds one entry per expert.

@@ -6,10 +6,7 @@
 //
 // Scratch: one expert's rows. The sum adds experts in ascending order, so it depends on no thread count.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -206,10 +203,7 @@ class Experts {
     times(x, c_.w1[e], s_.w1[e], y, 2 * inner);
     if (!c_.fused()) times(x, c_.w2[e], s_.w2[e], y + inner, 2 * inner);
     const at::Tensor gate = both.narrow(1, 0, inner), up = both.narrow(1, inner, inner);
-    const at::Tensor active = c_.activation == "gelu"   ? at::gelu(gate)
-                              : c_.activation == "relu" ? at::relu(gate)
-                                                        : at::silu(gate);
-    return at::mul(active, up).contiguous();
+    return at::mul(c_.activated(gate), up).contiguous();
   }
 
   /// h as the second product takes it.
@@ -217,14 +211,10 @@ class Experts {
     if (blockwise()) return {h.to(c_.hidden.scalar_type()), {}};
     const std::int64_t n = h.size(0), inner = h.size(1);
     Rows out{at::empty(h.sizes(), c_.hidden.options()), {}};
-    kernels::CastArgs args;
-    args.x = h.const_data_ptr();
-    args.rows = n;
-    args.cols = inner;
-    args.row_stride = inner;
-    args.codes = static_cast<std::uint8_t*>(out.data.mutable_data_ptr());
-    args.format = format_of(c_.hidden.scalar_type());
-    args.max = kernels::fp8_max(args.format, device_dialect("mixture_of_experts"));
+    const kernels::Format format = format_of(c_.hidden.scalar_type());
+    kernels::CastArgs args = kernels::dense_cast(h.const_data_ptr<float>(), n, inner,
+                                                 static_cast<std::uint8_t*>(out.data.mutable_data_ptr()), format,
+                                                 kernels::fp8_max(format, device_dialect("mixture_of_experts")));
     if (s_.intermediate.empty()) {
       out.scale.resize(static_cast<std::size_t>(n));
       kernels::cast_rows_dynamic(args, out.scale.data());

@@ -122,12 +122,6 @@ void lamb_step(TensorList gradients, TensorList weights, TensorList exp_avg, Ten
   optimizer_lamb_phase2(weights, step_norms, norms, directions, number(weights, -lr), weight_decay, use_lamb);
 }
 
-/// On meta tensors nothing happens.
-template <class... Args>
-constexpr auto meta_step(void (*)(Args...)) -> void (*)(Args...) {
-  return +[](Args...) {};
-}
-
 template <class Add>
 void register_group_steps(const Add& add) {
   add("adamw_step", &adamw_step);

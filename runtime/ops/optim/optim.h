@@ -79,4 +79,10 @@ void optimizer_lamb_phase1(at::TensorList gradients, at::TensorList weights, at:
 void optimizer_lamb_phase2(at::TensorList weights, at::TensorList adam_norms, at::TensorList weight_norms,
                            at::TensorList adam_steps, const at::Tensor& neg_step, double wd, bool use_lamb);
 
+/// On meta tensors nothing happens.
+template <class... Args>
+constexpr auto meta_step(void (*)(Args...)) -> void (*)(Args...) {
+  return +[](Args...) {};
+}
+
 }  // namespace fp8::runtime::ops

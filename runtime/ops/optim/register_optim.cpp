@@ -307,16 +307,7 @@ std::tuple<Tensor, Tensor> refused_sparse(const Tensor&, const Tensor&, const Te
               kAdagrad ? "habanaOptimizerFusedAdagrad" : "optimizer_sgd");
 }
 
-/// On meta tensors nothing happens.
-template <class... Args>
-void nothing(Args...) {}
-
 Tensor one_of(at::ScalarType type) { return at::empty({1}, at::TensorOptions().device(at::kMeta).dtype(type)); }
-
-template <class... Args>
-constexpr auto meta_of(void (*)(Args...)) -> void (*)(Args...) {
-  return &nothing<Args...>;
-}
 
 /// The steps, which have no result; add(name, kernel).
 template <class Add>
@@ -396,7 +387,7 @@ FP8_LIBRARY_IMPL(hpu, HPU, m) {
 }
 
 FP8_LIBRARY_IMPL(hpu, Meta, m) {
-  register_steps([&](const char* name, auto kernel) { m.impl(name, meta_of(kernel)); });
+  register_steps([&](const char* name, auto kernel) { m.impl(name, meta_step(kernel)); });
   m.impl(
       "fused_clip_norm", +[](TensorList grad, const Tensor&, double) {
         return one_of(grad.empty() ? at::kFloat : grad.back().scalar_type());
