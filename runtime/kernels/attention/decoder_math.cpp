@@ -150,15 +150,11 @@ struct DecoderKernels {
    of(Sum<T>),          of(SumOfDistances<T>), of(Center<T>),    of(SiluMul<T>)}
 
 template <class T>
-constexpr DecoderKernels<T> kBaseline = FP8_DECODER_KERNELS(HWY_STATIC_DISPATCH);
-template <class T>
-constexpr DecoderKernels<T> kAvx2 = FP8_DECODER_KERNELS(FP8_AT_AVX2);
-template <class T>
-constexpr DecoderKernels<T> kAvx512 = FP8_DECODER_KERNELS(FP8_AT_AVX512);
-
-template <class T>
 const DecoderKernels<T>& decoder_kernels_in_force() {
-  return of_level(kBaseline<T>, kAvx2<T>, kAvx512<T>);
+  static constexpr DecoderKernels<T> kBaseline = FP8_DECODER_KERNELS(HWY_STATIC_DISPATCH),
+                                     kAvx2 = FP8_DECODER_KERNELS(FP8_AT_AVX2),
+                                     kAvx512 = FP8_DECODER_KERNELS(FP8_AT_AVX512);
+  return of_level(kBaseline, kAvx2, kAvx512);
 }
 
 constexpr std::int64_t kGrain = 16384;  // elements per range: some microseconds, as waking a thread takes

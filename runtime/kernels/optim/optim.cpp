@@ -135,14 +135,9 @@ void cast_moments(const OptimKernels& k, const AdamTensor& t, const Moment (&mom
     float* values = load(k, moment.array, begin, n, scratch + kOptimChunk, moment.scale_inv(), dialect);
     if (which == 0) k.scale_add(values, grad, n, t.factors.beta1, t.factors.rest1);
     if (which == 1) k.scale_add_square(values, grad, n, t.factors.beta2, t.factors.rest2);
-    CastArgs args;
-    args.x = values;
-    args.rows = 1;
-    args.cols = args.row_stride = n;
-    args.codes = static_cast<std::uint8_t*>(moment.array.data) + begin;
-    args.format = format_of(moment.array.type);
-    args.max = fp8_max(args.format, dialect);
-    args.scale = moment.new_scale;
+    const Format format = format_of(moment.array.type);
+    CastArgs args = dense_cast(values, 1, n, static_cast<std::uint8_t*>(moment.array.data) + begin, format,
+                               fp8_max(format, dialect), &moment.new_scale);
     args.stochastic = mix(t.seed ^ mix(static_cast<std::uint64_t>(begin) * 2 + static_cast<std::uint64_t>(which) + 1));
     cast_to_fp8(args);
   }

@@ -105,13 +105,6 @@ HWY_AFTER_NAMESPACE();
 namespace fp8::kernels {
 namespace {
 
-template <class T>
-constexpr PointwiseKernels<T> kBaseline = HWY_STATIC_DISPATCH(PointwiseRows<T>)();
-template <class T>
-constexpr PointwiseKernels<T> kAvx2 = FP8_AT_AVX2(PointwiseRows<T>)();
-template <class T>
-constexpr PointwiseKernels<T> kAvx512 = FP8_AT_AVX512(PointwiseRows<T>)();
-
 constexpr ConvertKernels kConvertBaseline = {HWY_STATIC_DISPATCH(WidenArray), HWY_STATIC_DISPATCH(NarrowArray)},
                          kConvertAvx2 = {FP8_AT_AVX2(WidenArray), FP8_AT_AVX2(NarrowArray)},
                          kConvertAvx512 = {FP8_AT_AVX512(WidenArray), FP8_AT_AVX512(NarrowArray)};
@@ -120,7 +113,10 @@ const ConvertKernels& convert_kernels_in_force() { return of_level(kConvertBasel
 
 template <class T>
 const PointwiseKernels<T>& pointwise_kernels_in_force() {
-  return of_level(kBaseline<T>, kAvx2<T>, kAvx512<T>);
+  static constexpr PointwiseKernels<T> kBaseline = HWY_STATIC_DISPATCH(PointwiseRows<T>)(),
+                                       kAvx2 = FP8_AT_AVX2(PointwiseRows<T>)(),
+                                       kAvx512 = FP8_AT_AVX512(PointwiseRows<T>)();
+  return of_level(kBaseline, kAvx2, kAvx512);
 }
 
 template <class T>
