@@ -75,6 +75,13 @@ void settle_devices(std::string_view op, std::initializer_list<at::Tensor*> oper
 
 // The tensors of a boxed argument, in lists, lists of lists and optionals too.
 
+/// Of what a list or an optional holds, or of the type itself.
+inline c10::TypeKind innermost_kind(const c10::Type& type) {
+  const auto kind = type.kind();
+  const bool holds = kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType;
+  return holds ? innermost_kind(*type.containedType(0)) : kind;
+}
+
 /// Tensor?[]; TorchScript's lists have a type object of their own, which isOptionalTensorList() takes for another type.
 inline bool is_optional_tensor_list(const c10::IValue& value) {
   if (!value.isList() || value.isTensorList()) return value.isOptionalTensorList();

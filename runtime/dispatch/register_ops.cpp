@@ -209,13 +209,6 @@ bool is_arithmetic(const std::string& name) {  // "aten::add_"
          (!op.empty() && op.back() == '_' && kArithmetic.count(op.substr(0, op.size() - 1)) != 0);
 }
 
-/// Of what a list or an optional holds, or of the type itself.
-c10::TypeKind innermost_kind(const c10::Type& type) {
-  const auto kind = type.kind();
-  const bool holds = kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType;
-  return holds ? innermost_kind(*type.containedType(0)) : kind;
-}
-
 bool wants_fallback(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   if (!schema.name().starts_with("aten::") || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))

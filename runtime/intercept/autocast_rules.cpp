@@ -79,14 +79,7 @@ bool is_castable(const at::Tensor& t) {
 /// f(tensor) for each tensor of the arguments.
 template <typename F>
 void for_each_tensor(Arguments arguments, F&& f) {
-  for (const c10::IValue& value : arguments) {
-    if (value.isTensor()) {
-      f(value.toTensor());
-    } else if (value.isTensorList() || is_optional_tensor_list(value)) {
-      for (const c10::IValue& element : value.toListRef())
-        if (element.isTensor()) f(element.toTensor());
-    }
-  }
+  for (const c10::IValue& value : arguments) runtime::for_each_tensor(value, f);
 }
 
 bool any_tagged(Arguments arguments) {
@@ -157,13 +150,9 @@ class Kernel final : public c10::OperatorKernel {
 };
 
 bool takes_tensors(const c10::FunctionSchema& schema) {
-  const auto holds_tensors = [](c10::TypePtr type) {
-    while (type->kind() == c10::TypeKind::ListType || type->kind() == c10::TypeKind::OptionalType)
-      type = type->containedType(0);
-    return type->kind() == c10::TypeKind::TensorType;
-  };
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(),
-                     [&](const c10::Argument& a) { return holds_tensors(a.type()); });
+  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+    return innermost_kind(*argument.type()) == c10::TypeKind::TensorType;
+  });
 }
 
 /// The ATen ops that can be in a list, by name without "aten::".
