@@ -109,7 +109,7 @@ struct ForwardOptions {
 /// int8, as p, 1 where kept; m, linv: batch + [L, 1], P = e^(S - m) * linv also after their rounding; amax_s, amax_o:
 /// f32, one element, of P and O unscaled and unrounded.
 struct ForwardOutputs {
-  at::Tensor out, p, dm, m, linv, amax_s, amax_o;
+  at::Tensor out = {}, p = {}, dm = {}, m = {}, linv = {}, amax_s = {}, amax_o = {};
 };
 void attention_forward(const AttentionInputs& inputs, const ForwardOptions& options, const ForwardOutputs& outputs);
 

@@ -126,12 +126,9 @@ Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const a
   if (run == Run::meta) return {out, p, dm, amax_s};
   std::int64_t seed = 0;
   const AttentionInputs in = inputs_of(op, q, k, v, o, scales, Seed::drawn, &seed);
-  ForwardOutputs outputs;
-  outputs.out = out;
-  outputs.p = p;
-  if (o.p > 0) outputs.dm = dm;
-  if (is_amax_s) outputs.amax_s = amax_s;
-  attention_forward(in, forward_options(op, in, scales), outputs);
+  const at::Tensor none;
+  attention_forward(in, forward_options(op, in, scales),
+                    {.out = out, .p = p, .dm = o.p > 0 ? dm : none, .amax_s = is_amax_s ? amax_s : none});
   leaf->gives(out, p, dm, amax_s);
   return {out, p, dm, amax_s};
 }
@@ -157,16 +154,14 @@ Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tenso
   if (run == Run::meta) return {out, m, linv, seed_out, amax_s, amax_o};
   std::int64_t seed = 0;
   const AttentionInputs in = inputs_of(op, q, k, v, o, scales, Seed::drawn, &seed);
-  ForwardOutputs outputs;
-  outputs.out = out;
-  if (requires_backward) {
-    outputs.m = m;
-    outputs.linv = linv;
-    *seed_out.mutable_data_ptr<std::int32_t>() = static_cast<std::int32_t>(seed);
-  }
-  if (is_amax_s) outputs.amax_s = amax_s;
-  if (is_amax_o) outputs.amax_o = amax_o;
-  attention_forward(in, forward_options(op, in, scales), outputs);
+  if (requires_backward) *seed_out.mutable_data_ptr<std::int32_t>() = static_cast<std::int32_t>(seed);
+  const at::Tensor none;
+  attention_forward(in, forward_options(op, in, scales),
+                    {.out = out,
+                     .m = requires_backward ? m : none,
+                     .linv = requires_backward ? linv : none,
+                     .amax_s = is_amax_s ? amax_s : none,
+                     .amax_o = is_amax_o ? amax_o : none});
   leaf->gives(out, m, linv, seed_out, amax_s, amax_o);
   return {out, m, linv, seed_out, amax_s, amax_o};
 }
