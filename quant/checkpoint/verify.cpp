@@ -26,13 +26,7 @@ void take_out_nonfinite(std::vector<float>& a, std::vector<float>& b) {
 class Comparison {
  public:
   Comparison(const fs::path& model, const fs::path& out, const ConvertOptions& options)
-      : options_(options),
-        a_(model, options.assume),
-        b_(out),
-        plan_(plan_conversion(a_, options)),
-        before_(a_.checkpoint, !options.assume.empty(),
-                !options.assume.empty() && !form_named(options.assume).stores_transposed()),
-        after_(b_.checkpoint) {
+      : options_(options), a_(model, options.assume), b_(out) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
     for (const auto& [module, weight] : before_.weights()) {
       if (!planned_.contains(module)) fail(module, "stands in codes in the source, and is not converted");
@@ -194,8 +188,11 @@ class Comparison {
 
   const ConvertOptions& options_;
   ConvertSource a_, b_;
-  FolderPlan plan_;
-  CheckpointReading before_, after_;
+  const FolderPlan plan_ = plan_conversion(a_, options_);
+  const bool assumes_ = !options_.assume.empty();
+  const CheckpointReading before_{a_.checkpoint, assumes_,
+                                  assumes_ && !form_named(options_.assume).stores_transposed()},
+      after_{b_.checkpoint};
   std::map<std::string, const PlannedWeight*> planned_;
   std::vector<std::string> tensors_;
 };

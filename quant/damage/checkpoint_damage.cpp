@@ -24,9 +24,7 @@ recipes::FloatType checked_float_type(const io::TensorInfo& info, const fs::path
 class RowReader {
  public:
   RowReader(const io::Checkpoint& checkpoint, WeightSlice weight)
-      : checkpoint_(checkpoint),
-        weight_(std::move(weight)),
-        type_(checked_float_type(checkpoint.info(weight_.tensor), checkpoint.folder())) {}
+      : checkpoint_(checkpoint), weight_(std::move(weight)) {}
   RowReader(const io::Checkpoint& checkpoint, const std::string& tensor)
       : RowReader(checkpoint, whole_weight(checkpoint.info(tensor))) {}
 
@@ -54,7 +52,7 @@ class RowReader {
 
   const io::Checkpoint& checkpoint_;
   WeightSlice weight_;
-  recipes::FloatType type_;
+  recipes::FloatType type_ = checked_float_type(checkpoint_.info(weight_.tensor), checkpoint_.folder());
   std::vector<std::uint8_t> buffer_, scratch_;
 };
 

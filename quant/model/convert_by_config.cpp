@@ -57,12 +57,7 @@ class Conversion {
  public:
   Conversion(const QuantConfig& config, recipes::Dialect device, const std::vector<measure::WeightModule>& modules,
              const std::vector<measure::OpNode>& nodes, const std::map<std::string, std::string>& keep)
-      : config_(config),
-        device_(device),
-        environment_(configs::environment()),
-        modules_(modules),
-        nodes_(nodes),
-        name_(stats_name(config, environment_, config.scale_methods.name())) {
+      : config_(config), device_(device), modules_(modules), nodes_(nodes) {
     options_.keep = keep;
   }
 
@@ -131,10 +126,10 @@ class Conversion {
 
   const QuantConfig& config_;
   recipes::Dialect device_;
-  configs::Environment environment_;
+  const configs::Environment environment_ = configs::environment();
   const std::vector<measure::WeightModule>& modules_;
   const std::vector<measure::OpNode>& nodes_;
-  measure::StatsName name_;
+  const measure::StatsName name_ = stats_name(config_, environment_, config_.scale_methods.name());
   PlanOptions options_;
   ScaleOrigin origin_;
   std::vector<std::string> warnings_;

@@ -38,12 +38,7 @@ using recipes::Granularity;
 class ConfigPlanner {
  public:
   ConfigPlanner(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options)
-      : modules_(modules),
-        nodes_(nodes),
-        options_(options),
-        config_(*options.config),
-        filter_(configs::module_filter(config_)) {
-    numbers_ = config_numbers(options);
+      : modules_(modules), nodes_(nodes), options_(options) {
     plan_.scale_method = config_.scale_methods.name();
   }
 
@@ -173,9 +168,9 @@ class ConfigPlanner {
   const std::vector<ModuleInfo>& modules_;
   const std::vector<NodeInfo>& nodes_;
   const PlanOptions& options_;
-  const configs::QuantConfig& config_;
-  configs::ModuleFilter filter_;
-  Numbers numbers_;
+  const configs::QuantConfig& config_ = *options_.config;
+  configs::ModuleFilter filter_ = configs::module_filter(config_);
+  const Numbers numbers_ = config_numbers(options_);
   std::set<std::string> unmeasured_types_;  ///< warned of
   Plan plan_;
 };

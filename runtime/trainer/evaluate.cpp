@@ -48,11 +48,7 @@ class QuietLoop {
 
   /// Throws std::invalid_argument for data without batches, and for a limit that leaves none.
   QuietLoop(const Kind& kind, const TrainerOptions& options, torch::nn::Module& network, BatchSource& source)
-      : kind_(kind),
-        eval_mode_(network),
-        source_(source),
-        group_(group_of_several(options)),
-        batches_(resolve_limit(kind.limit_name, kind.limit, source.batches())) {
+      : kind_(kind), eval_mode_(network), source_(source), group_(group_of_several(options)) {
     if (batches_ < 1)
       io::fail<std::invalid_argument>("[trainer] {} data: found no batch, allowed: 1 or more", kind.name);
     if (group_ != nullptr && options.strategy.use_distributed_sampler) share_ = {group_->rank(), group_->size()};
@@ -138,7 +134,7 @@ class QuietLoop {
   BatchSource& source_;
   std::shared_ptr<runtime::distributed::ProcessGroup> group_;  ///< null for one rank
   BatchShare share_;
-  std::int64_t batches_, index_;
+  std::int64_t batches_ = resolve_limit(kind_.limit_name, kind_.limit, source_.batches()), index_;
   std::optional<Batch> batch_;
   std::vector<double> parts_;  ///< loss, weight, samples of each batch: one rank's, else 0
   SpeedInput speed_;
