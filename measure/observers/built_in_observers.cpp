@@ -192,7 +192,7 @@ std::unique_ptr<Observer> make(const ObserverContext& context, Threshold thresho
 /// Every tensor as a file that Python's torch.load reads, for a look at what a model computes. Those of an earlier
 /// run are moved to backup_tensorsR_{dd-mm_HH-MM-SS}.
 ///
-///   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt  n counts the tensor's calls; R = "" or _{rank}_{world}
+///   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt n counts the tensor's calls; R = "" or _{rank}_{world}
 class Save final : public Observer {
  public:
   explicit Save(const ObserverContext& context)
