@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment variables as typed values.
 #include "fp8/configs/environment.h"
 
 #include <limits>

@@ -289,8 +289,6 @@ std::string ObserverParameter::allowed() const {
 
 bool is_observer_name(std::string_view name) { return io::is_name(name, "_"); }
 
-// Rules between keys, device and environment.
-
 std::vector<std::string> key_rule_problems(const QuantConfig& config) {
   std::vector<std::string> problems;
   config.dynamic_quantization ? check_dynamic(config, problems) : check_static(config, problems);

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits and the scale of block scaling.
 #include "fp8/recipes/block_scaling.h"
 
 #include <algorithm>

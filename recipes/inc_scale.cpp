@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// INC's scale arithmetic.
 #include "fp8/recipes/inc_scale.h"
 
 #include <algorithm>

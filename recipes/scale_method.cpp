@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of spellings.
 #include "fp8/recipes/scale_method.h"
 
 #include "fp8/runtime/io/base/text.h"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk, precision, readers, and the batch.
 #include "fp8/configs/training/deepspeed_config.h"
 
 #include <cmath>
@@ -100,12 +99,11 @@ std::int64_t count_at(const io::Json& json, const char* key) {
 
 /// The keys, and how many processes divide the batch.
 struct BatchKeys {
-  BatchKeys(const io::Json& json, const DeepSpeedUse& use)
-      : train(count_at(json, kTrain)),
-        micro(count_at(json, kMicro)),
-        accumulation(count_at(json, kAccumulation)),
-        processes(use.processes / std::max<std::int64_t>(1, count_at(json, "sequence_parallel_size"))) {}
-  std::int64_t train, micro, accumulation, processes;
+  const io::Json& json;
+  const DeepSpeedUse& use;
+  std::int64_t train = count_at(json, kTrain), micro = count_at(json, kMicro),
+               accumulation = count_at(json, kAccumulation),
+               processes = use.processes / std::max<std::int64_t>(1, count_at(json, "sequence_parallel_size"));
 
   /// "train_micro_batch_size_per_gpu 17 x gradient_accumulation_steps 2 x 2 processes": those that are known.
   std::string factors() const {
@@ -189,7 +187,7 @@ void DeepSpeedFile::check_batch() const {
   }
   for (const char* key : {kTrain, kMicro, kAccumulation})
     if (!is_judged(json, key)) return;
-  const BatchKeys keys(json, use);
+  const BatchKeys keys{json, use};
   if (keys.train > 0) return check_product(keys, *this);
   if (keys.micro == 0 && !is_read_by(DeepSpeedReader::lightning))
     findings.problems.push_back(
@@ -225,7 +223,7 @@ Findings check_deepspeed(const io::Json& json, const std::string& source, const 
 }
 
 DeepSpeedBatch deepspeed_batch(const io::Json& json, const DeepSpeedUse& use) {
-  const BatchKeys keys(json, use);
+  const BatchKeys keys{json, use};
   DeepSpeedBatch batch{keys.train, keys.micro, keys.accumulation, keys.processes};
   const auto quotient = [](std::int64_t a, std::int64_t b) { return a > 0 && b > 0 ? a / b : 0; };
   if (batch.train > 0 && batch.micro == 0 && batch.accumulation == 0) batch.accumulation = 1;

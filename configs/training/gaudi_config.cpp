@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// gaudi_config.json.
 #include "fp8/configs/training/gaudi_config.h"
 
 #include <algorithm>

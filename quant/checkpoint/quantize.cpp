@@ -128,7 +128,6 @@ FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
   return texts;
 }
 
-/// What the card says.
 CardFacts card_of(const CheckpointPlan& planned, const ConfigSpec& config, const CheckpointOptions& options) {
   CardFacts card{model_name(planned.source().folder()), planned.form().name(), config.scheme.describe(), "quantized"};
   card.modules = config.quantized.size();

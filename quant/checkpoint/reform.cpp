@@ -52,7 +52,6 @@ io::Json sidecar_of(const ConvertSource& source, const FolderPlan& plan) {
   return make_sidecar(said, plan.config.scheme);
 }
 
-/// What the card says.
 CardFacts card_of(const ConvertSource& source, const FolderPlan& plan) {
   const bool decoded = plan.form == nullptr;
   CardFacts card{model_name(source.checkpoint.folder()), decoded ? "" : plan.form->name(),

@@ -25,10 +25,7 @@ bool is_linear(const std::string& class_name) {
 /// Which modules become what, decided before anything is touched.
 class Selection {
  public:
-  explicit Selection(const TrainingOptions& options)
-      : options_(options),
-        lists_(options.allow, options.block),
-        rules_(quant::argument_patterns("rules", patterns_of(options.rules))) {
+  explicit Selection(const TrainingOptions& options) : options_(options), lists_(options.allow, options.block) {
     for (const auto& rule : options.rules) {
       if (rule.recipe.has_value()) recipes::validate(*rule.recipe);
     }
@@ -101,7 +98,7 @@ class Selection {
 
   const TrainingOptions& options_;
   quant::NameLists lists_;
-  configs::NamePatterns rules_;
+  configs::NamePatterns rules_ = quant::argument_patterns("rules", patterns_of(options_.rules));
 };
 
 void check_weight(const WeightModule& m) {
