@@ -2,11 +2,8 @@
 // QUANT_CONFIG as a whole: every key through the table, then what needs several of them.
 #include "fp8/configs/quant_config.h"
 
-#include <cmath>
-
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/environment.h"
 
 namespace fp8::configs {
 namespace {

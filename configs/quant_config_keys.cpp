@@ -2,9 +2,6 @@
 // Readers of single values, and the table. To add a key: one reader, one row, one test.
 #include "fp8/configs/quant_config_keys.h"
 
-#include "fp8/configs/name_patterns.h"
-#include "fp8/configs/scale_methods.h"
-
 namespace fp8::configs::detail {
 namespace {
 

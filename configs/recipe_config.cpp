@@ -2,10 +2,7 @@
 // One table of fields per recipe, used to read, to write and to name what is allowed.
 #include "fp8/configs/recipe_config.h"
 
-#include <array>
 #include <system_error>
-#include <utility>
-#include <variant>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/training/deepspeed_config.h"
 
-#include <cmath>
-
 #include "fp8/configs/name_patterns.h"
 
 namespace fp8::configs {

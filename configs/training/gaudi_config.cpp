@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/training/gaudi_config.h"
 
-#include <algorithm>
-#include <cmath>
 #include <deque>
 
 #include "fp8/configs/quant_config_keys.h"

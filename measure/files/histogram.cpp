@@ -2,7 +2,6 @@
 // Counting, merging and storing histograms (histogram.h says what one is).
 #include "fp8/measure/files/histogram.h"
 
-#include <algorithm>
 #include <charconv>
 #include <mutex>
 

@@ -2,7 +2,6 @@
 #include "fp8/quant/checkpoint/model_card.h"
 
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/version.h"
 
 namespace fp8::quant {

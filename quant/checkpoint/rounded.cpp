@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/rounded.h"
 
-#include <cmath>
-#include <cstdio>
-#include <limits>
-
 #include "fp8/quant/names/expert_weights.h"
 
 namespace fp8::quant {

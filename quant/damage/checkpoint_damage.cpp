@@ -2,7 +2,6 @@
 #include "fp8/quant/damage/checkpoint_damage.h"
 
 #include "fp8/quant/checkpoint/quantize_plan.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"

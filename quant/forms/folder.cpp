@@ -3,7 +3,6 @@
 
 #include <system_error>
 
-#include "fp8/configs/scale_methods.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/version.h"

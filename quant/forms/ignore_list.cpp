@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/ignore_list.h"
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/names/folded_names.h"
 
 namespace fp8::quant {

@@ -2,7 +2,6 @@
 #include "fp8/quant/handlers/linear_handler.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/empty.h>

@@ -12,7 +12,6 @@
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/moe/moe_ops.h"
 
 namespace fp8::quant {

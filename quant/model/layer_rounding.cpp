@@ -7,7 +7,6 @@
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/rounding.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/common/edge.h"
 

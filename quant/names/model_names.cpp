@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/names/model_names.h"
 
-#include <algorithm>
-
 #include "fp8/quant/names/readers.h"
 
 namespace fp8::quant {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/names/model_weights.h"
 
-#include <cstdint>
 #include <iterator>
 #include <map>
-#include <utility>
 
 #include "fp8/configs/name_patterns.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/plan/rules.h"
 
-#include <algorithm>
-
 #include "fp8/measure/files/observer_types.h"
 
 namespace fp8::quant::plan_rules {

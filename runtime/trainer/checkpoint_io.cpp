@@ -12,7 +12,6 @@
 #include <charconv>
 #include <set>
 #include <sstream>
-#include <stdexcept>
 #include <system_error>
 #include <unordered_set>
 

@@ -2,14 +2,10 @@
 #include "fp8/runtime/trainer/loggers.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <chrono>
-#include <cmath>
 #include <fstream>
 #include <system_error>
 

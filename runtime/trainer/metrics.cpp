@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/metrics.h"
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
 #include <sstream>
-#include <stdexcept>
 
 #include "fp8/runtime/io/base/checksum.h"
 

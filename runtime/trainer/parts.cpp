@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/parts.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"

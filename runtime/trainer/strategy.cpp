@@ -5,9 +5,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
@@ -15,7 +13,6 @@
 #include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/lazy/lazy_mode.h"
 
 namespace fp8::trainer {

@@ -7,9 +7,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"

@@ -3,14 +3,11 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
 
 #include <exception>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
 
 namespace fp8::te {
 namespace {

@@ -8,7 +8,6 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
 #include <ostream>
 
 #include "fp8/runtime/dispatch/operand_devices.h"

@@ -11,10 +11,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <cmath>
 #include <ostream>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {

@@ -9,7 +9,6 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
-#include <cmath>
 #include <ostream>
 
 namespace fp8::te {

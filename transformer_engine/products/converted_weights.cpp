@@ -8,7 +8,6 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 
-#include <algorithm>
 #include <set>
 
 #include "fp8/transformer_engine/region/recomputation.h"

@@ -7,8 +7,6 @@
 #include <torch/nn/module.h>
 
 #include <bit>
-#include <cmath>
-#include <cstdio>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/ops/common/edge.h"

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <algorithm>
 #include <exception>
 #include <iterator>
 

@@ -5,9 +5,6 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/transformer_engine/region/recomputation.h"

@@ -10,8 +10,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
-
 namespace fp8::te {
 namespace {
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 
-#include <algorithm>
-#include <cstdio>
-
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

@@ -9,13 +9,9 @@
 #include <torch/optim/optimizer.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <typeinfo>
 
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer.h"
 

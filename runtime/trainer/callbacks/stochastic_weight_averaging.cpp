@@ -5,12 +5,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/optimizer.h>
 
-#include <algorithm>
-#include <cmath>
 #include <numbers>
 #include <unordered_set>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/trainer.h"
 
