@@ -63,9 +63,8 @@ void read_logging(Reader& reader, Environment& result) {
   result.log_level = reader.integer("LOG_LEVEL_INC");
   const auto all = reader.integer("LOG_LEVEL_ALL");
   if (!result.log_level) result.log_level = all;
-  for (const char* name : {"ENABLE_CONSOLE", "PRINT_TIME", "HABANA_LOGS", "INC_LOG_FILE_SIZE", "INC_LOG_FILE_AMOUNT"}) {
+  for (const char* name : {"ENABLE_CONSOLE", "PRINT_TIME", "HABANA_LOGS", "INC_LOG_FILE_SIZE", "INC_LOG_FILE_AMOUNT"})
     reader.any(name);
-  }
 }
 
 }  // namespace

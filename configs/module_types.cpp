@@ -41,9 +41,8 @@ constexpr KindInfo kKinds[] = {
 
 constexpr bool each_kind_has_its_row() {
   std::size_t next = 0;
-  for (const KindInfo& info : kKinds) {
+  for (const KindInfo& info : kKinds)
     if (static_cast<std::size_t>(info.kind) != next++) return false;
-  }
   return next == static_cast<std::size_t>(ModuleKind::no_quantize) + 1;
 }
 static_assert(each_kind_has_its_row(), "a row for each ModuleKind, in their order");

@@ -199,9 +199,8 @@ std::string without_lists(std::string_view pattern) {
 std::string nearest_name(std::string_view pattern, const std::vector<std::string>& names) {
   if (pattern.starts_with("re:")) pattern.remove_prefix(3);
   std::string text;
-  for (const char c : pattern) {
+  for (const char c : pattern)
     if (std::string_view("\\^$()*?").find(c) == std::string_view::npos) text += c;
-  }
   while (text.ends_with('.')) text.pop_back();
   text.erase(0, std::min(text.find_first_not_of('.'), text.size()));
   const auto more = std::count(text.begin(), text.end(), '.');
@@ -295,9 +294,8 @@ std::optional<std::size_t> NamePatterns::first_match(std::string_view name) cons
 
 std::vector<std::size_t> NamePatterns::idle(const std::vector<std::string>& names) const {
   std::vector<std::size_t> idle;
-  for (std::size_t i = 0; i < size(); ++i) {
+  for (std::size_t i = 0; i < size(); ++i)
     if (std::ranges::none_of(names, [&](const auto& name) { return patterns_[i].search(name); })) idle.push_back(i);
-  }
   return idle;
 }
 
@@ -330,17 +328,15 @@ ModuleFilter::List ModuleFilter::make_list(const ModuleList& list, const char* k
 // Both look at every entry, not only up to the first that matches: an entry is unused only if no module needed it.
 bool ModuleFilter::List::has_type(std::string_view type) {
   bool found = false;
-  for (Entry& entry : types) {
+  for (Entry& entry : types)
     if (entry.text == type) found = entry.used = true;
-  }
   return found;
 }
 
 bool ModuleFilter::List::has_name(std::string_view name) {
   bool found = false;
-  for (std::size_t i = 0; i < names.size(); ++i) {
+  for (std::size_t i = 0; i < names.size(); ++i)
     if (patterns[i].search(name)) found = names[i].used = true;
-  }
   return found;
 }
 
@@ -355,9 +351,8 @@ bool ModuleFilter::selects(std::string_view type, std::string_view name) {
 std::vector<UnusedEntry> ModuleFilter::unused_entries() const {
   std::vector<UnusedEntry> unused;
   const auto collect = [&](const std::vector<Entry>& entries, const std::string& key, bool is_type) {
-    for (const Entry& entry : entries) {
+    for (const Entry& entry : entries)
       if (!entry.used) unused.push_back({key, entry.text, message_for(key, entry.text, is_type)});
-    }
   };
   for (const List* list : {&allow_, &block_}) {
     collect(list->types, list->key + ".types", true);

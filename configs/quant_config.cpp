@@ -12,9 +12,8 @@ using detail::Key;
 
 const Key& key_named(const std::string& name, const std::string& source) {
   const std::string canonical = detail::canonical_name(name);
-  for (const Key& key : detail::keys()) {
+  for (const Key& key : detail::keys())
     if (key.name == canonical) return key;
-  }
   std::vector<std::string> known;
   for (const detail::Alias& alias : detail::aliases()) known.emplace_back(alias.name);
   for (const Key& key : detail::keys()) known.emplace_back(key.name);
@@ -132,14 +131,12 @@ bool has_channels(const NamedScaleMethod& m) {
 
 void check_dynamic(const QuantConfig& config, std::vector<std::string>& problems) {
   const std::string key = config.source + ": key 'dynamic_quantization': found true with ";
-  if (config.mode == QuantMode::MEASURE || config.mode == QuantMode::SHAPE || config.mode == QuantMode::NONE) {
+  if (config.mode == QuantMode::MEASURE || config.mode == QuantMode::SHAPE || config.mode == QuantMode::NONE)
     problems.push_back(key + "mode " + name_of(config.mode) + ", allowed: QUANTIZE, LOAD, AUTO");
-  }
   if (config.use_qdq) problems.push_back(key + "use_qdq, allowed: one of the two");
   if (config.fake_quant) problems.push_back(key + "fake_quant, allowed: one of the two");
-  if (config.row_parallel_allreduce) {
+  if (config.row_parallel_allreduce)
     problems.push_back(key + "row_parallel_linear_allreduce_quantization, allowed: one of the two");
-  }
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (fits_dynamic(*method)) continue;
     problems.push_back(io::message("{}: found {} with dynamic_quantization, {}, allowed: {}", where(config, entry),
@@ -302,9 +299,8 @@ std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Diale
 
 std::vector<std::string> unknown_type_problems(const QuantConfig& config) {
   std::vector<std::string> problems;
-  for (const auto& [key, type] : listed_types(config)) {
+  for (const auto& [key, type] : listed_types(config))
     if (std::string problem = type_problem(config, key, type); !problem.empty()) problems.push_back(std::move(problem));
-  }
   return problems;
 }
 

@@ -95,9 +95,7 @@ std::vector<std::string> strings(const KeyValue& value) {
   if (!value.json.is_array()) reject(value, "an array of strings");
   std::vector<std::string> result;
   for (const io::Json& item : value.json) {
-    if (!item.is_string()) {
-      reject({item, value.where + ", element " + std::to_string(result.size())}, "a string");
-    }
+    if (!item.is_string()) reject({item, value.where + ", element " + std::to_string(result.size())}, "a string");
     result.push_back(item.get<std::string>());
   }
   return result;
@@ -333,9 +331,8 @@ const std::vector<Alias>& aliases() {
 }
 
 std::string canonical_name(const std::string& name) {
-  for (const Alias& alias : aliases()) {
+  for (const Alias& alias : aliases())
     if (name == alias.name) return alias.key;
-  }
   return name;
 }
 

@@ -51,9 +51,8 @@ io::Json number_in(const io::Json& json);
 template <class E>
 E choose(const KeyValue& value, const EnumChoice<E>& among = choice_of<E>()) {
   const std::string word = value.json.is_string() ? upper(value.json.get<std::string>()) : "";
-  for (const auto& row : among) {
+  for (const auto& row : among)
     if (word == upper(row.name)) return row.value;
-  }
   reject(value, allowed_names(among));
 }
 

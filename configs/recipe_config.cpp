@@ -77,9 +77,8 @@ const std::vector<Field<MXFP8>>& fields_of(const MXFP8&) {
 std::size_t choice(const KeyValue& value, const std::vector<std::string>& words) {
   if (!value.json.is_string()) detail::reject(value, io::joined(words));
   const std::string found = value.json.get<std::string>();
-  for (std::size_t i = 0; i < words.size(); ++i) {
+  for (std::size_t i = 0; i < words.size(); ++i)
     if (detail::upper(found) == detail::upper(words[i])) return i;
-  }
   detail::reject(value, io::joined(words) + "; did you mean '" + closest(found, words) + "'?");
 }
 
@@ -114,9 +113,8 @@ void read(const KeyValue& value, bool& to) {
 
 void read(const KeyValue& value, float& to) {
   const double number = value.json.is_number() ? value.json.get<double>() : -1.0;
-  if (!(number >= 0.0 && number <= static_cast<double>(std::numeric_limits<float>::max()))) {
+  if (!(number >= 0.0 && number <= static_cast<double>(std::numeric_limits<float>::max())))
     detail::reject(value, "a finite number >= 0");
-  }
   to = static_cast<float>(number);
 }
 
@@ -129,9 +127,8 @@ void read(const KeyValue& value, ScaleCallable&) {
 
 void read(const KeyValue& value, std::array<bool, 3>& to) {
   const auto is_bool = [](const io::Json& item) { return item.is_boolean(); };
-  if (!value.json.is_array() || value.json.size() != 3 || !std::all_of(value.json.begin(), value.json.end(), is_bool)) {
+  if (!value.json.is_array() || value.json.size() != 3 || !std::all_of(value.json.begin(), value.json.end(), is_bool))
     detail::reject(value, "three of true, false");
-  }
   for (std::size_t i = 0; i < 3; ++i) to[i] = value.json[i].get<bool>();
 }
 
@@ -181,9 +178,8 @@ Recipe starting_point(const Reading& in) {
   if (dialect != in.json.end()) {
     const KeyValue resolved{*dialect, in.where("dialect")};
     const RecipeDialect chosen = std::get<DelayedScaling>(recipe).dialect;
-    if (choice<RecipeDialect>(resolved) != chosen) {
+    if (choice<RecipeDialect>(resolved) != chosen)
       detail::reject(resolved, std::string("the same as preset, ") + name_of(chosen));
-    }
   }
   return recipe;
 }
@@ -303,9 +299,8 @@ RecipeConfig parse_recipe(const io::Json& json, const std::string& source) {
   const auto modules = json.find("modules");
   if (modules == json.end()) return config;
   if (!modules->is_array()) detail::reject({*modules, key_in(config.source, "modules")}, "an array of rules");
-  for (std::size_t i = 0; i < modules->size(); ++i) {
+  for (std::size_t i = 0; i < modules->size(); ++i)
     config.rules.push_back(read_rule((*modules)[i], config.source, io::message("modules[{}]", i)));
-  }
   return config;
 }
 
@@ -333,9 +328,8 @@ io::Json to_json(const RecipeConfig& config) {
 std::vector<std::string> recipe_preset_names() { return recipes::recipe_presets(); }
 
 std::optional<RecipeConfig> recipe_preset(const std::string& name) {
-  for (const std::string& known : recipe_preset_names()) {
+  for (const std::string& known : recipe_preset_names())
     if (known == name) return RecipeConfig{preset_recipe(name), {}, "preset " + name};
-  }
   return std::nullopt;
 }
 
@@ -343,9 +337,8 @@ RecipeConfig recipe_from_argument(const std::string& argument) {
   if (auto preset = recipe_preset(argument)) return *std::move(preset);
   if (argument.starts_with('{')) return parse_recipe(io::parse_json(argument, "recipe"), "recipe");
   std::error_code ignored;
-  if (argument.find_first_of("/.") != std::string::npos || std::filesystem::exists(argument, ignored)) {
+  if (argument.find_first_of("/.") != std::string::npos || std::filesystem::exists(argument, ignored))
     return read_recipe(argument);
-  }
   io::fail<io::Error>("recipe: found {}, allowed: {}, or a JSON file; did you mean '{}'?", io::in_quotes(argument),
                       io::joined(recipe_preset_names()), closest(argument, recipe_preset_names()));
 }

@@ -40,9 +40,8 @@ void require_object(const io::Json& json, const Path& path, const std::vector<st
 template <class E>
 void read_enum(const io::Json& object, const char* key, const Path& path, E& out,
                const EnumChoice<E>& among = choice_of<E>()) {
-  if (const auto found = object.find(key); found != object.end()) {
+  if (const auto found = object.find(key); found != object.end())
     out = detail::choose((path / key).value(*found), among);
-  }
 }
 
 void read_candidates(const io::Json& params, const Path& path, ScaleMethod& method) {
@@ -56,9 +55,8 @@ void read_candidates(const io::Json& params, const Path& path, ScaleMethod& meth
   for (const io::Json& item : *found) {
     const io::Json number = detail::number_in(item);
     const double value = number.is_number() ? number.get<double>() : 0.0;
-    if (!(value > 0.0) || static_cast<float>(value) == 0.0f || !std::isfinite(static_cast<float>(value))) {
+    if (!(value > 0.0) || static_cast<float>(value) == 0.0f || !std::isfinite(static_cast<float>(value)))
       detail::reject(at.value(item), kAllowed);
-    }
     method.candidates.push_back(static_cast<float>(value));
   }
 }
@@ -75,9 +73,8 @@ void read_tensor(const io::Json& json, const Path& path, Tensor& tensor) {
     method.backoff = detail::backoff((path / "backoff").value(*found));
     tensor.has_backoff = true;
   }
-  if (const auto found = json.find("params"); found != json.end() && !found->is_null()) {
+  if (const auto found = json.find("params"); found != json.end() && !found->is_null())
     read_candidates(*found, path / "params", method);
-  }
   if (method.value != OPT && !method.candidates.empty()) {
     const auto params = json.find("params");
     if (params != json.end() && !params->is_null() && params->contains("weight_scales"))
@@ -90,9 +87,8 @@ void read_tensor(const io::Json& json, const Path& path, Tensor& tensor) {
 Entry read_entry(const io::Json& json, const Path& path, Entry entry) {
   require_object(json, path, {"weight", "activation"});
   if (const auto found = json.find("weight"); found != json.end()) read_tensor(*found, path / "weight", entry.weight);
-  if (const auto found = json.find("activation"); found != json.end()) {
+  if (const auto found = json.find("activation"); found != json.end())
     read_tensor(*found, path / "activation", entry.activation);
-  }
   return entry;
 }
 

@@ -91,9 +91,8 @@ Recipes& recipe_table() {
 
 std::vector<std::string> names_of_recipes(bool NamedRecipe::*wanted) {
   std::vector<std::string> names;
-  for (const auto& [name, row] : recipe_table().rows()) {
+  for (const auto& [name, row] : recipe_table().rows())
     if ((*row).*wanted) names.push_back(name);
-  }
   return names;
 }
 

@@ -97,9 +97,8 @@ void check_params(const DeepSpeedFile& file, const std::string& section, const D
     file.refuse(path + ".max_grad_norm",
                 "found " + detail::found_text((*params)["max_grad_norm"]) +
                     ", allowed: no such key; the optimizer does not clip: gradient_clipping does");
-  for (const char* name : type.required) {
+  for (const char* name : type.required)
     if (!params->contains(name)) file.refuse(path + "." + name, std::string("not found, ") + type.name + " needs it");
-  }
 }
 
 void check_betas(const DeepSpeedFile& file) {

@@ -24,9 +24,8 @@ double number_of(const io::Json& json, const std::string& path) {
 
 /// eval_strategy by either of its names: "no", "steps", "epoch".
 std::string eval_strategy(const io::Json& arguments) {
-  for (const char* key : {"eval_strategy", "evaluation_strategy"}) {
+  for (const char* key : {"eval_strategy", "evaluation_strategy"})
     if (const auto found = text_of(arguments, key); !found.empty()) return found;
-  }
   return "no";
 }
 
@@ -37,9 +36,8 @@ std::vector<std::string> reports_to(const io::Json& arguments) {
   if (value == nullptr) return names;
   if (value->is_string()) names.push_back(value->get<std::string>());
   if (value->is_array()) {
-    for (const io::Json& name : *value) {
+    for (const io::Json& name : *value)
       if (name.is_string()) names.push_back(name.get<std::string>());
-    }
   }
   return names;
 }
@@ -99,15 +97,13 @@ struct Rules : KeyRules {
   /// Refusals of GaudiTrainingArguments itself.
   void gaudi() {
     std::vector<std::string> graphs;
-    for (const char* key : kGraphs) {
+    for (const char* key : kGraphs)
       if (is(key)) graphs.emplace_back(key);
-    }
     std::vector<std::string> needs_device = graphs;
     if (is("use_lazy_mode")) needs_device.emplace_back("use_lazy_mode");
     if (find("gaudi_config_name") != nullptr) needs_device.emplace_back("gaudi_config_name");
-    if (!is("use_habana")) {
+    if (!is("use_habana"))
       for (const auto& key : needs_device) refuse(key, "found without use_habana, allowed: use_habana true");
-    }
     if (!graphs.empty() && training::is_false(json, "use_lazy_mode") && find("torch_compile_backend") == nullptr)
       refuse(graphs[0], "found true with use_lazy_mode false, allowed: use_lazy_mode true, or torch_compile_backend");
     if (is("pipelining_fwd_bwd") && !is("use_lazy_mode"))
@@ -294,9 +290,8 @@ struct Command {
     std::vector<std::string> of_ddp;
     if (strategy == "ddp") of_ddp.emplace_back("distribution_strategy");
     if (find_value(json, "ddp_bucket_cap_mb") != nullptr) of_ddp.emplace_back("ddp_bucket_cap_mb");
-    for (const char* key : {"ddp_find_unused_parameters", "ddp_static_graph"}) {
+    for (const char* key : {"ddp_find_unused_parameters", "ddp_static_graph"})
       if (is_true(json, key)) of_ddp.emplace_back(key);
-    }
     if (of_ddp.empty()) return;
     add("strategy", "hpu_ddp", of_ddp[0]);
     add_value("bucket_cap_mb", "ddp_bucket_cap_mb");

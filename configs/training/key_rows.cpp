@@ -17,9 +17,8 @@ std::string_view leaf_of(std::string_view path) { return path.substr(path.rfind(
 
 std::vector<std::string> children_of(KeyRows rows, std::string_view parent) {
   std::vector<std::string> paths;
-  for (const KeyRow& row : rows) {
+  for (const KeyRow& row : rows)
     if (parent_of(row.path) == parent) paths.emplace_back(row.path);
-  }
   return paths;
 }
 
@@ -126,9 +125,8 @@ std::string nearest_path(KeyRows rows, const std::string& parent, const std::str
   for (const auto& path : children_of(rows, parent)) beside.emplace_back(leaf_of(path));
   const std::string near = closest(key, beside);
   if (edit_distance(std::string_view(key).substr(0, 64), near) <= kTypingError) return parent + near;
-  for (const KeyRow& row : rows) {
+  for (const KeyRow& row : rows)
     if (leaf_of(row.path) == key) return row.path;
-  }
   return parent + near;
 }
 
@@ -205,9 +203,8 @@ std::string key_where(const std::string& source, const std::string& path) { retu
 
 io::Json with_standards(const io::Json& json, KeyRows rows) {
   io::Json all = io::Json::object();
-  for (const KeyRow& row : rows) {
+  for (const KeyRow& row : rows)
     if (*row.standard != '\0') all[row.path] = io::Json::parse(row.standard);
-  }
   all.update(json);
   return all;
 }

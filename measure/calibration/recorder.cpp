@@ -173,9 +173,8 @@ TensorMemory::Entry& TensorMemory::find(const at::Tensor& t, bool read) {
   // would keep its tag, and with it the calibration, for ever.
   if (t.is_inference() || runtime::find_tag(t) != nullptr) return uncached_ = look();
   const auto version = static_cast<std::uint32_t>(t._version());
-  for (Slot& slot : slots_) {
+  for (Slot& slot : slots_)
     if (slot.tensor._unsafe_get_target() == t.unsafeGetTensorImpl() && slot.version == version) return slot.entry;
-  }
   Slot& slot = slots_[next_];
   next_ = (next_ + 1) % slots_.size();
   slot.entry = look();
@@ -226,9 +225,8 @@ void Recorder::observe_output(const std::vector<std::size_t>& records, std::size
   const at::NoGradGuard no_grad;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (finished_) return;
-  for (const std::size_t record : records) {
+  for (const std::size_t record : records)
     if (info_of(record).reduces) show(record, TensorRole::output, index, y);
-  }
 }
 
 void Recorder::look_at(std::size_t index, const WeightModule& m) {

@@ -155,12 +155,10 @@ void CalibrationSession::discard() {
 
 void CalibrationSession::retire_watchers() {
   const auto self = shared_from_this();  // the watchers' references go away below
-  for (const auto& weak : watchers_) {
+  for (const auto& weak : watchers_)
     if (const auto watcher = weak.lock()) watcher->retire();
-  }
-  for (const auto& weak : op_watchers_) {
+  for (const auto& weak : op_watchers_)
     if (const auto watcher = weak.lock()) watcher->retire();
-  }
 }
 
 void observe_reduced(const at::Tensor& weight, const at::Tensor& y) {
@@ -231,9 +229,8 @@ struct ExitDump::List {
 
   ~List() {
     if (::getpid() != process) return;
-    for (const auto& weak : sessions) {
+    for (const auto& weak : sessions)
       if (const auto session = weak.lock()) session->write_if_unfinished("a program that ended");
-    }
   }
 };
 

@@ -286,9 +286,8 @@ float affordable_threshold(const Histogram& h, float threshold, const Fp8Target&
   SquaredError error(h, target);
   const double allowed = error.at(h.amax());
   if (error.at(threshold, kUnseen) <= allowed) return threshold;
-  for (int k = 1; k < kCandidates; ++k) {
+  for (int k = 1; k < kCandidates; ++k)
     if (candidate(h, k) > threshold && error.at(candidate(h, k), kUnseen) <= allowed) return candidate(h, k);
-  }
   return h.amax();
 }
 

@@ -156,9 +156,8 @@ const Measurement* find_in(const std::vector<Measurement>& modules, const std::s
 
 void check_node(const Json& node, const std::string& where) {
   if (!node.is_object()) io::fail_at(where, "expected an object, found {}", node.type_name());
-  for (const char* key : {"inputs", "outputs"}) {
+  for (const char* key : {"inputs", "outputs"})
     if (node.contains(key) && !node[key].is_array()) bad_state(where + "." + key, "a list", node[key]);
-  }
 }
 
 }  // namespace
@@ -278,9 +277,8 @@ MeasurementFile read_measurements(const StatsName& name) {
   if (fs::exists(name.mod_list())) {
     const Json list = io::read_json(name.mod_list());
     if (list.is_array()) {
-      for (const auto& module : list) {
+      for (const auto& module : list)
         if (module.is_string()) file.selected.push_back(module.get<std::string>());
-      }
     }
   }
   file.observer = name.observer;

@@ -76,9 +76,8 @@ Types::Entry entry_of(ObserverType type) {
 
 /// Files of unknown origin are taken for those of maxabs.
 std::optional<ObserverType> type_of(const std::string& observer) {
-  for (ObserverType& type : observer_types()) {
+  for (ObserverType& type : observer_types())
     if (type.name == (observer.empty() ? "maxabs" : observer)) return std::move(type);
-  }
   return std::nullopt;
 }
 
@@ -122,9 +121,8 @@ std::vector<ObserverType> observer_types() {
 
 std::vector<std::string> observer_names(const std::function<bool(const ObserverType&)>& wanted) {
   std::vector<std::string> names;
-  for (const ObserverType& type : observer_types()) {
+  for (const ObserverType& type : observer_types())
     if (!wanted || wanted(type)) names.push_back(type.name);
-  }
   return names;
 }
 

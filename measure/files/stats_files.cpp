@@ -71,16 +71,14 @@ std::string difference(const Json& a, const Json& b, const std::string& where) {
       if (found == b.end()) return where + ": '" + io::printable(key) + "' is in the first only";
       if (auto d = difference(value, *found, where + "." + io::printable(key)); !d.empty()) return d;
     }
-    for (const auto& [key, value] : b.items()) {
+    for (const auto& [key, value] : b.items())
       if (!a.contains(key) && !value.empty()) return where + ": '" + io::printable(key) + "' is in the second only";
-    }
     return "";
   }
   if (a.is_array() && b.is_array()) {
     if (a.size() != b.size()) return io::message("{}: {} and {} values", where, a.size(), b.size());
-    for (std::size_t i = 0; i < a.size(); ++i) {
+    for (std::size_t i = 0; i < a.size(); ++i)
       if (auto d = difference(a[i], b[i], where + "[" + std::to_string(i) + "]"); !d.empty()) return d;
-    }
     return "";
   }
   return a == b ? "" : where + ": " + in_message(a) + " and " + in_message(b);

@@ -134,12 +134,10 @@ class ClassRewriter {
     known_ = configs::find_module_type(type_->name()->name());
     std::vector<torch::jit::Function*> methods;
     if (auto* forward = type_->findMethod("forward")) methods.push_back(forward);
-    for (const auto& name : called) {
+    for (const auto& name : called)
       if (name != "forward") methods.push_back(type_->findMethod(name));
-    }
-    for (auto* method : methods) {
+    for (auto* method : methods)
       if (auto* function = method != nullptr ? torch::jit::tryToGraphFunction(*method) : nullptr) rewrite(*function);
-    }
     if (count_ > 0) type_->addOrCheckAttribute(runtime::kScriptNodesAttribute, runtime::script_nodes_type());
   }
   bool changed() const { return count_ > 0; }
@@ -298,9 +296,8 @@ Classes classes_of(const torch::jit::Module& model) {
       });
     }
   }
-  for (auto& [type, name] : calls) {
+  for (auto& [type, name] : calls)
     if (const auto found = classes.find(type); found != classes.end()) found->second.insert(name);
-  }
   return classes;
 }
 
@@ -332,14 +329,12 @@ c10::intrusive_ptr<runtime::ScriptNodes> slots_of(const torch::jit::Module& modu
 std::vector<OpNode> op_nodes(const torch::jit::Module& model) {
   const Classes classes = classes_of(model);
   bool changed = false;
-  for (const auto& [type, called] : classes) {
+  for (const auto& [type, called] : classes)
     if (!type->hasAttribute(runtime::kScriptNodesAttribute)) changed = ClassRewriter(type, called).changed() || changed;
-  }
   if (changed) forget_optimized(classes);
   std::map<c10::ClassTypePtr, std::vector<NodeSpec>> specs;
-  for (const auto& [type, unused] : classes) {
+  for (const auto& [type, unused] : classes)
     if (type->hasAttribute(runtime::kScriptNodesAttribute)) specs[type] = specs_of(type);
-  }
   std::vector<OpNode> out;
   for (const auto& item : model.named_modules()) {
     const auto found = specs.find(item.value.type());

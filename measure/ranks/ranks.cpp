@@ -140,9 +140,8 @@ class Modules {
 std::vector<Measurement> largest_caches(const std::vector<MeasurementFile>& files,
                                         const std::vector<std::string>& names) {
   Modules modules;
-  for (std::size_t i = 0; i < files.size(); ++i) {
+  for (std::size_t i = 0; i < files.size(); ++i)
     for (const auto& m : files[i].kv_cache) modules.add(m, names[i]);
-  }
   return modules.take();
 }
 
@@ -276,9 +275,8 @@ MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, c
     const std::int64_t mine = share(counts.at(list), list);
     return id / mine == rank.index ? list + "." + std::to_string(id % mine) : "";
   };
-  for (const auto& selected : file.selected) {
+  for (const auto& selected : file.selected)
     if (const auto kept = local(selected); !kept.empty()) out.selected.push_back(kept);
-  }
   for (const auto& node : file.modules) {
     Measurement m = node;
     m.module = local(node.module);
@@ -344,9 +342,8 @@ Difference compare(const std::vector<Measurement>& before, const std::vector<Mea
     compare_node(m, *it->second, out);
     by_name.erase(it);
   }
-  for (const auto& m : after) {
+  for (const auto& m : after)
     if (by_name.contains(m.module)) out.added.push_back(m.module);
-  }
   std::ranges::stable_sort(
       out.changes, [](const Change& a, const Change& b) { return size_of_change(a.ratio) > size_of_change(b.ratio); });
   return out;

@@ -278,9 +278,8 @@ class UnifiedTensor {
     if (is_weight_scale(parts_.field) || is_input_scale(parts_.field) || parts_.field == "scale")
       return extreme(tensors, true, where());
     if (parts_.field == "quant_input.scale_inv") return extreme(tensors, false, where());
-    for (const auto& t : tensors) {
+    for (const auto& t : tensors)
       if (t.bytes != tensors[0].bytes) io::fail_at(where(), "ranks hold different values, expected copies");
-    }
     return tensors[0];
   }
 

@@ -253,9 +253,8 @@ std::vector<std::string> finish_folder(OutputFolder& folder, const fs::path& sou
   io::Json edits = {{"quantization_config", quantization}};
   edits.update(texts.edits);
   folder.write_config(source.empty() ? source : source / io::kConfigFile, edits);
-  if (form != nullptr) {
+  if (form != nullptr)
     for (const auto& [name, value] : form->extra_files(quantization)) folder.write_json(name, value);
-  }
   if (!mark.empty()) texts.sidecar["run"] = mark;
   if (!texts.sidecar.is_null()) folder.write_json(kSidecarName, texts.sidecar);
   auto left = source.empty() ? std::vector<std::string>() : folder.carry_through(source);

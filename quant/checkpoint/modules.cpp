@@ -88,9 +88,8 @@ class CheckpointModules::Judge {
   void require_used_patterns() const {
     if (linear_.empty() && keep_.empty()) return;
     std::vector<std::string> names;
-    for (const auto& tensor : checkpoint_.names()) {
+    for (const auto& tensor : checkpoint_.names())
       if (ends_with_weight(tensor)) names.push_back(tensor.substr(0, tensor.size() - kWeight.size()));
-    }
     linear_.require_used(names);
     keep_.require_used(names);
   }
@@ -315,9 +314,8 @@ std::vector<std::pair<std::string, std::string>> CheckpointModules::guesses() co
   }
   const NameFolder folder(all);
   std::map<std::size_t, std::pair<std::string, std::string>> in_order;
-  for (const auto& [what, names] : alike) {
+  for (const auto& [what, names] : alike)
     for (const auto& folded : folder.fold(names)) in_order[order.at(folded.modules.front())] = {folded.name, what};
-  }
   for (auto& [place, guess] : in_order) out.push_back(std::move(guess));
   return out;
 }

@@ -63,9 +63,8 @@ class WeightUnits {
   /// Both must outlive this.
   WeightUnits(const io::Checkpoint& source, const FolderPlan& plan)
       : source_(source), plan_(plan), errors_(plan.weights.size()) {
-    for (const auto& w : plan.weights) {
+    for (const auto& w : plan.weights)
       if (w.change == Change::requantized) groups_[group_key(w)].members.push_back(&w);
-    }
   }
 
   /// One unit of the plan's weights of these numbers. It throws io::Error naming the tensor: NaN or Inf that the plan
@@ -425,9 +424,8 @@ Pipeline::~Pipeline() = default;
 
 std::uint64_t Pipeline::weights_bytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& unit : units_) {
+  for (const auto& unit : units_)
     for (const auto& e : unit.entries) bytes += bytes_of(e);
-  }
   return bytes;
 }
 

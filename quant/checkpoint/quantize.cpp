@@ -198,9 +198,8 @@ class RoundedPlaces {
 /// Modules of the checkpoint that are no part of the model that was run, such as towers.
 void note_unseen(const RoundedCodes& rounded, FolderPlan& plan) {
   std::set<std::string> kept;
-  for (const auto& m : rounded.modules()) {
+  for (const auto& m : rounded.modules())
     if (!m.kept.empty()) kept.insert(m.module);
-  }
   std::vector<std::string> unseen;
   for (const auto& w : plan.weights) {
     const bool expert = w.values.expert >= 0 || !mixture_of(w.measured->info.name).empty();

@@ -92,9 +92,8 @@ PlanOptions CheckpointPlan::without_nonfinite(PlanOptions o) const {
     const std::string module = is_weight(tensor) ? module_of(tensor) : tensor,
                       reason = "holds " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel()));
     o.keep[module] = reason;
-    for (const auto& m : modules_.all()) {
+    for (const auto& m : modules_.all())
       if (m.tied && m.tensor == tensor) o.keep[m.name] = reason;
-    }
     if (const std::string group = fuse_group_of(module); !group.empty()) groups.emplace(group, module);
   }
   for (const auto& tensor : source_.names()) {
@@ -135,9 +134,8 @@ std::vector<ModuleInfo> CheckpointPlan::find_modules() const {
 
 std::vector<std::string> CheckpointPlan::names_of_modules() const {
   std::vector<std::string> names;
-  for (const auto& tensor : source_.names()) {
+  for (const auto& tensor : source_.names())
     if (is_weight(tensor)) names.push_back(module_of(tensor));
-  }
   for (const auto& m : stacked_.modules()) names.push_back(m.name);
   return names;
 }
@@ -233,9 +231,8 @@ void CheckpointPlan::leave(const std::vector<SkippedModule>& modules) {
 /// Modules that are no Linear, and those that the form's readers would misread.
 void CheckpointPlan::leave_unwritable() {
   std::vector<WeightSpec> linears;
-  for (const auto& m : plan_.modules) {
+  for (const auto& m : plan_.modules)
     if (is_linear(m)) linears.push_back(spec_of(m));
-  }
   std::map<std::string, std::string> misread;
   for (const auto& [module, problem] : weight_problems(form_, linears))
     misread[module] = problem.through.empty() ? problem.reason : with_product(problem.through);
@@ -323,9 +320,8 @@ void CheckpointPlan::drop_idle_hints() {
     return form_.weight_problem({m->name, m->shape[0], m->shape[1], scheme}).empty();
   };
   const std::string hint = io::spelled(include_hint(), options_.plan.spelling);
-  for (auto& s : plan_.skipped) {
+  for (auto& s : plan_.skipped)
     if (s.reason.ends_with(hint) && !can_be(modules_.find(s.name))) s.reason.resize(s.reason.size() - hint.size());
-  }
 }
 
 /// Weights that look like those of a Linear and are none to a reader of this form.
@@ -342,9 +338,8 @@ void CheckpointPlan::leave_halved_groups() {
   std::vector<std::string> quantized, kept;
   for (const auto& m : plan_.modules) quantized.push_back(m.info.name);
   const std::unordered_set<std::string_view> planned(quantized.begin(), quantized.end());
-  for (const auto& m : modules_.all()) {
+  for (const auto& m : modules_.all())
     if (CheckpointModules::may_be_linear(m) && !planned.contains(m.name)) kept.push_back(m.name);
-  }
   std::vector<SkippedModule> left;
   for (const auto& [module, through] : halved_groups(modules_.names(), quantized, kept))
     left.push_back({module, with_product(through)});

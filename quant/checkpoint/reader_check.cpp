@@ -15,9 +15,8 @@ std::vector<std::string> entries_of(const CheckpointForm& form, const io::Json& 
   for (const char* key : form.ignore_keys()) {
     const io::Json::json_pointer at(key);
     if (!config.contains(at) || !config[at].is_array()) continue;
-    for (const auto& entry : config[at]) {
+    for (const auto& entry : config[at])
       if (entry.is_string()) entries.push_back(entry.get<std::string>());
-    }
   }
   return entries;
 }
@@ -77,9 +76,8 @@ class Check {
   bool is_compressed_tensors() const { return std::string_view(form_->quant_method()) == "compressed-tensors"; }
   /// The entry that fits a module, under one of its names; null if none does.
   const std::string* kept_by(const std::string& module) const {
-    for (const auto& name : modules_.names().names_on_load(module)) {
+    for (const auto& name : modules_.names().names_on_load(module))
       if (const std::string* entry = entries_.entry_for(name)) return entry;
-    }
     return nullptr;
   }
   bool is_target(const std::string& module) const {
@@ -181,9 +179,8 @@ class Check {
     const auto& stacks = modules_.stacks();
     if (!stacks.known() || !modules_.names().known()) return;
     std::set<std::string> inside;
-    for (const auto& m : modules_.all()) {
+    for (const auto& m : modules_.all())
       if (stacks.holds(m.name)) inside.insert(below_block(m.name));
-    }
     for (const auto& module : quantized_) {
       const auto* m = modules_.find(module);
       if (m == nullptr || m->role != Role::other || stacks.holds(module)) continue;
@@ -289,9 +286,8 @@ void look_at_sisters(const Blocks& blocks, const std::vector<std::string>& kinds
     });
   };
   std::map<std::string, std::map<NameSet, std::vector<std::int64_t>>> by_kind;
-  for (const auto& [number, names] : blocks.names) {
+  for (const auto& [number, names] : blocks.names)
     if (number < blocks.count) by_kind[kinds[static_cast<std::size_t>(number)]][names].push_back(number);
-  }
   for (const auto& [kind, sets] : by_kind) {
     for (const auto& [names, members] : sets) {
       const NameSet* whole = nullptr;
@@ -411,9 +407,8 @@ void require_plain_names(const io::Checkpoint& checkpoint) {
   bool parallel = !checkpoint.names().empty();
   for (const auto& tensor : checkpoint.names()) {
     parallel = parallel && tensor.starts_with("module.");
-    for (const auto& wrapper : kWrappers) {
+    for (const auto& wrapper : kWrappers)
       if (has_part(tensor, wrapper.part)) fail(tensor, wrapper);
-    }
   }
   if (parallel) fail(checkpoint.names()[0], kDataParallel);
 }

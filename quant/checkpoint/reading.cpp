@@ -155,12 +155,10 @@ std::int64_t CheckpointReading::side(std::int64_t n, std::int64_t count, const s
   const auto fits = [&](std::int64_t s) { return s > 0 && (n + s - 1) / s == count; };
   if (count <= 1) return std::max<std::int64_t>(n, 1);
   if (count == n) return 1;
-  for (const std::int64_t s : said) {
+  for (const std::int64_t s : said)
     if (fits(s)) return s;
-  }
-  for (std::int64_t s = 1; s < n; s *= 2) {
+  for (std::int64_t s = 1; s < n; s *= 2)
     if (fits(s)) return s;
-  }
   if (n % count == 0) return n / count;
   io::fail<io::Error>("{}: {}: can't tell which of {} rows or columns share one of its {} scales",
                       checkpoint_.folder().string(), tensor, n, count);
@@ -208,9 +206,8 @@ void CheckpointReading::find_scales(const std::string& module, bool codes) {
                         io::printable(scale));
   w.height = side(w.rows, rows, said_rows_, scale);
   w.width = side(w.cols, cols, said_cols_, scale);
-  for (const char* end : kInput) {
+  for (const char* end : kInput)
     if (w.input.empty() && checkpoint_.contains(module + end)) w.input = values_of(module + end);
-  }
   weights_.emplace(module, std::move(w));
 }
 

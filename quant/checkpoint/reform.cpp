@@ -42,13 +42,11 @@ io::Json sidecar_of(const ConvertSource& source, const FolderPlan& plan) {
   if (old.is_object() && old.contains("measurements") && old["measurements"].is_string())
     said.measurements = old["measurements"].get<std::string>();
   if (old.is_object() && old.contains("skipped") && old["skipped"].is_object()) {
-    for (const auto& [name, reason] : old["skipped"].items()) {
+    for (const auto& [name, reason] : old["skipped"].items())
       if (reason.is_string()) said.skipped.push_back({name, reason.get<std::string>()});
-    }
   }
-  for (const auto& w : plan.weights) {
+  for (const auto& w : plan.weights)
     if (!w.reason.empty()) said.skipped.push_back({w.to.module, w.reason});
-  }
   return make_sidecar(said, plan.config.scheme);
 }
 
@@ -81,9 +79,8 @@ FolderTexts texts_of(const ConvertSource& source, const FolderPlan& plan) {
   if (same && source.sidecar.is_object() && source.sidecar.contains(kRoundingKey))
     texts.sidecar[kRoundingKey] = source.sidecar[kRoundingKey];
   if (plan.form != nullptr || plan.type == source.type) return texts;
-  for (const char* key : {"dtype", "torch_dtype"}) {
+  for (const char* key : {"dtype", "torch_dtype"})
     if (source.config.contains(key)) texts.edits[key] = word_of(plan.type);
-  }
   return texts;
 }
 

@@ -112,9 +112,8 @@ Scheme target_scheme(const ConvertSource& source, const ConvertOptions& o, const
   if (!o.weights.has_value()) check_one_grid(source, common);
   common.dialect = o.dialect.value_or(common.dialect);
   const auto choices = scheme_choices(common, o);
-  for (const auto& s : choices) {
+  for (const auto& s : choices)
     if (form.scheme_problem(s).empty()) return s;
-  }
   refuse_schemes(source, o, form, choices);
 }
 
@@ -199,9 +198,8 @@ void keep_problems(const CheckpointForm& form, const CheckpointModules& modules,
     keep(w, through.empty() ? reason : "as " + through + ": " + reason);
   }
   std::vector<std::string> kept;
-  for (const auto& m : modules.all()) {
+  for (const auto& m : modules.all())
     if (CheckpointModules::may_be_linear(m) && !quantized.contains(m.name)) kept.push_back(m.name);
-  }
   const auto halved = halved_groups(modules.names(), {quantized.begin(), quantized.end()}, kept);
   for (auto& w : plan.weights) {
     if (const auto found = halved.find(w.to.module); found != halved.end())
@@ -227,9 +225,8 @@ void carry_kv(const ConvertSource& source, const CheckpointForm& form, FolderPla
   const auto collapsed = [](std::vector<float> v) { return std::vector<float>{*std::ranges::max_element(v)}; };
   bool collapsed_some = false;
   for (KvScales kv : source.stored.kv) {
-    for (auto* list : {&kv.k, &kv.v}) {
+    for (auto* list : {&kv.k, &kv.v})
       for (auto& s : *list) s = plan.rescaling.scale_inv(s, kv.attention + ": key-value cache scale");
-    }
     std::string problem = form.kv_problem(kv);
     if (!problem.empty() && !kv.k.empty() && !kv.v.empty() && kv.k.size() + kv.v.size() > 2) {
       kv.k = collapsed(kv.k);

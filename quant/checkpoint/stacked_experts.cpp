@@ -37,9 +37,8 @@ std::string stack_called(const io::Checkpoint& source, const std::string& name) 
 std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
   for (std::size_t i = 0; family != nullptr && i < family->spellings.size(); ++i) {
     const auto& s = family->spellings[i];
-    for (const auto end : {s.gate_up, s.gate, s.up, s.down}) {
+    for (const auto end : {s.gate_up, s.gate, s.up, s.down})
       if (const auto below = before(tensor, end)) return *below + std::string(s.experts);
-    }
   }
   constexpr std::string_view kPart = ".experts.";
   const auto at = ("." + tensor).find(kPart);  // of whole parts: "shared_experts" are no mixture
@@ -222,9 +221,8 @@ const WeightSlice* StackedExperts::slice_of(const std::string& module) const {
 
 std::vector<ModuleInfo> StackedExperts::modules() const {
   std::vector<ModuleInfo> list;
-  for (const auto& m : modules_) {
+  for (const auto& m : modules_)
     if (mixtures_[m.mixture].kept.empty()) list.push_back({m.name, "Linear", {m.slice.rows, m.slice.cols}});
-  }
   return list;
 }
 
@@ -254,9 +252,8 @@ void StackedExperts::settle(Plan& plan) {
   for (const auto& s : plan.skipped) skipped.emplace(s.name, s.reason);
   std::unordered_set<std::string> planned;
   for (const auto& m : plan.modules) planned.insert(m.info.name);
-  for (auto& m : mixtures_) {
+  for (auto& m : mixtures_)
     if (m.kept.empty()) m.kept = reason_to_keep(m, planned, skipped);
-  }
   const auto stays = [&](const std::string& module) {
     const auto found = by_module_.find(module);
     return found != by_module_.end() && !mixtures_[modules_[found->second].mixture].kept.empty();
@@ -295,17 +292,15 @@ std::string StackedExperts::reason_to_keep(const StackedMixture& mixture,
 
 std::vector<std::string> StackedExperts::kept() const {
   std::vector<std::string> names;
-  for (const auto& m : mixtures_) {
+  for (const auto& m : mixtures_)
     if (!m.kept.empty() && !m.packed) names.push_back(m.name);
-  }
   return names;
 }
 
 std::vector<std::string> StackedExperts::packed() const {
   std::vector<std::string> names;
-  for (const auto& m : mixtures_) {
+  for (const auto& m : mixtures_)
     if (m.packed) names.push_back(m.name);
-  }
   return names;
 }
 

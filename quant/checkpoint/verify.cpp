@@ -28,12 +28,10 @@ class Comparison {
   Comparison(const fs::path& model, const fs::path& out, const ConvertOptions& options)
       : options_(options), a_(model, options.assume), b_(out) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
-    for (const auto& [module, weight] : before_.weights()) {
+    for (const auto& [module, weight] : before_.weights())
       if (!planned_.contains(module)) fail(module, "stands in codes in the source, and is not converted");
-    }
-    for (const auto& piece : plan_.pieces) {
+    for (const auto& piece : plan_.pieces)
       if (piece.weights.empty()) tensors_.push_back(piece.from);
-    }
   }
 
   Verification run() {
@@ -47,9 +45,8 @@ class Comparison {
     });
     Verification v;
     v.tensors = tensors_.size();
-    for (const auto& d : found) {
+    for (const auto& d : found)
       if (d.exact && !d.equal) v.changed.push_back(d.name);
-    }
     v.modules.assign(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(modules));
     std::ranges::stable_sort(v.modules,
                              [](const Difference& x, const Difference& y) { return x.rms_error > y.rms_error; });

@@ -72,9 +72,8 @@ void read_rows(const io::Checkpoint& checkpoint, const WeightSlice& s, std::int6
   if (run == s.col_stride) {
     read_values(checkpoint, s.tensor, start, s.cols * run, width, scratch.data());
   } else {
-    for (std::int64_t c = 0; c < s.cols; ++c) {
+    for (std::int64_t c = 0; c < s.cols; ++c)
       read_values(checkpoint, s.tensor, start + c * s.col_stride, run, width, scratch.data() + c * run * width);
-    }
   }
   transpose(scratch.data(), run, s.row_stride, out, rows, s.cols, width);
 }

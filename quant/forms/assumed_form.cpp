@@ -30,9 +30,8 @@ std::int64_t side_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& c
   for (std::int64_t side = 1; side <= form_parts::kMaxBlock; side *= 2) {
     if (fits(side)) return side;  // the only one, unless all are uncut; then they mean the same
   }
-  for (const auto& [n, count] : cuts) {
+  for (const auto& [n, count] : cuts)
     if (count > 1) return n % count == 0 && fits(n / count) ? n / count : 0;
-  }
   return 0;
 }
 
@@ -95,9 +94,8 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
   for (const auto& module : form_parts::fp8_modules(checkpoint, form.name(), bytes, form.holds_e5m2())) {
     const auto& weight = checkpoint.info(module + ".weight");
     const io::TensorInfo* scale = nullptr;
-    for (const char* end : form.scale_endings()) {
+    for (const char* end : form.scale_endings())
       if (scale == nullptr && checkpoint.contains(module + end)) scale = &checkpoint.info(module + end);
-    }
     if (const std::string other = form_parts::upright_scale(checkpoint, module);
         scale == nullptr && !form.stores_transposed() && !other.empty())
       scale = &checkpoint.info(other);

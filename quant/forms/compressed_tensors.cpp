@@ -158,9 +158,8 @@ constexpr char kUsualPacking[] = "float-quantized", kMixed[] = "mixed-precision"
 /// The key 'format' of the config (top) or of a group; `usual` where it is absent.
 std::string read_packing(const Json& object, const std::string& where, bool top, const std::string& usual) {
   const std::string format = form_parts::string_of(object, "format", where, usual);
-  for (const char* built : {kUsualPacking, "naive-quantized", kMxPacking}) {
+  for (const char* built : {kUsualPacking, "naive-quantized", kMxPacking})
     if (format == built) return format;
-  }
   if (top && format == kMixed) return kUsualPacking;  // each group has its own
   io::fail_at(where, "key 'format': found {}, built are: float-quantized, naive-quantized, {}", io::in_quotes(format),
               kMxPacking);
@@ -271,9 +270,8 @@ Json groups_of(const ConfigSpec& spec) {
   }
   const std::set<std::string> second(spec.weights_only.begin(), spec.weights_only.end());
   Json targets[2] = {Json::array(), Json::array()};
-  for (const auto& module : spec.quantized) {
+  for (const auto& module : spec.quantized)
     for (const auto& name : spec.names.names_on_load(module)) targets[second.contains(module) ? 1 : 0].push_back(name);
-  }
   Scheme weights_only = spec.scheme;
   weights_only.activations = ActivationScaling::none;
   Json groups = Json::object();
@@ -339,9 +337,8 @@ class CompressedTensors : public CheckpointForm {
     std::vector<std::string> entries;
     for (const auto& group : *groups) {
       if (!group.is_object() || !group.contains("targets") || !group["targets"].is_array()) continue;
-      for (const auto& target : group["targets"]) {
+      for (const auto& target : group["targets"])
         if (target.is_string()) entries.push_back(target.get<std::string>());
-      }
     }
     return entries;
   }
@@ -411,9 +408,8 @@ class CompressedTensors : public CheckpointForm {
     config["format"] = packing(spec.scheme);
     config["quantization_status"] = "compressed";
     config["config_groups"] = groups_of(spec);
-    for (const auto& group : config["config_groups"]) {
+    for (const auto& group : config["config_groups"])
       if (group["format"] != config["format"]) config["format"] = kMixed;
-    }
     config["ignore"] = ignore_entries(*this, spec);
     config["kv_cache_scheme"] =
         spec.kv.empty() ? Json(nullptr) : arguments(per_head(spec) ? "attn_head" : "tensor", false);

@@ -292,9 +292,8 @@ io::Json make_sidecar(const Plan& plan, const Scheme& scheme) {
 }
 
 recipes::Dialect dialect_from_name(const std::string& found, const std::string& where) {
-  for (auto dialect : {recipes::Dialect::gaudi2, recipes::Dialect::gaudi3, recipes::Dialect::ocp}) {
+  for (auto dialect : {recipes::Dialect::gaudi2, recipes::Dialect::gaudi3, recipes::Dialect::ocp})
     if (found == recipes::name_of(dialect)) return dialect;
-  }
   io::fail<io::Error>("{}: found \"{}\", allowed: gaudi2, gaudi3, ocp", where, found);
 }
 

@@ -37,16 +37,14 @@ FormList checkpoint_forms() {
 
 std::vector<std::string> form_names(const std::function<bool(const CheckpointForm&)>& wanted) {
   std::vector<std::string> names;
-  for (const auto& form : checkpoint_forms()) {
+  for (const auto& form : checkpoint_forms())
     if (!wanted || wanted(*form)) names.emplace_back(form->name());
-  }
   return names;
 }
 
 const CheckpointForm& form_named(std::string_view name) {
-  for (const auto& form : checkpoint_forms()) {
+  for (const auto& form : checkpoint_forms())
     if (form->name() == name) return *form;
-  }
   io::fail<std::invalid_argument>("form: found {}, allowed: {}", io::in_quotes(name), io::joined(form_names()));
 }
 

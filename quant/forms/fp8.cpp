@@ -219,9 +219,7 @@ class Fp8 final : public CheckpointForm {
     StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme,
                                                module + (transformers ? ".weight_scale_inv" : ".weight_scale"));
     form_parts::check_scale(checkpoint, w, {{}, {1}, {1, 1}}, true);
-    if (scheme.is_static()) {
-      form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
-    }
+    if (scheme.is_static()) form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
     return w;
   }
 };

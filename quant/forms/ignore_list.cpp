@@ -89,9 +89,8 @@ class Quantized {
 /// Returns the index of the part at which a name is cut so that the prefix before it stays open: its first numbered
 /// container, else its last part.
 std::size_t first_of_suffix(const std::vector<std::string>& parts) {
-  for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
+  for (std::size_t i = 1; i + 1 < parts.size(); ++i)
     if (is_number(parts[i])) return i - 1;
-  }
   return parts.size() - 1;
 }
 
@@ -205,9 +204,8 @@ std::vector<std::string> ignore_entries(const CheckpointForm& form, const Config
   for (const auto& module : spec.kept_linears) {
     list.add(quantized.found(Entry(form, module)) == nullptr ? module : form.exact_entry(module));
     if (form.writes_patterns() || !form.is_renamed_on_load()) continue;
-    for (const auto& name : spec.names.names_on_load(module)) {
+    for (const auto& name : spec.names.names_on_load(module))
       if (name != module && quantized.found(Entry(form, name)) == nullptr) list.add(name);
-    }
   }
   if (form.writes_patterns() && !spec.names.stable()) add_patterns(spec, quantized, list);
   for (const auto& mixture : spec.kept_experts) {

@@ -291,9 +291,8 @@ class Inc final : public CheckpointForm {
     const bool channel = !shape.empty() && shape[0] == w.spec.rows;
     w.spec.scheme.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
     if (scheme.is_static()) form_parts::read_input_scale(checkpoint, w, names.input);
-    for (const char* end : {".quant_input.scale_inv", ".quant_input.zero_point", ".dequant_weights.zero_point"}) {
+    for (const char* end : {".quant_input.scale_inv", ".quant_input.zero_point", ".dequant_weights.zero_point"})
       if (checkpoint.contains(module + end)) w.tensors.push_back(module + end);
-    }
     return w;
   }
 };

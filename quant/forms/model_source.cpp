@@ -86,9 +86,8 @@ std::string text_in(const fs::path& file, const char* key) {
 /// The first file of a folder with this extension.
 std::optional<std::string> file_with(const fs::path& model, const char* extension) {
   std::error_code ignored;
-  for (fs::directory_iterator entry(model, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+  for (fs::directory_iterator entry(model, ignored), end; !ignored && entry != end; entry.increment(ignored))
     if (entry->path().extension() == extension) return entry->path().filename().string();
-  }
   return std::nullopt;
 }
 

@@ -95,9 +95,8 @@ std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint
     }
   });
   std::map<std::string, NonFinite> by_name;
-  for (std::size_t i = 0; i < found.size(); ++i) {
+  for (std::size_t i = 0; i < found.size(); ++i)
     if (found[i].any()) by_name.emplace(checkpoint.info(i).name, found[i]);
-  }
   return by_name;
 }
 

@@ -390,9 +390,8 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
     return true;
   };
   for (const auto& tensor : checkpoint.names()) {
-    for (const auto& s : spellings) {
+    for (const auto& s : spellings)
       if (note(tensor, s.k, true, false) || note(tensor, s.v, false, true)) break;
-    }
     if (!shared.empty()) note(tensor, shared, true, true);
   }
   for (const auto& attention : order) {

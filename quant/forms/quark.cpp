@@ -56,9 +56,8 @@ Json part_of(const Json& entry, const char* key) {
 const Json& entry_of(const Json& config, const std::string& module) {
   static const Json none;
   if (const auto layers = config.find("layer_quant_config"); layers != config.end() && layers->is_object()) {
-    for (const auto& [pattern, entry] : layers->items()) {
+    for (const auto& [pattern, entry] : layers->items())
       if (pattern == module || configs::matches_wildcard(pattern, module)) return entry;
-    }
   }
   const auto global = config.find("global_quant_config");
   return global == config.end() ? none : *global;

@@ -202,9 +202,8 @@ std::vector<std::string> cached_attention(const std::vector<measure::OpNode>& no
 void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers,
                      const std::string& where) {
   std::map<std::string, const measure::OpNode*> caches;
-  for (const auto& node : nodes) {
+  for (const auto& node : nodes)
     if (is_cache(node)) caches[node.name] = &node;
-  }
   std::vector<std::pair<const measure::OpNode*, std::shared_ptr<NodeHandler>>> handlers;
   const auto add = [&](const std::string& name, const std::vector<float>& scale_inv) {
     const auto found = caches.find(name);

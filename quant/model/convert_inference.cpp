@@ -118,9 +118,8 @@ ConversionReport measure_model(const Model& model, const Request& request, const
   } else {
     measure::CalibrationSession::attach(model, calibration.options);
   }
-  if (calibration.filter != nullptr) {
+  if (calibration.filter != nullptr)
     for (const auto& entry : calibration.filter->unused_entries()) report.warnings.push_back(entry.message);
-  }
   lists.warn_of_idle(names, report.warnings);
   return report;
 }
@@ -193,9 +192,8 @@ ConversionReport quantize_model(const Model& model, const Request& request, cons
   for (const auto& m : modules) names.push_back(m.name);
   for (const auto& n : nodes) names.push_back(n.name);
   std::map<std::string, std::string> keep;
-  for (const auto& name : names) {
+  for (const auto& name : names)
     if (auto reason = lists.reason_to_keep(name)) keep[name] = std::move(*reason);
-  }
   ConversionReport report;
   if (!request.config.has_value()) {
     const auto plan = own_options(prefix, dialect, std::move(keep));

@@ -107,9 +107,8 @@ DamageProbe::~DamageProbe() {
 
 std::vector<ModuleDamage> DamageProbe::result() const {
   std::vector<ModuleDamage> out;
-  for (const auto& handler : handlers_) {
+  for (const auto& handler : handlers_)
     for (auto& part : handler->damage()) out.push_back(std::move(part));
-  }
   return out;
 }
 

@@ -32,9 +32,8 @@ struct Key {
 template <class E, class T>
 Key choice(const char* key, T& into, const EnumChoice<E>& among = choice_of<E>()) {
   return {key, allowed_names(among), [among, &into](const io::Json& json) {
-            for (const auto& row : among) {
+            for (const auto& row : among)
               if (json == row.name) return (into = row.value, true);
-            }
             return false;
           }};
 }
@@ -58,9 +57,8 @@ Key words(const char* key, std::vector<std::string>& into) {
 Key block(Block& into) {
   return {"block", "[rows, cols], each from 1 to 2^30", [&into](const io::Json& json) {
             if (!json.is_array() || json.size() != 2) return false;
-            for (const auto& side : json) {
+            for (const auto& side : json)
               if (!side.is_number_integer() || side < 1 || side > std::int64_t{1} << 30) return false;
-            }
             into = {json[0].get<std::int64_t>(), json[1].get<std::int64_t>()};
             return true;
           }};

@@ -146,9 +146,8 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
       out.config.kept_linears.push_back(m.name);  // a reader that makes a Linear of it looks for a scale else
     }
   }
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : tensors)
     if (!out.handlers.contains(name)) check_codes(name, tensor);
-  }
   if (out.any) return out;
   const std::string other = other_handler(modules);
   TORCH_CHECK(other.empty(), "[save] expected a model converted for inference, found that ", other,
@@ -244,9 +243,8 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, cons
           const SaveOptions& options) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::set<const void*> seen;  // tied parameters are stored once
-  for (const auto& item : model.named_parameters()) {
+  for (const auto& item : model.named_parameters())
     if (seen.insert(item.value().unsafeGetTensorImpl()).second) tensors.emplace_back(item.key(), item.value());
-  }
   for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
   save(tensors, measure::weight_modules(model), measure::op_nodes(model), out, form, options);
 }

@@ -27,9 +27,8 @@ std::vector<std::string> parents_of(const std::string& parent) {
   const auto dot = parent.rfind('.');
   const std::string layer = dot == std::string::npos ? "" : parent.substr(0, dot + 1);
   std::vector<std::string> parents = {parent};
-  for (const char* other : {"block_sparse_moe", "mlp", "feed_forward"}) {
+  for (const char* other : {"block_sparse_moe", "mlp", "feed_forward"})
     if (layer + other != parent) parents.push_back(layer + other);
-  }
   return parents;
 }
 
@@ -206,9 +205,8 @@ const ExpertFamily* find(const io::Json& config) {
   if (!config.is_object() || type == config.end() || !type->is_string()) return nullptr;
   const std::string wanted = " " + type->get<std::string>() + " ";
   if (wanted.find(' ', 1) + 1 != wanted.size()) return nullptr;
-  for (const auto& family : kFamilies) {
+  for (const auto& family : kFamilies)
     if ((" " + std::string(family.model_types) + " ").find(wanted) != std::string::npos) return &family;
-  }
   return nullptr;
 }
 
@@ -352,9 +350,8 @@ std::span<const ExpertFamily> expert_families() { return kFamilies; }
 
 const ExpertFamily* expert_family(const io::Json& config) {
   if (const auto* family = find(config); family != nullptr || !config.is_object()) return family;
-  for (const auto& [key, part] : config.items()) {
+  for (const auto& [key, part] : config.items())
     if (const auto* family = key.ends_with("_config") ? expert_family(part) : nullptr; family != nullptr) return family;
-  }
   return nullptr;
 }
 

@@ -37,9 +37,8 @@ void each_number(const std::string& name, const F& f) {
 std::vector<Product> products_of(const std::vector<NumberList>& lists) {
   const std::size_t places = lists.front().size();
   Product all(places);
-  for (const auto& numbers : lists) {
+  for (const auto& numbers : lists)
     for (std::size_t i = 0; i < places; ++i) all[i].insert(numbers[i]);
-  }
   std::size_t combinations = 1;
   for (const auto& numbers : all) combinations *= numbers.size();
   if (combinations == lists.size()) return {std::move(all)};
@@ -83,9 +82,8 @@ std::string list_of(const std::set<std::string>& numbers) {
 }
 
 bool holds(const Product& product, const NumberList& numbers) {
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
+  for (std::size_t i = 0; i < numbers.size(); ++i)
     if (!product[i].contains(numbers[i])) return false;
-  }
   return true;
 }
 

@@ -57,16 +57,14 @@ bool part_matches(Text pattern, Text part) {
   if (star == Text::npos) return pattern == part;
   if (part.substr(0, star) != pattern.substr(0, star)) return false;
   const Text rest = pattern.substr(star + 1);
-  for (std::size_t at = star; at <= part.size(); ++at) {
+  for (std::size_t at = star; at <= part.size(); ++at)
     if (part_matches(rest, part.substr(at))) return true;
-  }
   return false;
 }
 
 bool run_matches(const std::vector<Text>& pattern, const std::vector<Text>& name, std::size_t first) {
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
+  for (std::size_t i = 0; i < pattern.size(); ++i)
     if (!part_matches(pattern[i], name[first + i])) return false;
-  }
   return true;
 }
 
@@ -131,9 +129,8 @@ void add_rows(const io::Json& config, int depth, std::vector<const Family*>& row
 }  // namespace
 
 const Family* family_of(Text model_type) {
-  for (const auto& row : model_families()) {
+  for (const auto& row : model_families())
     if (any_part(row.model_types, ' ', [&](Text type) { return type == model_type; })) return &row;
-  }
   return nullptr;
 }
 
@@ -150,9 +147,8 @@ bool matches_pattern(Text pattern, Text name) {
   const std::size_t last = parts.size() - wanted.size() - (below ? 1 : 0);
   if (from_start) return (below || last == 0) && run_matches(wanted, parts, 0);
   if (!below) return run_matches(wanted, parts, last);
-  for (std::size_t first = 0; first <= last; ++first) {
+  for (std::size_t first = 0; first <= last; ++first)
     if (run_matches(wanted, parts, first)) return true;
-  }
   return false;
 }
 
@@ -206,9 +202,8 @@ std::string ModelNames::product_group_of(const std::string& module) const {
     first = members.front();
     return true;
   };
-  for (const auto* row : rows_) {
+  for (const auto* row : rows_)
     if (any_part(row->fused, ' ', holds)) return module.substr(0, module.size() - last.size()) + first;
-  }
   return fuse_group_of(module);
 }
 
@@ -220,9 +215,8 @@ PartsOnLoad ModelNames::parts_on_load(Text module) const {
 
 std::vector<std::string> ModelNames::built() const {
   std::vector<std::string> names;
-  for (const auto* row : rows_) {
+  for (const auto* row : rows_)
     for (const Text name : parts_of(row->built, ' ')) names.emplace_back(name);
-  }
   return names;
 }
 
@@ -268,9 +262,8 @@ std::string ModelNames::tower_of(Text module) const {
       tower += (i == first ? "" : ".") + std::string(parts[i]);
     return true;
   };
-  for (const auto* row : rows_) {
+  for (const auto* row : rows_)
     if (any_part(row->towers, ' ', find)) return tower;
-  }
   any_part(kTowers, ' ', find);
   return tower;
 }
@@ -286,9 +279,8 @@ std::vector<std::string> ModelNames::names_on_load(const std::string& module) co
     });
   }
   if (name != module) names.push_back(name);
-  if (const auto split = find_split(rows_, module)) {
+  if (const auto split = find_split(rows_, module))
     for (const Text part : split->parts) names.push_back(replaced(name, split->module, part));
-  }
   return names;
 }
 
@@ -332,9 +324,8 @@ bool is_last_of_group(Text module) {
 std::map<std::string, std::string> halved_groups(const ModelNames& names, const std::vector<std::string>& quantized,
                                                  const std::vector<std::string>& kept) {
   std::map<std::string, std::string> groups, halved;
-  for (const auto& module : kept) {
+  for (const auto& module : kept)
     if (const std::string group = names.product_group_of(module); !group.empty()) groups.emplace(group, module);
-  }
   if (groups.empty()) return halved;
   for (const auto& module : quantized) {
     if (const auto group = groups.find(names.product_group_of(module)); group != groups.end())

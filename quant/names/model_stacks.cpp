@@ -39,9 +39,8 @@ void collect_language(const io::Json& config, int depth, std::vector<const io::J
     if (count_of(config, {"vocab_size"}) && layers_of(config)) found.push_back(&config);
     return;
   }
-  for (const auto& [key, value] : config.items()) {
+  for (const auto& [key, value] : config.items())
     if (is_part(key, value)) collect_language(value, depth - 1, found);
-  }
 }
 
 /// A stack that the config counts.
@@ -107,9 +106,8 @@ Found look_at(const io::Checkpoint& checkpoint, const io::Json& config, const Mo
     if (fresh) at->second.before = before;
     at->second.numbers.insert(number);
   }
-  for (auto& [before, container] : by_prefix) {
+  for (auto& [before, container] : by_prefix)
     if (names.tower_of(before + "0.x").empty()) found.containers.push_back(std::move(container));
-  }
   return found;
 }
 
@@ -185,9 +183,8 @@ ModelStacks::ModelStacks(const io::Checkpoint& checkpoint, const io::Json& confi
 std::int64_t ModelStacks::block_of(Text module) const {
   const auto [before, number] = block_of_name(module);
   if (before.empty()) return -1;
-  for (const auto& stack : stacks_) {
+  for (const auto& stack : stacks_)
     if (before == stack.before && number < stack.count) return number;
-  }
   return -1;
 }
 

@@ -130,9 +130,8 @@ std::vector<std::string> classes_of(const io::Json& config) {
   std::vector<std::string> names;
   const auto classes = config.is_object() ? config.find("architectures") : config.end();
   if (classes == config.end() || !classes->is_array()) return names;
-  for (const auto& name : *classes) {
+  for (const auto& name : *classes)
     if (name.is_string()) names.push_back(name.get<std::string>());
-  }
   return names;
 }
 

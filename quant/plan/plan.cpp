@@ -176,9 +176,8 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
 std::string include_hint() { return " (" + io::option("include") + " quantizes it)"; }
 
 const PlannedModule* Plan::find(const std::string& name) const {
-  for (const auto& m : modules) {
+  for (const auto& m : modules)
     if (m.info.name == name) return &m;
-  }
   return nullptr;
 }
 

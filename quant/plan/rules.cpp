@@ -119,9 +119,8 @@ void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
 bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
   auto found = o.keep.find(name);
   if (found == o.keep.end() && o.called && !o.keep.empty()) {
-    for (const auto& other : o.called(name)) {
+    for (const auto& other : o.called(name))
       if (found == o.keep.end()) found = o.keep.find(other);
-    }
   }
   if (found != o.keep.end()) plan.skipped.push_back({name, found->second});
   return found != o.keep.end();
@@ -237,9 +236,8 @@ std::vector<std::string> attention_modules(const std::vector<std::string>& modul
 
 std::vector<NodeInfo> attention_nodes(const std::vector<std::string>& attention) {
   std::vector<NodeInfo> nodes;
-  for (const auto& name : attention) {
+  for (const auto& name : attention)
     for (const auto& [node, type, way] : kAttentionNodes) nodes.push_back({name + "." + node, type, way});
-  }
   return nodes;
 }
 
@@ -314,9 +312,8 @@ bool ModulePatterns::includes(const std::string& module) const {
 
 std::string ModulePatterns::excludes(const std::string& module, const std::string& type) const {
   if (exclude_.empty()) return "";
-  for (const auto& name : options_.names_of(module)) {
+  for (const auto& name : options_.names_of(module))
     if (const auto found = exclude_.first_match(name)) return "excluded by " + exclude_[*found].where();
-  }
   return std::ranges::find(options_.ignore, type) == options_.ignore.end() ? "" : "excluded by " + io::option("ignore");
 }
 
@@ -333,9 +330,8 @@ void ModulePatterns::require_used(const std::vector<ModuleInfo>& modules, const 
   include_.require_used(names);
   names.insert(names.end(), options_.other_names.begin(), options_.other_names.end());
   configs::NamePatterns excluded(options_.exclude, io::option("exclude"));
-  for (const auto& entry : options_.ignore) {
+  for (const auto& entry : options_.ignore)
     if (!types.contains(entry)) excluded.add_ignored(entry, io::option("ignore"));
-  }
   excluded.require_used(names);
 }
 

@@ -212,9 +212,8 @@ void add_like(const ScaleFile& file, std::map<std::string, const ModuleScales*>&
 
 void use_any_expert(const std::vector<Measurement>& nodes, std::map<std::string, const ModuleScales*>& like) {
   std::map<std::string, const ModuleScales*> lists;
-  for (const auto& [name, m] : like) {
+  for (const auto& [name, m] : like)
     if (measure::is_expert(name)) lists.emplace(name.substr(0, name.rfind('.')), m);
-  }
   for (const auto& node : nodes) {
     if (!measure::is_expert(node.module)) continue;
     const auto it = lists.find(node.module.substr(0, node.module.rfind('.')));

@@ -95,9 +95,8 @@ WeightScales of_scale_inv(std::vector<float> scale_inv, const Scheme& scheme, re
                           const std::string& module) {
   const bool inc = scheme.convention == Convention::inc;
   const auto hp = weight_target(scheme, type).hp;
-  if (inc) {
+  if (inc)
     for (float& v : scale_inv) v = recipes::round_to(v, hp);
-  }
   const Eigen::ArrayXf inv =
       Eigen::Map<const Eigen::ArrayXf>(scale_inv.data(), static_cast<Eigen::Index>(scale_inv.size()));
   return {to_vector(inc ? recipes::inc_scale(inv, hp) : recipes::scale_from_scale_inv(inv, module)),

@@ -26,9 +26,8 @@ bool is_linear(const std::string& class_name) {
 class Selection {
  public:
   explicit Selection(const TrainingOptions& options) : options_(options), lists_(options.allow, options.block) {
-    for (const auto& rule : options.rules) {
+    for (const auto& rule : options.rules)
       if (rule.recipe.has_value()) recipes::validate(*rule.recipe);
-    }
   }
 
   /// Why a module stays in high precision; nullopt: it is converted.
@@ -148,9 +147,8 @@ void seed_state(const measure::MeasurementFile& file, const std::string& name, c
 using TeModules = std::map<std::string, const Fp8Module*>;
 TeModules te_modules(const torch::nn::Module& model) {
   TeModules found;
-  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
+  for (const auto& item : model.named_modules("", /*include_self=*/true))
     if (const auto* module = dynamic_cast<const Fp8Module*>(item.value().get())) found[item.key()] = module;
-  }
   return found;
 }
 
@@ -337,9 +335,8 @@ int restore(const torch::nn::Module& model) {
     runtime::untag_weight(m.weight);
     ++count;
   }
-  for (const auto& [name, module] : te_modules(model)) {
+  for (const auto& [name, module] : te_modules(model))
     for (const auto& state : module->fp8_states()) state->keep_high_precision(false);
-  }
   return count;
 }
 

@@ -51,9 +51,8 @@ quant::InferenceOptions inference_options(const ConvertOptions& o) {
 /// Training handlers that the model has go, with a warning, once nothing can fail any more.
 quant::ConversionReport convert_trained(const torch::nn::Module& model, const ConvertOptions& options) {
   std::vector<std::pair<at::Tensor, std::shared_ptr<runtime::OpHandler>>> training;
-  for (const auto& p : model.parameters()) {
+  for (const auto& p : model.parameters())
     if (training_handler(p) != nullptr) training.emplace_back(p, runtime::find_tag(p)->handler);
-  }
   auto report = quant::convert_for_inference(model, inference_options(options));
   if (options.plan_only || training.empty() || (report.converted.empty() && report.skipped.empty())) return report;
   for (const auto& [parameter, handler] : training) {
@@ -81,9 +80,8 @@ ForwardContext::~ForwardContext() noexcept(false) {
 }
 
 HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision, const std::string& device) : device_(device) {
-  for (const Name& name : kPrecisions) {
+  for (const Name& name : kPrecisions)
     if (precision == name.spelling) precision_ = name.precision;
-  }
   TORCH_CHECK(!precision_.empty(), "[HPUPrecisionPlugin] found precision \"", precision,
               "\", allowed: ", io::joined(kPrecisions | std::views::transform(&Name::spelling)));
   std::string devices = "hpu";

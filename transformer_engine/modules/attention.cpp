@@ -246,9 +246,8 @@ at::Tensor packed_positions(const SequenceLengths& sequences, std::int64_t rows)
   const Rows r = query_rows(sequences, rows);
   const at::Tensor positions = at::zeros({rows}, at::kLong);
   auto* p = positions.mutable_data_ptr<std::int64_t>();
-  for (std::size_t i = 0; i < r.begin.size(); ++i) {
+  for (std::size_t i = 0; i < r.begin.size(); ++i)
     for (std::int64_t j = 0; j < r.length[i]; ++j) p[r.begin[i] + j] = j;
-  }
   return positions;
 }
 

@@ -238,9 +238,8 @@ ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraStat
     known.insert(name);
   }
   ExtraStateReport report = set_extra_state(fp8_states(model), extra);
-  for (const auto& [name, json] : stored.items()) {
+  for (const auto& [name, json] : stored.items())
     if (!known.contains(name)) report.unexpected.push_back(name);
-  }
   for (const auto& [name, weight] : weights) {
     const auto master = extra.tensors.find(name + kMaster);
     set_weight(name, *weight, stored.at(name), master == extra.tensors.end() ? at::Tensor() : master->second);
@@ -254,9 +253,8 @@ ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const Ex
               version == extra.json.end() ? "none" : version->dump(), ", allowed: ", kVersion);
   TORCH_CHECK(extra.json.contains("states") && extra.json["states"].is_object(),
               "[set_extra_state] key 'states': expected an object");
-  for (const auto& [name, tensor] : extra.tensors) {
+  for (const auto& [name, tensor] : extra.tensors)
     if (name.ends_with(kForeignSuffix)) refuse_pickle(name, tensor);
-  }
   ExtraStateReport report;
   std::set<std::string> known;
   std::vector<std::pair<std::shared_ptr<Fp8State>, Fp8StateValues>> found;
@@ -274,9 +272,8 @@ ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const Ex
     }
     found.emplace_back(state, state_from(name, *json, own));
   }
-  for (const auto& [name, json] : extra.json["states"].items()) {
+  for (const auto& [name, json] : extra.json["states"].items())
     if (!known.contains(name)) report.unexpected.push_back(name);
-  }
   for (auto& [state, values] : found) state->set_values(std::move(values));
   return report;
 }

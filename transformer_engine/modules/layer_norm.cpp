@@ -57,9 +57,8 @@ constexpr Activation kActivations[] = {
     {"qgeglu", quick_gelu, true},   {"glu", sigmoid, true}, {"sreglu", squared_relu, true}};
 
 const Activation& activation_of(const std::string& name) {
-  for (const Activation& a : kActivations) {
+  for (const Activation& a : kActivations)
     if (name == a.name) return a;
-  }
   const auto quoted = [](const Activation& a) { return "\"" + std::string(a.name) + "\""; };
   TORCH_CHECK(false, "[te::LayerNormMLP] activation: found \"", name,
               "\", allowed: ", io::joined(kActivations | std::views::transform(quoted)));

@@ -316,9 +316,8 @@ std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {
                                                                  {"q_proj_weight", attention->q_proj_weight},
                                                                  {"k_proj_weight", attention->k_proj_weight},
                                                                  {"v_proj_weight", attention->v_proj_weight}};
-    for (const auto& [name, weight] : weights) {
+    for (const auto& [name, weight] : weights)
       if (weight.defined()) all.push_back({prefix + name, kTorchAttention, weight, std::nullopt});
-    }
   }
   return all;
 }
@@ -344,9 +343,8 @@ void remember_converted(const torch::nn::Module& model) {
 void remember_converted(const std::vector<WeightModule>& weights) {
   Conversion conversion;
   std::set<const void*> known;
-  for (const auto& m : weights) {
+  for (const auto& m : weights)
     if (known.insert(m.weight.unsafeGetTensorImpl()).second) conversion.push_back(entry_of(m));
-  }
   add(std::move(conversion));
 }
 

@@ -53,9 +53,8 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   plan.need_rows = stays || (call.x_learns && !call.options.minimize_memory);
   plan.both_stay = stays;
   if (!call.first_microbatch.has_value()) return quantize_operand(values, plan);
-  if (!*call.first_microbatch) {
+  if (!*call.first_microbatch)
     if (auto kept = call.state->kept()) return *std::move(kept);
-  }
   const runtime::OrdinaryTensors ordinary;
   OperandPair pair = quantize_operand(values, plan);
   call.state->keep(pair);

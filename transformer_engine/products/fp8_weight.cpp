@@ -320,9 +320,8 @@ Fp8Weight* fp8_weight(const at::Tensor& parameter) {
 
 std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const torch::nn::Module& module, bool recurse) {
   std::vector<std::pair<std::string, Fp8Weight*>> weights;
-  for (const auto& p : module.named_parameters(recurse)) {
+  for (const auto& p : module.named_parameters(recurse))
     if (auto* w = p.value().defined() ? fp8_weight(p.value()) : nullptr) weights.emplace_back(p.key(), w);
-  }
   return weights;
 }
 

@@ -38,9 +38,8 @@ using States = std::vector<std::shared_ptr<Fp8State>>;
 /// The names of the products as a number that f32 holds exactly.
 float names_number(const States& states) {
   std::uint32_t h = 2166136261u;
-  for (const auto& state : states) {
+  for (const auto& state : states)
     for (const char c : state->origin() + '\n') h = (h ^ static_cast<unsigned char>(c)) * 16777619u;
-  }
   return static_cast<float>((h ^ (h >> 24)) & 0xFFFFFF);
 }
 
@@ -137,9 +136,8 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
 
 void Fp8Region::add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state,
                          const std::shared_ptr<ProcessGroup>& group) {
-  for (const auto& known : to) {
+  for (const auto& known : to)
     if (!known.state.owner_before(state) && !state.owner_before(known.state)) return;
-  }
   to.push_back({state, group});
 }
 

@@ -60,9 +60,8 @@ void fit_history(TensorMeta& meta, const DelayedScaling& d) {
 /// the one that measures after it.
 bool update_since(const DelayedScaling& d, std::int64_t recorded, std::int64_t now) {
   if (d.dialect == RecipeDialect::nvidia || d.interval <= 1) return true;
-  for (std::int64_t step = std::max(recorded + 1, now - d.interval + 1); step <= now; ++step) {
+  for (std::int64_t step = std::max(recorded + 1, now - d.interval + 1); step <= now; ++step)
     if (recipes::updates_scale(d, step)) return true;
-  }
   return false;
 }
 

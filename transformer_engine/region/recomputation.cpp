@@ -56,9 +56,8 @@ FirstRuns::Answer FirstRuns::find(std::uint64_t thread, std::uint64_t number, st
   const std::lock_guard<std::mutex> lock(mutex_);
   if (const auto dropped = dropped_.find(thread); dropped != dropped_.end() && dropped->second > number)
     return {false, true, nullptr};
-  for (const Note& n : notes_) {
+  for (const Note& n : notes_)
     if (n.thread == thread && n.number > number && call-- == 0) return {true, false, n.found};
-  }
   return {};
 }
 

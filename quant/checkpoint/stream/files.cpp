@@ -115,9 +115,8 @@ void write_index(OutputFolder& folder, const std::vector<File>& files, const std
   std::uint64_t total = 0;
   for (const auto& file : files) {
     total += file.bytes;
-    for (const std::size_t unit : file.units) {
+    for (const std::size_t unit : file.units)
       for (const auto& e : units[unit].entries) where[e.name] = file.name;
-    }
   }
   io::Json map = io::Json::object();
   auto& members = map.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name

@@ -116,9 +116,8 @@ void copy_file(OutputFolder& folder, const std::vector<Unit>& units, const File&
 io::Json share_json(const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank,
                     const StreamOptions& options) {
   io::Json names = io::Json::array();
-  for (const auto& file : files) {
+  for (const auto& file : files)
     if (file.rank == rank) names.push_back(file.name);
-  }
   return {{"identity", whole_identity(units, options)}, {"rank", rank}, {"files", names}};
 }
 
@@ -141,9 +140,8 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
   if (const std::string text = io::difference(found, share_json(units, files, rank, options)); !text.empty())
     io::fail(folder, "was made from something else: {}", text);
   std::unordered_map<std::string, const io::Json*> by_unit;
-  if (finished.is_object()) {
+  if (finished.is_object())
     for (const auto& [unit, tensors] : finished.items()) by_unit.emplace(unit, &tensors);
-  }
   if (!finished.is_object())
     io::fail(folder / io::kShareFile, "has no checksums, expected an object '{}'; write the share again", kChecksums);
   for (const auto& file : files) {
@@ -169,9 +167,8 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
 void assemble(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files,
               const std::vector<File>& parts, const std::vector<fs::path>& shares, const StreamOptions& options) {
   std::vector<const File*> part_of(units.size());
-  for (const auto& part : parts) {
+  for (const auto& part : parts)
     for (const std::size_t unit : part.units) part_of[unit] = &part;
-  }
   for (const auto& file : files) {
     const File* const part = file.units.empty() ? nullptr : part_of[file.units.front()];
     if (part != nullptr && part->units == file.units) {

@@ -69,9 +69,8 @@ void require_free(const fs::path& out, const StreamOptions& options) {
 void write_share_file(OutputFolder& folder, const stream::Run& run, const std::vector<Unit>& units,
                       const std::vector<File>& files, const StreamOptions& options) {
   std::vector<std::string> names;
-  for (const auto& file : files) {
+  for (const auto& file : files)
     if (file.rank == options.rank) names.push_back(file.name);
-  }
   folder.path().sync();
   io::Json share = stream::share_json(units, files, options.rank, options);
   share[stream::kChecksums] = run.finished();
