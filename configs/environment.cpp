@@ -102,10 +102,9 @@ std::optional<Rank> file_rank(const QuantConfig& config, const Environment& envi
 
 std::string rank_suffix(const std::optional<Rank>& rank) {
   if (!rank) return "";
-  if (rank->index < 0 || rank->index >= rank->world) {
+  if (rank->index < 0 || rank->index >= rank->world)
     io::fail<std::invalid_argument>("rank is {}, allowed: 0 to world size - 1, which is {}", rank->index,
                                     rank->world - 1);
-  }
   return "_" + std::to_string(rank->index) + "_" + std::to_string(rank->world);
 }
 

@@ -117,11 +117,10 @@ void check_own_kind(const OwnKind& kind) {
   if (kind.info.inputs < 1)
     io::fail<std::invalid_argument>("{}expected an input or more, found {}", where, kind.info.inputs);
   if (kind.classes.empty()) io::fail<std::invalid_argument>("{}expected a class or more, found none", where);
-  for (const std::string& name : kind.classes) {
+  for (const std::string& name : kind.classes)
     if (!io::is_name(io::lower(name), "_"))
       io::fail<std::invalid_argument>("{}found the class {}, allowed: letters, digits and _, without a module path",
                                       where, io::in_quotes(name));
-  }
 }
 
 io::Registry<KindRow>::Entry entry_of(OwnKind kind) {

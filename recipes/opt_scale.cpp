@@ -206,10 +206,9 @@ Eigen::ArrayXf opt_scale_inv(const float* w, std::int64_t rows, std::int64_t col
     reject(name, std::string("scale value is ") + name_of(method.value) + ", allowed: OPT");
   if (rows < 0 || cols < 0 || (w == nullptr && rows * cols > 0)) reject(name, "a weight of negative size or no memory");
   const std::vector<float> candidates = opt_candidates(method, target);
-  for (const float s : candidates) {
+  for (const float s : candidates)
     if (!(s > 0.0f) || !std::isfinite(s))
       reject(name, "candidate " + std::to_string(s) + ", allowed: finite values > 0");
-  }
   check_finite(w, rows, cols, target.hp, name);
   Eigen::ArrayXf scale_inv;
   if (method.granularity == Granularity::PCS) {

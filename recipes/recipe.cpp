@@ -101,11 +101,10 @@ Recipes::Entry entry_of(const std::shared_ptr<const RecipeType>& type) {
   if (!io::is_name(name, "_-"))
     io::fail<std::invalid_argument>("recipe: found the name '{}', allowed: lower case letters, digits, '_' and '-'",
                                     name);
-  for (const auto& field : type->fields) {
+  for (const auto& field : type->fields)
     if (std::ranges::find(kOtherKeys, field.first) != std::end(kOtherKeys))
       io::fail<std::invalid_argument>(
           "recipe '{}': found a field '{}', allowed: names that are no keys of recipes as files", name, field.first);
-  }
   if (!type->scaling) io::fail<std::invalid_argument>("recipe '{}': scaling is missing", name);
   const OwnRecipe recipe(type, {});
   validate(recipe);

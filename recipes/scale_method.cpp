@@ -53,12 +53,11 @@ Methods::Entry entry_of(const std::string& name, ScaleMethodPair methods) {
   if (name.size() > 100 || !io::is_name(io::lower(name), "_"))
     io::fail<std::invalid_argument>("scale method name '{}', allowed: up to 100 letters, digits and '_'",
                                     name.substr(0, 100));
-  for (const ScaleMethod* method : {&methods.weight, &methods.activation}) {
+  for (const ScaleMethod* method : {&methods.weight, &methods.activation})
     if ((method->value == ScaleValue::CUSTOM) != (method->custom != nullptr))
       io::fail<std::invalid_argument>(
           "scale method '{}': found {}, allowed: CUSTOM and a function go together", name,
           method->custom != nullptr ? "a function without CUSTOM" : "CUSTOM without a function");
-  }
   const std::string upper = io::upper(name);
   return {method_table(), upper,
           std::make_shared<const NamedScaleMethod>(

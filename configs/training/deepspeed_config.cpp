@@ -175,12 +175,11 @@ io::Json plain_number(double value) {
 void DeepSpeedFile::check_batch() const {
   if (is("elasticity.enabled")) {
     if (is("elasticity.ignore_non_elastic_batch_info")) return;
-    for (const char* key : {kTrain, kMicro, kAccumulation}) {
+    for (const char* key : {kTrain, kMicro, kAccumulation})
       if (find(key) != nullptr)
         refuse(key,
                "found with elasticity.enabled, which chooses it, allowed: without it, or with "
                "elasticity.ignore_non_elastic_batch_info true");
-    }
     return;
   }
   for (const char* key : {kTrain, kMicro, kAccumulation})

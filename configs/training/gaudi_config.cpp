@@ -35,10 +35,9 @@ std::vector<std::string> reports_to(const io::Json& arguments) {
   std::vector<std::string> names;
   if (value == nullptr) return names;
   if (value->is_string()) names.push_back(value->get<std::string>());
-  if (value->is_array()) {
+  if (value->is_array())
     for (const io::Json& name : *value)
       if (name.is_string()) names.push_back(name.get<std::string>());
-  }
   return names;
 }
 
@@ -170,11 +169,10 @@ struct Rules : KeyRules {
   }
 
   void notes() {
-    for (const auto& name : training::reports_to(json)) {
+    for (const auto& name : training::reports_to(json))
       if (name != "tensorboard" && name != "none" && name != "all")
         note("report_to",
              "found " + io::in_quotes(name) + ", where nothing is sent; log.jsonl has a line for each step");
-    }
   }
 
  private:

@@ -150,15 +150,13 @@ struct Walk {
 
   void member(const std::string& parent, const std::string& key, const io::Json& value) {
     const KeyRow* row = key.find('.') == std::string::npos ? find_row(rows, parent + key) : nullptr;
-    if (row == nullptr) {
+    if (row == nullptr)
       return add(io::message("{}: unknown key {}, did you mean '{}{}'?", source, io::in_quotes(prefix + parent + key),
                              prefix, nearest_path(rows, parent, key)));
-    }
     const std::string path = parent + key;
-    if (!fits(row->allowed, value)) {
+    if (!fits(row->allowed, value))
       return add(io::message("{}: found {}, allowed: {}", key_where(source, prefix + path), detail::found_text(value),
                              allowed_text(*row, rows)));
-    }
     if (value.is_object() && !children_of(rows, path + ".").empty()) object(value, path + ".");
   }
 };

@@ -251,10 +251,9 @@ void Recorder::look_at_part(std::size_t index, const WeightModule& m, const at::
   const auto type = runtime::ops::float_type_of(host.scalar_type());
   if (!record.weight) record.weight = WeightFingerprint{m.name, kernels::name_of(type), m.weight.sizes().vec(), {}};
   const std::int64_t begin = first * (m.weight.numel() / rows), end = begin + host.numel();
-  for (const std::int64_t at : sampled_positions(m.weight.numel())) {
+  for (const std::int64_t at : sampled_positions(m.weight.numel()))
     if (at >= begin && at < end)
       record.weight->samples.push_back(kernels::load_element(host.const_data_ptr(), type, at - begin));
-  }
   record.looked_at = first + part.size(0) == rows;
 }
 

@@ -276,10 +276,9 @@ MeasurementFile read_measurements(const StatsName& name) {
       measurement_from_json(read_stats(name), (fs::exists(name.json()) ? name.json() : name.npz()).string());
   if (fs::exists(name.mod_list())) {
     const Json list = io::read_json(name.mod_list());
-    if (list.is_array()) {
+    if (list.is_array())
       for (const auto& module : list)
         if (module.is_string()) file.selected.push_back(module.get<std::string>());
-    }
   }
   file.observer = name.observer;
   file.model = model_of(name, file);

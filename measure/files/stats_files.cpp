@@ -181,10 +181,9 @@ std::vector<StatsName> list_stats(const fs::path& folder) {
   };
   const auto less = [&](const StatsName& a, const StatsName& b) { return key(a) < key(b); };
   std::set<StatsName, decltype(less)> found(less);
-  for (const auto& entry : entries) {
+  for (const auto& entry : entries)
     if (auto name = parse_stats_name(entry.path().string()); name.has_value() && !entry.is_directory(error))
       found.insert(*name);
-  }
   std::vector<StatsName> names;
   for (const auto& name : found) {
     const fs::path prefix(name.prefix);

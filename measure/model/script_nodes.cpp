@@ -316,10 +316,9 @@ void forget_optimized(const Classes& classes) {
 c10::intrusive_ptr<runtime::ScriptNodes> slots_of(const torch::jit::Module& module, std::size_t count) {
   const auto slot = module.type()->getAttributeSlot(runtime::kScriptNodesAttribute);
   const auto object = module._ivalue();
-  if (slot < object->slots().size()) {
+  if (slot < object->slots().size())
     if (auto nodes = runtime::script_nodes_of(object->getSlot(slot)); nodes != nullptr && nodes->size() >= count)
       return nodes;
-  }
   object->setSlot(slot, runtime::make_script_nodes(count));
   return runtime::script_nodes_of(object->getSlot(slot));
 }

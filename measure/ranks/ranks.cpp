@@ -178,10 +178,9 @@ std::vector<std::pair<std::string, const Amax*>> tensors_of(const Measurement& m
   std::vector<std::pair<std::string, const Amax*>> list;
   for (std::size_t i = 0; i < m.inputs.size(); ++i)
     list.emplace_back("inputs[" + std::to_string(i) + "]", &m.inputs[i]);
-  if (m.outputs.has_value()) {
+  if (m.outputs.has_value())
     for (std::size_t i = 0; i < m.outputs->size(); ++i)
       list.emplace_back("outputs[" + std::to_string(i) + "]", &(*m.outputs)[i]);
-  }
   if (m.weight.has_value()) list.emplace_back("weight", &*m.weight);
   return list;
 }

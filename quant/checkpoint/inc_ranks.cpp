@@ -419,11 +419,10 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, Stream
   const Names names = names_of(source);
   std::vector<Unit> units;
   for (const auto& name : names.whole) units.push_back(copy_unit(source.checkpoint, name, name));
-  for (const auto& base : names.shared_out) {
+  for (const auto& base : names.shared_out)
     for (int j = 0; j < world; ++j)
       units.push_back(
           UnifiedTensor(source, base, split(parts_of(base).module), j * size, size).unit(with_rank(base, j, world)));
-  }
   write_folder(source, out, world, std::move(stream), files, units);
 }
 

@@ -413,10 +413,9 @@ Pipeline::Pipeline(const io::Checkpoint& source, const FolderPlan& plan)
   }
   std::set<std::string> outputs;
   for (const auto& unit : units_) {
-    for (const auto& e : unit.entries) {
+    for (const auto& e : unit.entries)
       if (!outputs.insert(e.name).second)
         fail(source, e.name, "the converted checkpoint would hold two tensors of this name");
-    }
   }
 }
 

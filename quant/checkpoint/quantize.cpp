@@ -49,10 +49,9 @@ ConfigSpec config_of(const CheckpointPlan& planned, const CheckpointOptions& opt
   spec.scale_method = plan.scale_method;
   spec.qdq = options.plan.config.has_value() && options.plan.config->use_qdq;
   spec.kv = planned.with_kv() ? plan_kv_cache(planned.attention(), options.plan, notes) : options.kv;
-  for (const auto& kv : spec.kv) {
+  for (const auto& kv : spec.kv)
     if (const std::string problem = planned.form().kv_problem(kv); !problem.empty())
       io::fail<io::Error>("{}: {}: {}", planned.form().name(), kv.attention, problem);
-  }
   return spec;
 }
 
@@ -182,11 +181,10 @@ class RoundedPlaces {
 
   /// Codes that no weight took would be lost without a word.
   void require_all_used(const io::Checkpoint& source) const {
-    for (const auto& name : unused_) {
+    for (const auto& name : unused_)
       if (codes_.contains(name))
         io::fail_at(name, "was rounded, and the checkpoint in {} quantizes no module of this name",
                     source.folder().string());
-    }
   }
 
  private:

@@ -204,11 +204,10 @@ void CheckpointPlan::check_source(const PlannedModule& m) const {
   if (!is_float(info.dtype))
     io::fail<io::Error>("{}: {}: expected dtype F32, BF16 or F16, found {}", source_.folder().string(), info.name,
                         io::name_of(info.dtype));
-  for (const char* made : kScaleEndings) {
+  for (const char* made : kScaleEndings)
     if (source_.contains(m.info.name + made))
       io::fail<io::Error>("{}: {}{}: a scale, in what should be a high precision checkpoint", source_.folder().string(),
                           m.info.name, made);
-  }
 }
 
 void CheckpointPlan::check_family() const {
@@ -244,10 +243,9 @@ void CheckpointPlan::leave_unwritable() {
       continue;
     }
     check_source(m);
-    if (checked.insert(m.scheme.describe()).second) {
+    if (checked.insert(m.scheme.describe()).second)
       if (const std::string problem = form_.scheme_problem(m.scheme); !problem.empty())
         io::fail<io::Error>("{} ({})", problem, m.info.name);
-    }
     if (const auto found = misread.find(m.info.name); found != misread.end())
       left.push_back({m.info.name, found->second});
   }

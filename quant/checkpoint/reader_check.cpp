@@ -112,11 +112,10 @@ class Check {
     if (family != nullptr && family->listed && !is_compressed_tensors() && single != quantized_.end())
       of_transformers_.push_back(*single +
                                  ": transformers has single experts of this family in compressed-tensors alone");
-    for (const auto& layer : StackedExperts(checkpoint_, model_config_, ExpertForm::keep, {}).kept()) {
+    for (const auto& layer : StackedExperts(checkpoint_, model_config_, ExpertForm::keep, {}).kept())
       if (kept_by(layer) == nullptr && kept_by(layer + ".0.down_proj") == nullptr)
         of_vllm_.push_back(layer +
                            ": a stack of experts in high precision, and no entry of the list of kept modules fits it");
-    }
   }
 
   /// transformers runs the model in the dtype that its config names, else in that of its first tensor, and decodes

@@ -41,10 +41,9 @@ io::Json sidecar_of(const ConvertSource& source, const FolderPlan& plan) {
   const io::Json& old = source.sidecar;
   if (old.is_object() && old.contains("measurements") && old["measurements"].is_string())
     said.measurements = old["measurements"].get<std::string>();
-  if (old.is_object() && old.contains("skipped") && old["skipped"].is_object()) {
+  if (old.is_object() && old.contains("skipped") && old["skipped"].is_object())
     for (const auto& [name, reason] : old["skipped"].items())
       if (reason.is_string()) said.skipped.push_back({name, reason.get<std::string>()});
-  }
   for (const auto& w : plan.weights)
     if (!w.reason.empty()) said.skipped.push_back({w.to.module, w.reason});
   return make_sidecar(said, plan.config.scheme);

@@ -201,10 +201,9 @@ void keep_problems(const CheckpointForm& form, const CheckpointModules& modules,
   for (const auto& m : modules.all())
     if (CheckpointModules::may_be_linear(m) && !quantized.contains(m.name)) kept.push_back(m.name);
   const auto halved = halved_groups(modules.names(), {quantized.begin(), quantized.end()}, kept);
-  for (auto& w : plan.weights) {
+  for (auto& w : plan.weights)
     if (const auto found = halved.find(w.to.module); found != halved.end())
       keep(w, "readers run it as one product with " + found->second + ", which is in high precision");
-  }
 }
 
 void name_modules(const CheckpointModules& modules, FolderPlan& plan) {
@@ -213,10 +212,9 @@ void name_modules(const CheckpointModules& modules, FolderPlan& plan) {
     (w.change == Change::decoded ? plan.config.kept_linears : plan.config.quantized).push_back(w.to.module);
     done.insert(w.from.weight);
   }
-  for (const auto& m : modules.all()) {
+  for (const auto& m : modules.all())
     if (CheckpointModules::may_be_linear(m) && (m.tied || !done.contains(m.name + ".weight")))
       plan.config.kept_linears.push_back(m.name);
-  }
   plan.config.names = modules.names();
 }
 

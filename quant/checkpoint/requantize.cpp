@@ -73,12 +73,11 @@ Rescaling rescaling(recipes::Format format, recipes::Dialect from, recipes::Dial
   const float a = kernels::fp8_max(format, from), b = kernels::fp8_max(format, to);
   if (a == b || (a < b && !how.has_value())) return out;
   const bool two = how == Rescale::two;
-  if (two && a < b) {
+  if (two && a < b)
     throw io::OptionError<std::invalid_argument>(
         io::option("rescale", "Rescale::two", "2") + ": twice the codes of " + std::string(kernels::name_of(from)) +
         " leave the range of " + kernels::name_of(to) + ", allowed: " + io::option("range", "Rescale::range") +
         ", or none, which keeps codes and scales");
-  }
   out.times = two ? 2.0f : a;
   out.over = two ? 1.0f : b;
   out.code = rescaled_codes(out.times, out.over, b);

@@ -25,10 +25,9 @@ std::optional<std::string> before(const std::string& tensor, std::string_view en
 
 /// The tensor `name` or `name`.weight; empty if there is none of three dimensions in floating point.
 std::string stack_called(const io::Checkpoint& source, const std::string& name) {
-  for (const std::string& tensor : {name, name + std::string(kWeightEnding)}) {
+  for (const std::string& tensor : {name, name + std::string(kWeightEnding)})
     if (source.contains(tensor) && source.info(tensor).shape.size() == 3 && is_float(source.info(tensor).dtype))
       return tensor;
-  }
   return "";
 }
 
@@ -136,10 +135,9 @@ StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& con
 
 void StackedExperts::find_family_stacks(const io::Checkpoint& source, const ExpertFamily& family) {
   for (const auto& tensor : source.names()) {
-    for (const auto& spelling : family.spellings) {
+    for (const auto& spelling : family.spellings)
       if (before(tensor, spelling.down).has_value() && !is_stack(tensor) && add_mixture(source, spelling, tensor))
         break;
-    }
   }
 }
 

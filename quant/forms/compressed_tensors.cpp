@@ -275,10 +275,9 @@ Json groups_of(const ConfigSpec& spec) {
   Scheme weights_only = spec.scheme;
   weights_only.activations = ActivationScaling::none;
   Json groups = Json::object();
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2; ++i)
     if (!targets[i].empty())
       groups["group_" + std::to_string(i)] = group_of(i == 0 ? spec.scheme : weights_only, std::move(targets[i]));
-  }
   return groups;
 }
 

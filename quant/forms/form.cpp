@@ -54,11 +54,10 @@ bool holds_quantized(const io::Checkpoint& checkpoint) {
     const bool number = is_float(info.dtype) || info.dtype == F64 || info.dtype == I64 || info.dtype == BOOL;
     if (!number && (!whole || info.shape.size() > 1)) return true;
   }
-  for (const auto& tensor : checkpoint.names()) {
+  for (const auto& tensor : checkpoint.names())
     if (form_parts::is_cache_scale(tensor) ||
         (tensor.ends_with(".weight") && !form_parts::scales_beside(checkpoint, tensor).empty()))
       return true;
-  }
   return false;
 }
 
@@ -86,15 +85,13 @@ void read_transposed(const io::Checkpoint& checkpoint, const StoredWeight& w, st
       checkpoint.read(w.weight, part.data(), static_cast<std::uint64_t>(first * all),
                       static_cast<std::uint64_t>(columns * all));
     } else {
-      for (std::int64_t c = 0; c < columns; ++c) {
+      for (std::int64_t c = 0; c < columns; ++c)
         checkpoint.read(w.weight, part.data() + c * rows, static_cast<std::uint64_t>((first + c) * all + first_row),
                         static_cast<std::uint64_t>(rows));
-      }
     }
-    for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t c = 0; c < columns; ++c)
         codes[r * cols + first + c] = part[static_cast<std::size_t>(c * width + skip + r)];
-    }
   }
 }
 
@@ -153,11 +150,10 @@ SaidConfig said_config(Held& held) {
     const Json config = io::read_python_json(io::source_file(folder, io::kConfigFile));
     if (!config.is_object()) io::fail_at(file.string(), "expected an object, found {}", config.type_name());
     collect_configs(config, "", file, found);
-    for (const auto& other : found) {
+    for (const auto& other : found)
       if (other.config != found.front().config)
         io::fail_at(file.string(), "keys '{}' and '{}' say different things; remove the one that is wrong",
                     found.front().key, other.key);
-    }
   }
   if (!fs::exists(beside, ignored) || !held.codes()) return found.empty() ? SaidConfig() : found.front();
   const Json text = io::read_json(io::source_file(folder, io::kHfQuantConfigFile));
@@ -244,10 +240,9 @@ std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
     problems[w.module] = {problem, ""};
     if (!group.empty()) groups.try_emplace(group, WeightProblem{problem, w.module});
   }
-  for (const auto& w : weights) {
+  for (const auto& w : weights)
     if (const auto group = groups.find(fuse_group_of(w.module)); group != groups.end())
       problems.emplace(w.module, group->second);
-  }
   return problems;
 }
 

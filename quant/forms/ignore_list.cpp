@@ -215,13 +215,12 @@ std::vector<std::string> ignore_entries(const CheckpointForm& form, const Config
     if (form.writes_patterns()) list.add(experts_pattern(mixture, quantized));
   }
   for (const auto& entry : spec.ignore) list.add(entry);
-  for (const auto& entry : list.entries()) {
+  for (const auto& entry : list.entries())
     if (const std::string* module = quantized.found(Entry(form, entry)); module != nullptr)
       io::fail<io::Error>(
           "the entry {} of the list of modules in high precision would be taken for {} too, which is in fp8: readers "
           "would use its codes as values",
           io::in_quotes(entry), io::in_quotes(*module));
-  }
   return std::move(list.entries());
 }
 

@@ -156,10 +156,9 @@ class Inc final : public CheckpointForm {
     const std::string tensor = w.module + ".weight";
     for (std::int64_t first = 0; first < w.cols; first += kColumns) {
       const std::int64_t columns = std::min(kColumns, w.cols - first);
-      for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t c = 0; c < columns; ++c)
           runs[static_cast<std::size_t>(c * rows + r)] = codes[r * w.cols + first + c];
-      }
       if (rows == w.rows) {  // the columns follow one another
         sink.write(tensor, runs.data(), static_cast<std::uint64_t>(first * w.rows),
                    static_cast<std::uint64_t>(columns * rows));
@@ -262,10 +261,9 @@ class Inc final : public CheckpointForm {
                         /*promised=*/true, out);
     out.strays = form_parts::stray_scales(checkpoint, {});
     for (const auto& kv : out.kv) {
-      for (const char* cache : {".k_cache", ".v_cache"}) {
+      for (const char* cache : {".k_cache", ".v_cache"})
         if (const std::string into = kv.attention + cache + kCacheScaleInv; checkpoint.contains(into))
           out.kv_tensors.push_back(into);
-      }
     }
     return out;
   }

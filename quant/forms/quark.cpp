@@ -55,10 +55,9 @@ Json part_of(const Json& entry, const char* key) {
 /// The entry of a module: the first pattern of layer_quant_config that fits, else global_quant_config.
 const Json& entry_of(const Json& config, const std::string& module) {
   static const Json none;
-  if (const auto layers = config.find("layer_quant_config"); layers != config.end() && layers->is_object()) {
+  if (const auto layers = config.find("layer_quant_config"); layers != config.end() && layers->is_object())
     for (const auto& [pattern, entry] : layers->items())
       if (pattern == module || configs::matches_wildcard(pattern, module)) return entry;
-  }
   const auto global = config.find("global_quant_config");
   return global == config.end() ? none : *global;
 }

@@ -227,27 +227,24 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
   }
   std::set<std::string> scaled;
   for (const auto& [node, handler] : handlers) scaled.insert(node->name);
-  for (const auto& name : cached_attention(nodes)) {
+  for (const auto& name : cached_attention(nodes))
     if (!scaled.contains(name + ".k_cache"))
       io::fail<io::Error>("{}: found no scales of the key-value cache of {}, but of other layers", where,
                           io::in_quotes(name));
-  }
   for (const auto& [node, handler] : handlers) node->slot->handler = handler;
 }
 
 void detach_kv_cache(const std::vector<measure::OpNode>& nodes) {
-  for (const auto& node : nodes) {
+  for (const auto& node : nodes)
     if (is_cache(node) && std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) != nullptr)
       node.slot->handler.reset();
-  }
 }
 
 const NodeScheme* kv_cache_scheme(const std::vector<measure::OpNode>& nodes) {
-  for (const auto& node : nodes) {
+  for (const auto& node : nodes)
     if (const auto handler =
             is_cache(node) ? std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) : nullptr)
       return &handler->scheme();
-  }
   return nullptr;
 }
 

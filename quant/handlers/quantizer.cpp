@@ -181,10 +181,9 @@ struct AnyOp : torch::autograd::Function<AnyOp> {
       found = torch::autograd::grad({y}, wanted, {gradients[0].detach().to(y.scalar_type())}, /*retain_graph=*/false,
                                     /*create_graph=*/false, /*allow_unused=*/true);
     }
-    for (std::size_t i = 0; i < index.size(); ++i) {
+    for (std::size_t i = 0; i < index.size(); ++i)
       if (found[i].defined())
         result[index[i]] = once_differentiable(found[i].to(saved[index[i]].scalar_type()), gradients);
-    }
     return result;
   }
 };

@@ -86,10 +86,9 @@ RowPlaces find_rows(at::TensorList weights, const at::Tensor& numbers, const std
 /// "'a', 'b'": the modules of converted ones.
 std::string modules_of(const std::vector<at::Tensor>& weights) {
   std::string names;
-  for (const at::Tensor& weight : weights) {
+  for (const at::Tensor& weight : weights)
     if (const auto tag = runtime::tag_in_memory(weight))
       names += (names.empty() ? "'" : ", '") + tag->module_names() + "'";
-  }
   return names;
 }
 

@@ -104,10 +104,9 @@ PieceOfModel piece_of_model(const RowsOfModel& model, const StateRows& rows, con
 /// The model's weights of their pieces.
 void join_pieces(const RowsOfModel& model, const StateRows& rows, const std::vector<PieceOfModel>& pieces) {
   std::map<std::int64_t, std::vector<const PieceOfModel*>> pieces_of;
-  for (const PieceOfModel& piece : pieces) {
+  for (const PieceOfModel& piece : pieces)
     for (const std::int64_t i : piece.place.sources)
       if (!piece.place.whole) pieces_of[i].push_back(&piece);
-  }
   const auto numbers_of_all = number_rows(rows.upright());
   for (const auto& [i, its] : pieces_of) {
     std::vector<at::Tensor> codes, numbers;

@@ -120,10 +120,9 @@ void add_rows(const io::Json& config, int depth, std::vector<const Family*>& row
     const Family* row = family_of(type->get_ref<const std::string&>());
     if (row != nullptr && std::ranges::find(rows, row) == rows.end()) rows.push_back(row);
   }
-  for (const auto& [key, value] : config.items()) {
+  for (const auto& [key, value] : config.items())
     if (value.is_object() && (key.ends_with("_config") || key == "encoder" || key == "decoder"))
       add_rows(value, depth + 1, rows);
-  }
 }
 
 }  // namespace
@@ -327,10 +326,9 @@ std::map<std::string, std::string> halved_groups(const ModelNames& names, const 
   for (const auto& module : kept)
     if (const std::string group = names.product_group_of(module); !group.empty()) groups.emplace(group, module);
   if (groups.empty()) return halved;
-  for (const auto& module : quantized) {
+  for (const auto& module : quantized)
     if (const auto group = groups.find(names.product_group_of(module)); group != groups.end())
       halved.emplace(module, group->second);
-  }
   return halved;
 }
 

@@ -134,10 +134,9 @@ class Mixtures {
     for (const Sizes& sizes : stacks) found.counts.insert(sizes[0]);
     std::ranges::for_each(stacks, add_widths);
     if (rows.size() < 2) return found;
-    for (const Sizes& sizes : rows) {
+    for (const Sizes& sizes : rows)
       for (const std::int64_t n : m.numbers)
         if (n > 1 && sizes[0] % n == 0 && m.numbers.contains(sizes[0] / n)) found.counts.insert(n);
-    }
     std::ranges::for_each(rows, add_widths);
     return found;
   }
@@ -310,11 +309,10 @@ class Finder {
 
 Json weights_of_model(const Json& modules, const Json& allowlist) {
   const Modules read(modules.begin(), modules.end());
-  for (const Module& m : read) {
+  for (const Module& m : read)
     for (const ModuleIndex child : m.children)
       if (child >= read.size())
         io::fail<io::Error>("modules: {}: found child {} of {} modules", m.name, child, read.size());
-  }
   Finder finder(read);
   if (!allowlist.is_null()) finder.select(allowlist);
   return finder.result();

@@ -118,10 +118,9 @@ void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
 
 bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
   auto found = o.keep.find(name);
-  if (found == o.keep.end() && o.called && !o.keep.empty()) {
+  if (found == o.keep.end() && o.called && !o.keep.empty())
     for (const auto& other : o.called(name))
       if (found == o.keep.end()) found = o.keep.find(other);
-  }
   if (found != o.keep.end()) plan.skipped.push_back({name, found->second});
   return found != o.keep.end();
 }

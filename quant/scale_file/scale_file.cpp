@@ -15,10 +15,9 @@ using measure::in_message, measure::StatsName;
 // --- writing
 
 void check_written(const std::vector<float>& values, const std::string& module) {
-  for (float v : values) {
+  for (float v : values)
     if (!std::isfinite(v) || v <= 0)
       io::fail<std::invalid_argument>("{}: expected finite scales > 0, found {}", module, v);
-  }
   if (values.empty()) io::fail<std::invalid_argument>("{}: expected a scale, found none", module);
 }
 

@@ -196,10 +196,9 @@ Fp8StateValues state_from(const std::string& name, const io::Json& json,
   for (const auto& [key, step] : steps)
     TORCH_CHECK(step >= 0 && step <= kMaxStep, "[set_extra_state] '", name, "': key '", key, "': found ", step,
                 ", allowed: 0 to ", kMaxStep);
-  for (const Part& part : kParts) {
+  for (const Part& part : kParts)
     if (tensors.contains(std::string(part.name) + ".scale"))
       values.*part.meta = meta_from(name, part.name, json, tensors);
-  }
   const at::Tensor seen = find(name, tensors, "amax_seen", 1).contiguous();
   values.amax_seen.assign(seen.const_data_ptr<float>(), seen.const_data_ptr<float>() + seen.numel());
   return values;
@@ -298,10 +297,9 @@ std::string state_text(const Fp8State& state) {
   const io::SafetensorsLayout layout(entries_of(tensors), kText);
   std::string bytes = layout.head;
   bytes.resize(layout.file_bytes);
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : tensors)
     if (tensor.numel() > 0)
       std::memcpy(bytes.data() + layout.slots.at(name).begin, tensor.const_data_ptr(), tensor.nbytes());
-  }
   return io::Json{{"version", kVersion}, {"state", state_json(values)}, {"tensors", io::to_base64(bytes)}}.dump();
 }
 

@@ -203,10 +203,9 @@ void Run::open_files(const std::vector<File>& files) {
     files_.push_back(std::make_unique<io::PlacedFile>(folder_.path().file(file.name), layout.file_bytes, final_path));
     files_.back()->write(0, layout.head.data(), layout.head.size());
     for (const std::size_t unit : file.units) {
-      for (const auto& e : units_[unit].entries) {
+      for (const auto& e : units_[unit].entries)
         if (!places_.emplace(e.name, Place{unit, files_.back().get(), layout.slots.at(e.name)}).second)
           io::fail(final_path, "two tensors are named {}", io::in_quotes(e.name));
-      }
     }
   }
 }

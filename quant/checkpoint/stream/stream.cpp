@@ -208,10 +208,9 @@ StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units
   if (is_finished(out, units, files, options)) return {units_in(files), true, {}};
   std::vector<std::int64_t> missing;
   std::error_code error;
-  for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
+  for (std::int64_t rank = 0; rank < options.world_size; ++rank)
     if (!fs::exists(stream::share_folder(out, rank, options.world_size) / io::kShareFile, error))
       missing.push_back(rank);
-  }
   if (!missing.empty())
     io::fail(out, "can't join the shares of {} ranks, missing: {}", options.world_size, io::joined(missing));
   std::vector<fs::path> places;
