@@ -6,11 +6,11 @@
 #include <cmath>
 #include <random>
 #include <stdexcept>
-#include <thread>
 
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/recipes/scaling.h"
 #include "support/enum_names.h"
+#include "support/threads.h"
 #include "support/throws_with.h"
 
 namespace fp8::recipes {
@@ -130,18 +130,14 @@ TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
 }
 
 TEST(ScaleMethodRegistration, ManyThreadsAtOnce) {
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([t] {
-      const std::string name = "THREAD_" + std::to_string(t);
-      for (int i = 0; i < 200; ++i) {
-        const ScaleMethodRegistration mine(name, {});
-        EXPECT_EQ(scale_method_from_name(name).name, name);
-      }
-      EXPECT_EQ(find_scale_method(name), nullptr);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  fp8::test::on_threads(8, [](int t) {
+    const std::string name = "THREAD_" + std::to_string(t);
+    for (int i = 0; i < 200; ++i) {
+      const ScaleMethodRegistration mine(name, {});
+      EXPECT_EQ(scale_method_from_name(name).name, name);
+    }
+    EXPECT_EQ(find_scale_method(name), nullptr);
+  });
 }
 
 TEST(ScaleMethod, OnlyTheFixedOnesNeedNoMeasurements) {

@@ -9,6 +9,7 @@
 #include "support/launchers.h"
 #include "support/operator_call.h"
 #include "support/temp_dir.h"
+#include "support/threads.h"
 
 namespace fp8::test {
 namespace {
@@ -161,18 +162,9 @@ TEST_F(MeasureOperators, ASessionOutlivesItsModelAndIsEndedOnce) {
     s = m.begin((folder / "p").string());
     m.forward(at::ones({2, 8}, on_hpu()));
   }
-  std::vector<std::thread> threads;
-  std::atomic<int> written = 0, refused = 0;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&] {
-      try {
-        written += !call_fp8("measure_end", {s}).toListRef().empty();
-      } catch (const c10::Error&) {
-        ++refused;
-      }
-    });
-  }
-  for (auto& t : threads) t.join();
+  std::atomic<int> written = 0;
+  test::on_threads(
+      4, [&](int) { error_of<c10::Error>([&] { written += !call_fp8("measure_end", {s}).toListRef().empty(); }); });
   EXPECT_EQ(written, 1);
   EXPECT_TRUE(measure::read_measurements((folder / "p").string()).find("fc1") != nullptr);
 }

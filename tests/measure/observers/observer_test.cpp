@@ -9,6 +9,7 @@
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
+#include "support/threads.h"
 
 namespace fp8::measure {
 namespace {
@@ -281,17 +282,14 @@ TEST(ObserverRegistration, RowsThatCannotStandAreRefused) {
 }
 
 TEST(ObserverRegistration, IsThreadSafe) {
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([name = "mine_" + std::to_string(i)] {
-      for (int k = 0; k < 300; ++k) {
-        const ObserverRegistration one(mine(name));
-        find_observer(name).make({});
-        observer_names();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  test::on_threads(8, [](int i) {
+    const std::string name = "mine_" + std::to_string(i);
+    for (int k = 0; k < 300; ++k) {
+      const ObserverRegistration one(mine(name));
+      find_observer(name).make({});
+      observer_names();
+    }
+  });
   EXPECT_EQ(observer_names().size(), 8u);
 }
 

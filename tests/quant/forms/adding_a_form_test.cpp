@@ -16,8 +16,8 @@
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "quant/forms/form_checkpoint.h"
-#include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
+#include "support/threads.h"
 
 namespace fp8::quant {
 namespace {
@@ -158,17 +158,13 @@ TEST(AddingAForm, NamesThatCannotStandAreRefused) {
 }
 
 TEST(AddingAForm, RegistrationIsThreadSafe) {
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([i] {
-      const std::string name = "mine-" + std::to_string(i);
-      for (int k = 0; k < 100; ++k) {
-        const FormRegistration mine(std::make_unique<NamedForm>(name));
-        EXPECT_EQ(form_named(name).name(), name);
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  test::on_threads(8, [](int i) {
+    const std::string name = "mine-" + std::to_string(i);
+    for (int k = 0; k < 100; ++k) {
+      const FormRegistration mine(std::make_unique<NamedForm>(name));
+      EXPECT_EQ(form_named(name).name(), name);
+    }
+  });
   EXPECT_EQ(form_names().size(), 6u);
 }
 

@@ -10,6 +10,7 @@
 #include "quant/plan/find_node.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
+#include "support/threads.h"
 
 namespace fp8::quant {
 namespace {
@@ -249,20 +250,16 @@ TEST_F(AddingAKind, RowsThatCannotStandAreRefused) {
 
 TEST_F(AddingAKind, RegistrationIsThreadSafe) {
   const auto classes = configs::module_types().size();
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([i] {
-      NodeKind row = scaled_add();
-      row.kind.name = "mine_" + std::to_string(i);
-      row.kind.classes = {"Mine" + std::to_string(i)};
-      for (int k = 0; k < 100; ++k) {
-        const NodeKindRegistration mine(row);
-        EXPECT_TRUE(configs::is_of_kind(row.kind.classes[0], mine.kind()));
-        EXPECT_EQ(configs::name_of(mine.kind()), row.kind.name);
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  test::on_threads(8, [](int i) {
+    NodeKind row = scaled_add();
+    row.kind.name = "mine_" + std::to_string(i);
+    row.kind.classes = {"Mine" + std::to_string(i)};
+    for (int k = 0; k < 100; ++k) {
+      const NodeKindRegistration mine(row);
+      EXPECT_TRUE(configs::is_of_kind(row.kind.classes[0], mine.kind()));
+      EXPECT_EQ(configs::name_of(mine.kind()), row.kind.name);
+    }
+  });
   EXPECT_EQ(configs::module_types().size(), classes);
 }
 

@@ -6,6 +6,7 @@
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "runtime/dispatch/any_bits.h"
 #include "support/hpu_test.h"
+#include "support/threads.h"
 
 namespace fp8::test {
 namespace {
@@ -260,14 +261,11 @@ TEST(SmallLayerNorm, GivesTheCpusBits) {
 /// Each thread has iterators of its own.
 TEST(SmallUnary, ThreadsDoNotMeet) {
   const at::Tensor a = at::randn({100}), b = at::randn({1000});
-  std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
-  for (const at::Tensor& x : {a, b, a, b})
-    threads.emplace_back([&wrong, x] {
-      const at::Tensor y = hpu(x), expected = at::silu(x);
-      for (int i = 0; i < 200; ++i) wrong += same_bits(at::silu(y), expected) ? 0 : 1;
-    });
-  for (std::thread& thread : threads) thread.join();
+  on_threads(4, [&](int thread) {
+    const at::Tensor x = thread % 2 == 0 ? a : b, y = hpu(x), expected = at::silu(x);
+    for (int i = 0; i < 200; ++i) wrong += same_bits(at::silu(y), expected) ? 0 : 1;
+  });
   EXPECT_EQ(wrong.load(), 0);
 }
 

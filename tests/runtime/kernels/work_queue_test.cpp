@@ -4,8 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <random>
-#include <thread>
 #include <vector>
+
+#include "support/threads.h"
 
 namespace fp8::kernels {
 namespace {
@@ -26,17 +27,14 @@ TEST(WorkQueue, RandomWorkOfSeveralThreads) {
   constexpr int kThreads = 3, kWork = 33334;
   WorkQueue queue;
   std::int64_t sum = 0;  // the queue's thread alone writes it, and who waits reads it
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t)
-    threads.emplace_back([&queue, &sum, t] {
-      std::mt19937 random(static_cast<unsigned>(t));
-      for (int i = 0; i < kWork; ++i) {
-        queue.push([&sum, i] { sum += i; });
-        if (random() % 64 == 0) queue.wait();
-        if (random() % 64 == 1) std::this_thread::yield();
-      }
-    });
-  for (auto& thread : threads) thread.join();
+  fp8::test::on_threads(kThreads, [&](int t) {
+    std::mt19937 random(static_cast<unsigned>(t));
+    for (int i = 0; i < kWork; ++i) {
+      queue.push([&sum, i] { sum += i; });
+      if (random() % 64 == 0) queue.wait();
+      if (random() % 64 == 1) std::this_thread::yield();
+    }
+  });
   queue.wait();
   EXPECT_EQ(sum, std::int64_t{kThreads} * kWork * (kWork - 1) / 2);
 }

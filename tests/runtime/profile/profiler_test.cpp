@@ -8,6 +8,7 @@
 #include "support/child.h"
 #include "support/scoped_variable.h"
 #include "support/temp_dir.h"
+#include "support/threads.h"
 
 namespace fp8::runtime {
 namespace {
@@ -201,11 +202,9 @@ TEST_F(ProfilersInProcesses, HabanaProfileOfAnotherThreadWaitsItsTurn) {
 TEST_F(ProfilersInProcesses, HabanaProfilesThatStartAtOnce) {
   for (int round = 0; round < 10; ++round) {
     std::vector<std::unique_ptr<HabanaProfile>> profiles;
-    std::vector<std::thread> threads;
     for (const char* name : {"a", "b"})
       profiles.push_back(std::make_unique<HabanaProfile>(one_step(folder, name + std::to_string(round))));
-    for (auto& profile : profiles) threads.emplace_back([&profile] { run(*profile); });
-    for (auto& thread : threads) thread.join();
+    test::on_threads(2, [&](int i) { run(*profiles[static_cast<std::size_t>(i)]); });
     std::size_t traces = 0;
     for (auto& profile : profiles) {
       EXPECT_FALSE(profile->running());

@@ -6,12 +6,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <random>
-#include <thread>
 #include <tuple>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "support/golden.h"
 #include "support/peak_memory.h"
+#include "support/threads.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {
@@ -94,15 +94,11 @@ TEST_P(HuggingFace, EmptyTextHasOnlyTheSpecialTokens) {
 }
 
 TEST_P(HuggingFace, ThreadsShareATokenizer) {
-  std::vector<std::thread> threads;
   std::vector<int> equal(4, 0);
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      for (std::size_t n = 0; n < lines.size(); ++n)
-        equal[t] += tokenizer.encode(lines[n].get<std::string>()) == expected.at("ids")[n].get<Ids>();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  test::on_threads(4, [&](int t) {
+    for (std::size_t n = 0; n < lines.size(); ++n)
+      equal[t] += tokenizer.encode(lines[n].get<std::string>()) == expected.at("ids")[n].get<Ids>();
+  });
   for (const int count : equal) EXPECT_EQ(count, static_cast<int>(lines.size()));
 }
 

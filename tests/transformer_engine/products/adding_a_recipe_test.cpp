@@ -9,6 +9,7 @@
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/temp_dir.h"
+#include "support/threads.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {
@@ -177,18 +178,14 @@ TEST(AddingARecipe, RowsThatCannotStandAreRefused) {
 }
 
 TEST(AddingARecipe, RegistrationIsThreadSafe) {
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([i] {
-      RecipeType type = squares();
-      type.name = "mine-" + std::to_string(i);
-      for (int k = 0; k < 100; ++k) {
-        const RecipeRegistration mine(type);
-        EXPECT_EQ(recipes::find_recipe(type.name), recipes::Recipe(mine.recipe()));
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  fp8::test::on_threads(8, [](int i) {
+    RecipeType type = squares();
+    type.name = "mine-" + std::to_string(i);
+    for (int k = 0; k < 100; ++k) {
+      const RecipeRegistration mine(type);
+      EXPECT_EQ(recipes::find_recipe(type.name), recipes::Recipe(mine.recipe()));
+    }
+  });
   EXPECT_EQ(recipes::recipe_presets().back(), "mxfp8");
 }
 

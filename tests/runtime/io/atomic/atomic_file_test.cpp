@@ -3,11 +3,10 @@
 
 #include <sys/stat.h>
 
-#include <thread>
-
 #include "runtime/io/atomic/small_disk.h"
 #include "runtime/io/io_test.h"
 #include "support/child.h"
+#include "support/threads.h"
 
 namespace fp8::io {
 namespace {
@@ -79,15 +78,11 @@ TEST_F(AtomicFileTest, ReservedSpaceThatIsNotUsedIsGivenBack) {
 
 TEST_F(AtomicFileTest, WritesFromManyThreads) {
   AtomicFile file(path("out"), 8 * 1000);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 8; ++t)
-    threads.emplace_back([&file, t] {
-      for (int i = 0; i < 1000; ++i) {
-        const char c = static_cast<char>('a' + t);
-        file.write_at(static_cast<std::uint64_t>(i) * 8 + static_cast<std::uint64_t>(t), &c, 1);
-      }
-    });
-  for (auto& thread : threads) thread.join();
+  test::on_threads(8, [&](int t) {
+    const char c = static_cast<char>('a' + t);
+    for (int i = 0; i < 1000; ++i)
+      file.write_at(static_cast<std::uint64_t>(i) * 8 + static_cast<std::uint64_t>(t), &c, 1);
+  });
   file.commit();
   std::string expected;
   for (int i = 0; i < 1000; ++i) expected += "abcdefgh";

@@ -5,11 +5,10 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <thread>
-
 #include "fp8/runtime/io/base/checksum.h"
 #include "runtime/io/atomic/small_disk.h"
 #include "runtime/io/io_test.h"
+#include "support/threads.h"
 
 namespace fp8::io {
 namespace {
@@ -83,13 +82,9 @@ TEST_F(JournalTest, ADamagedByteLosesItsLineOnly) {
 TEST_F(JournalTest, LinesOfManyThreadsStayWhole) {
   {
     Journal journal(path("j"));
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 4; ++t) {
-      threads.emplace_back([&, t] {
-        for (int i = 0; i < 200; ++i) journal.append({{"thread", t}, {"i", i}});
-      });
-    }
-    for (auto& t : threads) t.join();
+    test::on_threads(4, [&](int t) {
+      for (int i = 0; i < 200; ++i) journal.append({{"thread", t}, {"i", i}});
+    });
   }
   Journal journal(path("j"));
   EXPECT_EQ(journal.entries().size(), 800u);

@@ -2,7 +2,6 @@
 // DType and SafetensorsFile of safetensors.h.
 #include <cmath>
 #include <cstring>
-#include <thread>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -10,6 +9,7 @@
 #include "runtime/io/io_test.h"
 #include "runtime/io/tensors/safetensors_bytes.h"
 #include "support/enum_names.h"
+#include "support/threads.h"
 
 namespace fp8::io {
 namespace {
@@ -184,16 +184,13 @@ TEST_F(SafetensorsFileTest, ReadsFromManyThreads) {
   for (int i = 0; i < 4096; ++i) data += static_cast<char>(i * 7);
   const SafetensorsFile file(
       put("x", safetensors_bytes(R"({"w":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}})", data)));
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t)
-    threads.emplace_back([&, t] {
-      for (std::size_t i = static_cast<std::size_t>(t); i + 16 <= 4096; i += 3) {
-        char bytes[16];
-        file.read(file.tensors()[0], bytes, i, 16);
-        ASSERT_EQ(std::string(bytes, 16), data.substr(i, 16));
-      }
-    });
-  for (auto& thread : threads) thread.join();
+  test::on_threads(4, [&](int t) {
+    for (std::size_t i = static_cast<std::size_t>(t); i + 16 <= 4096; i += 3) {
+      char bytes[16];
+      file.read(file.tensors()[0], bytes, i, 16);
+      ASSERT_EQ(std::string(bytes, 16), data.substr(i, 16));
+    }
+  });
 }
 
 // Files of other tools: what their config.json promises must be found.
@@ -290,15 +287,12 @@ TEST_F(SafetensorsWriterTest, PiecesInAnyOrderFromAnyThread) {
   std::string data;
   for (int i = 0; i < 10'000; ++i) data += static_cast<char>(i * 13);
   SafetensorsWriter writer(path("x"), {{"w", DType::U8, {10'000}}});
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t)
-    threads.emplace_back([&, t] {
-      for (std::uint64_t at = 9900 + 100 * static_cast<std::uint64_t>(t) - 300;; at -= 400) {
-        writer.write("w", data.data() + at, at, 100);
-        if (at < 400) return;
-      }
-    });
-  for (auto& thread : threads) thread.join();
+  test::on_threads(4, [&](int t) {
+    for (std::uint64_t at = 9900 + 100 * static_cast<std::uint64_t>(t) - 300;; at -= 400) {
+      writer.write("w", data.data() + at, at, 100);
+      if (at < 400) return;
+    }
+  });
   writer.commit();
   std::string read(10'000, '\0');
   const SafetensorsFile file(path("x"));
