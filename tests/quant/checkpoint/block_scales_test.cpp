@@ -129,7 +129,6 @@ TEST(BlockScales, ViewsTakeTheirOwnScales) {
 }
 
 TEST(BlockScales, EmbeddingRowsAreTheDequantizedRows) {
-  torch::manual_seed(23);
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor w = torch::randn({21, 30}).to(dtype), wv = by_blocks(w, 4, 8);
     const at::Tensor p = converted(w, block_options({4, 8}, ActivationScaling::dynamic_token), "Embedding");
@@ -140,7 +139,6 @@ TEST(BlockScales, EmbeddingRowsAreTheDequantizedRows) {
 }
 
 TEST(BlockScales, PowersOfTwoAreExactInBf16) {
-  torch::manual_seed(24);
   const at::Tensor w = torch::randn({33, 50}).to(at::kBFloat16);
   PlanOptions o = block_options({16, 16}, ActivationScaling::none);
   o.power_of_two = true;

@@ -215,12 +215,6 @@ struct Strange : Model {
   }
 };
 
-std::set<std::string> quantized_by(const CheckpointReport& report) {
-  std::set<std::string> names;
-  for (const auto& [name, scheme] : report.quantized) names.insert(name);
-  return names;
-}
-
 Json ignore_of(const Model& m) { return io::read_json(m.dir / "out/config.json")["quantization_config"]["ignore"]; }
 
 TEST(UnknownFamily, IsConvertedWithANotice) {

@@ -184,12 +184,6 @@ TEST(WeightSlice, NonFiniteValuesAreThoseOfOneExpert) {
 // Stacked experts that are not converted: kept by the plan, for want of a row for their family or for one expert of
 // them; and those that are refused by name.
 
-std::map<std::string, std::string> reasons(const CheckpointReport& report) {
-  std::map<std::string, std::string> by_name;
-  for (const auto& s : report.skipped) by_name[s.name] = s.reason;
-  return by_name;
-}
-
 TEST(StackedExperts, KeptOnesAreListedForReaders) {
   for (const std::string form : {"compressed-tensors", "fp8"}) {
     Folder f("mixtral");

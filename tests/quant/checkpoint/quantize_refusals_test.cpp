@@ -4,7 +4,6 @@
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
-#include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
@@ -157,18 +156,6 @@ TEST_F(CheckpointRefusals, AStopLeavesNothing) {
 // What a form's readers can't take stays as it is and is listed: ragged blocks with their siblings, transposed weights,
 // stacked experts. Names that other engines fuse or number are quantized under their own.
 
-std::map<std::string, std::string> reasons(const CheckpointReport& report) {
-  std::map<std::string, std::string> by_name;
-  for (const auto& s : report.skipped) by_name[s.name] = s.reason;
-  return by_name;
-}
-
-std::set<std::string> quantized(const CheckpointReport& report) {
-  std::set<std::string> names;
-  for (const auto& [name, scheme] : report.quantized) names.insert(name);
-  return names;
-}
-
 struct Folder {
   test::TempDir dir;
   test::NamedTensors tensors;
@@ -213,7 +200,7 @@ TEST(CheckpointForms, BlocksAndTheirRaggedSiblings) {
   f.options.plan.block = {16, 16};
   f.options.form = "fp8";
   const auto report = f.run();
-  EXPECT_EQ(quantized(report), (std::set<std::string>{layer + "mlp.down_proj", layer + "self_attn.q_proj"}));
+  EXPECT_EQ(quantized_by(report), (std::set<std::string>{layer + "mlp.down_proj", layer + "self_attn.q_proj"}));
   EXPECT_THAT(reasons(report)[layer + "mlp.up_proj"], HasSubstr("[72, 48] is no multiple of the block 16x16"));
   EXPECT_THAT(reasons(report)[layer + "mlp.gate_proj"], HasSubstr("one product with " + layer + "mlp.up_proj"));
   f.expect_kept(layer + "mlp.gate_proj.weight");
@@ -249,7 +236,7 @@ TEST(CheckpointForms, TransposedWeightsAreKept) {
     f.add("h.0.mlp.c_fc.weight", {12, 48});
     f.add("h.0.extra.weight", {8, 12});
     const auto report = f.run(named ? "{\"model_type\": \"gpt2\"}" : "{}");
-    EXPECT_EQ(quantized(report), std::set<std::string>{"h.0.extra"});
+    EXPECT_EQ(quantized_by(report), std::set<std::string>{"h.0.extra"});
     for (const std::string name : {"h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc"}) {
       EXPECT_THAT(reasons(report)[name], HasSubstr("stored transposed")) << name;
       f.expect_kept(name + ".weight");
@@ -263,7 +250,7 @@ TEST(CheckpointForms, TransposedWeightsAreKept) {
   Folder upright;  // Linear weights of the same names
   upright.add("h.0.attn.c_attn.weight", {36, 12});
   upright.add("h.0.mlp.c_fc.weight", {48, 12});
-  EXPECT_EQ(quantized(upright.run("{\"model_type\": \"gpt_bigcode\"}")).size(), 2u);
+  EXPECT_EQ(quantized_by(upright.run("{\"model_type\": \"gpt_bigcode\"}")).size(), 2u);
 }
 
 TEST(CheckpointForms, ExpertsRoutersAndFusedNames) {
@@ -280,7 +267,7 @@ TEST(CheckpointForms, ExpertsRoutersAndFusedNames) {
   for (const char* name : {"qkv_proj", "query_key_value", "W_pack"}) f.add(attn + name + ".weight", {36, 20});
   f.add("model.visual.blocks.0.attn.qkv.weight", {12, 20});
   const auto report = f.run();
-  EXPECT_EQ(quantized(report),
+  EXPECT_EQ(quantized_by(report),
             (std::set<std::string>{mlp + "experts.0.gate_proj", mlp + "experts.0.up_proj", mlp + "experts.1.down_proj",
                                    mlp + "shared_experts.gate_up_proj", "model.layers.0.block_sparse_moe.experts.3.w1",
                                    attn + "qkv_proj", attn + "query_key_value", attn + "W_pack"}));

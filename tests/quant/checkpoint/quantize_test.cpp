@@ -7,25 +7,11 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/small_checkpoint.h"
-#include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {
-
-measure::MeasurementFile measured(const test::NamedTensors& tensors) {
-  measure::MeasurementFile file;
-  for (const auto& [name, t] : tensors) {
-    const std::string module = name.substr(0, name.size() - 7);
-    if (t.dim() != 2 || module == "model.embed_tokens") continue;
-    file.modules.push_back({module,
-                            {{1.0f + static_cast<float>(file.modules.size())}},
-                            std::nullopt,
-                            measure::Amax{test::amax_reference(t, 1)[0]}});
-  }
-  return file;
-}
 
 using CheckpointQuantize = InFolder;
 

@@ -5,7 +5,9 @@
 
 #include <fstream>
 
+#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/forms/folder.h"
+#include "support/fp8_reference.h"
 
 namespace fp8::test {
 
@@ -108,8 +110,37 @@ inline at::Tensor find(const NamedTensors& tensors, const std::string& name) {
   return {};
 }
 
+/// A measurement of these weights, with inputs of amax 1, 2, 3, ...
+inline measure::MeasurementFile measured(const NamedTensors& tensors) {
+  measure::MeasurementFile file;
+  for (const auto& [name, t] : tensors) {
+    const std::string module = name.substr(0, name.size() - 7);
+    if (t.dim() != 2 || module == "model.embed_tokens") continue;
+    file.modules.push_back({module,
+                            {{1.0f + static_cast<float>(file.modules.size())}},
+                            std::nullopt,
+                            measure::Amax{amax_reference(t, 1)[0]}});
+  }
+  return file;
+}
+
+/// The modules of a report: those in fp8, and the others with the reason.
+inline std::set<std::string> quantized_by(const quant::CheckpointReport& report) {
+  std::set<std::string> names;
+  for (const auto& [name, scheme] : report.quantized) names.insert(name);
+  return names;
+}
+inline std::map<std::string, std::string> reasons(const quant::CheckpointReport& report) {
+  std::map<std::string, std::string> by_name;
+  for (const auto& s : report.skipped) by_name[s.name] = s.reason;
+  return by_name;
+}
+
 }  // namespace fp8::test
 
 namespace fp8 {
+using test::measured;
+using test::quantized_by;
 using test::read_tensor;
+using test::reasons;
 }  // namespace fp8

@@ -10,7 +10,6 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/small_checkpoint.h"
-#include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

@@ -9,7 +9,6 @@
 #include "fp8/quant/model/save.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
-#include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 
@@ -17,19 +16,6 @@ namespace fp8::quant {
 namespace {
 
 const std::string kLayer = "model.layers.0.";
-
-measure::MeasurementFile measured(const test::NamedTensors& tensors) {
-  measure::MeasurementFile file;
-  for (const auto& [name, t] : tensors) {
-    const std::string module = name.substr(0, name.size() - 7);
-    if (t.dim() != 2 || module == "model.embed_tokens") continue;
-    file.modules.push_back({module,
-                            {{1.0f + static_cast<float>(file.modules.size())}},
-                            std::nullopt,
-                            measure::Amax{test::amax_reference(t, 1)[0]}});
-  }
-  return file;
-}
 
 /// The codes of a stored weight, upright.
 std::vector<std::uint8_t> all_codes(const io::Checkpoint& checkpoint, const StoredWeight& w) {

@@ -167,7 +167,6 @@ TEST(AttentionHandler, DynamicScalesAndGradients) {
 }
 
 TEST(KvCacheHandler, KeepsCodesAndGivesValues) {
-  torch::manual_seed(8);
   runtime::KVCache cache;
   attach(cache, scheme(ModuleKind::kv_cache, {0.02f}, {0.02f}));
   const at::Tensor x = torch::randn({1, 2, 3, 4}), more = torch::randn({1, 2, 1, 4});
@@ -202,7 +201,6 @@ at::Tensor heads_through(const at::Tensor& x, const std::vector<float>& scale_in
 }
 
 TEST(KvCacheHandler, AScaleForEachHead) {
-  torch::manual_seed(12);
   const std::vector<float> scales = {0.002f, 0.07f, 1.5f};
   const at::Tensor x = torch::randn({2, 3, 4, 5}) * torch::tensor({1.0, 30.0, 600.0}).view({3, 1, 1});
   // Not contiguous; the last head saturates.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of real conversions: scales per tensor, channel and block go along with all of a weight, activations' scales
 // stay where they are, and a part of a weight is copied only where its scale is one number.
-#include <cstdlib>
 #include <fstream>
 
 #include "fp8/measure/calibration/recorder.h"
@@ -14,7 +13,6 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/modules/op_modules.h"
-#include "support/hpu_test.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

@@ -6,7 +6,6 @@
 #include "fp8/quant/model/convert.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/enum_names.h"
-#include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
