@@ -50,8 +50,7 @@ class Amax : public testing::TestWithParam<FloatType> {};
 TEST_P(Amax, EveryShortLengthUpToTheEndOfMemory) {
   const FloatType type = GetParam();
   const std::size_t size = static_cast<std::size_t>(size_of(type));
-  for (SimdLevel level : levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (std::size_t n = 1; n <= 300; ++n) {
       const std::vector<char> x = finite_values(n, type, static_cast<unsigned>(n));
       test::GuardedBuffer<char> guarded(n * size);
@@ -68,15 +67,14 @@ TEST_P(Amax, EveryShortLengthUpToTheEndOfMemory) {
 TEST_P(Amax, TheLargestIsFoundWhereverItStands) {
   const FloatType type = GetParam();
   constexpr std::size_t kN = 517;
-  for (SimdLevel level : levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (std::size_t at = 0; at < kN; ++at) {
       for (double special : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
         std::vector<char> x = finite_values(kN, type, 1);
         put(x, type, at, special);
         const float found = amax(x.data(), type, kN);
         if (std::isnan(special)) {
-          EXPECT_TRUE(std::isnan(found)) << at;
+          EXPECT_TRUE(std::isnan(found)) << at << name_of(level);
         } else {
           EXPECT_EQ(found, std::numeric_limits<float>::infinity()) << at;
         }
@@ -97,9 +95,8 @@ TEST_P(Amax, LongInputOnSeveralThreads) {
   const std::vector<char> x = finite_values(kN, GetParam(), 4);
   for (int threads : {1, 3}) {
     const Threads pool(threads);
-    for (SimdLevel level : levels()) {
-      ScopedSimdLevel scoped(level);
-      EXPECT_EQ(amax(x.data(), GetParam(), kN), plain_amax(x.data(), GetParam(), kN));
+    for (const SimdLevel level : every_level()) {
+      EXPECT_EQ(amax(x.data(), GetParam(), kN), plain_amax(x.data(), GetParam(), kN)) << name_of(level);
     }
   }
 }
@@ -123,8 +120,7 @@ TEST_P(Amax, RowsAndColumns) {
       by_row[i / s.cols] = std::max(by_row[i / s.cols], v);
       by_col[i % s.cols] = std::max(by_col[i % s.cols], v);
     }
-    for (SimdLevel level : levels()) {
-      ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : every_level()) {
       std::vector<float> rows(s.rows, -1.0f), cols(s.cols, -1.0f);
       const auto n_rows = static_cast<std::int64_t>(s.rows), n_cols = static_cast<std::int64_t>(s.cols);
       amax_rows(x.data(), type, n_rows, n_cols, static_cast<std::int64_t>(s.stride), rows.data());

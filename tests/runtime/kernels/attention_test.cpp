@@ -184,8 +184,7 @@ void expect_documented(Problem& p, const char* where) {
 }
 
 TEST(Attention, IsTheDocumentedSumOnEveryLevel) {
-  for (const auto level : levels()) {
-    const ScopedSimdLevel scope(level);
+  for (const SimdLevel level : every_level()) {
     for (const auto type : kTypes) {
       for (const std::int64_t width : {8, 40, 64, 72, 96, 128, 256}) {
         for (const std::int64_t keys : {1, 15, 16, 17, 257}) {
@@ -247,8 +246,7 @@ void expect_as_decoded(FloatType type, Format format, Dialect dialect, bool nan)
 }
 
 TEST(Attention, OfCodesIsThatOfTheirValues) {
-  for (const auto level : levels()) {
-    const ScopedSimdLevel scope(level);
+  for (const SimdLevel level : every_level()) {
     for (const auto type : kTypes) {
       for (const bool nan : {false, true}) {
         SCOPED_TRACE(std::string(name_of(level)) + (nan ? ", NaN" : ""));
@@ -262,8 +260,7 @@ TEST(Attention, OfCodesIsThatOfTheirValues) {
 
 /// All f16, infinity and NaN too, as values of keys that have all the weight.
 TEST(Attention, ValuesOfF16AreReadExactly) {
-  for (const auto level : levels()) {
-    const ScopedSimdLevel scope(level);
+  for (const SimdLevel level : every_level()) {
     for (int first = 0; first < 0x10000; first += 256) {
       Problem p(FloatType::F16, 1, 1, 256);
       for (int i = 0; i < 256; ++i) {

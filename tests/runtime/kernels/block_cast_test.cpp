@@ -65,8 +65,7 @@ TEST(BlockCast, FollowsTheFormulaForEveryShape) {
       const Target& target = kTargets[seed % 3];
       std::vector<std::uint8_t> codes;
       std::vector<float> scale_inv;
-      for (const SimdLevel level : levels()) {
-        const ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         const Threads pool(level == levels().back() ? 3 : 1);
         BlockCastArgs args = args_for(x, s, target, codes, scale_inv);
         args.power_of_two = seed % 2 == 0;
@@ -85,13 +84,13 @@ TEST(BlockCast, ReadsAndWritesOnlyItsElements) {
     GuardedBuffer<std::uint8_t> codes(n);
     GuardedBuffer<float> scale_inv(static_cast<std::size_t>(tiles(s.rows, s.block_rows) * tiles(s.cols, s.block_cols)));
     std::fill(x.data(), x.data() + n, 2.0f);
-    for (const SimdLevel level : levels()) {
-      const ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : every_level()) {
       auto args = matrix_args<BlockCastArgs>(x.data(), FloatType::F32, s.rows, s.cols, s.cols, codes.data());
       args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
       args.grid = scale_inv.data();
       cast_blocks(args);
-      for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(codes.data()[i], 0x7E);  // 448: 2 is every block's amax
+      // 448: 2 is every block's amax.
+      for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(codes.data()[i], 0x7E) << name_of(level);
     }
   }
 }
@@ -101,8 +100,7 @@ TEST(BlockCast, SpecialValuesOfTheAmax) {
   const std::vector<float> x = {0.0f, -0.0f, tiny, 0.0f,  huge,  1.0f,   kInf,   3.0f,   -kInf,  0.0f,
                                 kNaN, 3.0f,  1.0f, -0.5f, 448.f, -448.f, 1e-37f, 1e-39f, 240.0f, 1.0f};
   for (const bool power_of_two : {false, true}) {
-    for (const SimdLevel level : levels()) {
-      const ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : every_level()) {
       std::vector<std::uint8_t> codes(20);
       std::vector<float> scale_inv(10);
       auto args = matrix_args<BlockCastArgs>(x.data(), FloatType::F32, 1, 20, 20, codes.data());
@@ -115,7 +113,7 @@ TEST(BlockCast, SpecialValuesOfTheAmax) {
         const double a = std::fabs(static_cast<double>(x[2 * i])), b = std::fabs(static_cast<double>(x[2 * i + 1]));
         const double amax = std::isnan(a) ? a : std::max(a, b);
         const double scale = scale_rule(amax, FloatType::F32, 448.0f, 0, power_of_two);
-        EXPECT_EQ(scale_inv[i], static_cast<float>(1 / scale)) << i;
+        EXPECT_EQ(scale_inv[i], static_cast<float>(1 / scale)) << i << name_of(level);
         for (const std::size_t j : {2 * i, 2 * i + 1}) {
           const double y = static_cast<double>(static_cast<float>(static_cast<double>(x[j]) * scale));
           EXPECT_EQ(int{codes[j]}, nearest_on_grid(y, values) | (std::signbit(x[j]) ? 0x80 : 0)) << j;
@@ -198,8 +196,7 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
       }
       const Target& target = kTargets[seed % 3];
       const std::vector<double> values = grid(target.format, target.max);
-      for (const SimdLevel level : levels()) {
-        const ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         const Threads pool(level == levels().back() ? 3 : 1);
         const std::string what =
             std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes);
@@ -323,8 +320,7 @@ TEST(BlockDecode, IsTheRoundedProduct) {
     for (const Format format : {Format::E4M3, Format::E5M2}) {
       for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
         for (const bool mx : {false, true}) {
-          for (const SimdLevel level : levels()) {
-            const ScopedSimdLevel scoped(level);
+          for (const SimdLevel level : every_level()) {
             const Threads pool(level == levels().back() ? 3 : 1);
             std::vector<float> y(n);  // room for any type
             BlockDecodeArgs args;
@@ -364,10 +360,9 @@ TEST(BlockDecode, NaNScalesAndTheSmallestExponent) {
   args.layout.cols = 1;
   args.e8m0 = e8m0.data();
   args.y = y.data();
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     decode_blocks(args);
-    EXPECT_EQ(y[0], 0x1p-127f);
+    EXPECT_EQ(y[0], 0x1p-127f) << name_of(level);
     EXPECT_TRUE(std::isnan(y[1]));
   }
 }
@@ -398,8 +393,7 @@ TEST(MxCast, FollowsTheFormulaInBothDirections) {
         std::vector<int> want;
         for (std::int64_t tile = 0; tile < tiles(rows, s.block_rows) * across; ++tile)
           want.push_back(e8m0_by_definition(amax_of(x, s, tile / across, tile % across), target.max));
-        for (const SimdLevel level : levels()) {
-          const ScopedSimdLevel scoped(level);
+        for (const SimdLevel level : every_level()) {
           std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
           std::vector<std::uint8_t> e8m0(static_cast<std::size_t>(tiles(rows, s.block_rows) * across));
           auto args = matrix_args<MxCastArgs>(x.data(), type, rows, cols, x.stride(), codes.data());
@@ -450,14 +444,13 @@ TEST(MxCast, InfinitiesSaturateAndNaNIsNaNAllOver) {
   std::vector<float> x(96, 1.0f);
   x[3] = -kInf;
   x[40] = kNaN;
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     std::vector<std::uint8_t> codes(96), e8m0(3);
     auto args = matrix_args<MxCastArgs>(x.data(), FloatType::F32, 1, 96, 96, codes.data());
     args.e8m0 = e8m0.data();
     cast_mx(args);
     EXPECT_EQ(e8m0, (std::vector<std::uint8_t>{0xFE, 0xFF, 119}));  // 1 / 448 is between 2^-9 and 2^-8
-    EXPECT_EQ(codes[3], 0xFE);                                      // -448
+    EXPECT_EQ(codes[3], 0xFE) << name_of(level);                    // -448
     EXPECT_EQ(codes[0], 0);
     for (std::size_t i = 32; i < 64; ++i) EXPECT_EQ(codes[i] & 0x7F, 0x7F);
     for (std::size_t i = 64; i < 96; ++i) EXPECT_EQ(codes[i], 0x78);  // 256

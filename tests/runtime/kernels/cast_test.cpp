@@ -14,8 +14,7 @@ constexpr std::uint8_t kUntouched = 0xA5;
 /// Casts x at every level and compares codes and amax with the reference.
 void check_all_levels(const void* x, FloatType type, std::size_t n, float scale, Target target, bool round_product) {
   const Reference want = reference(x, type, n, {scale}, target, round_product);
-  for (SimdLevel level : levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     std::vector<std::uint8_t> codes(n);
     float amax = -1.0f;
     CastArgs args = args_for(x, type, n, target, &scale, codes.data());
@@ -93,8 +92,7 @@ TEST_P(ShortRuns, TouchNothingOutside) {
   const char* source = type == FloatType::F32 ? reinterpret_cast<const char*>(floats.data())
                                               : reinterpret_cast<const char*>(halves.data());
   const std::vector<float> scales = {3.0f, -0.5f, 37.1f, 1.0f, 0.731f};
-  for (SimdLevel level : levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (std::size_t n = 0; n <= 130; ++n) {
       for (bool per_element : {false, true}) {
         std::vector<char> padded((n + 200) * size, static_cast<char>(0xFF));  // 0xFF.. is a NaN of every type
@@ -161,8 +159,7 @@ TEST(Cast, StridesAndScaleLayouts) {
             scales[i / kCols * static_cast<std::size_t>(row_stride) + i % kCols * static_cast<std::size_t>(col_stride)];
       }
       const Reference want = reference(dense.data(), type, kRows * kCols, expanded, kTargets[2]);
-      for (SimdLevel level : levels()) {
-        ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         std::vector<std::uint8_t> codes(kRows * kCols);
         float amax = -1.0f;
         CastArgs args = args_for(x.data(), type, kCols, kTargets[2], scales.data(), codes.data());
@@ -186,8 +183,7 @@ TEST(Cast, SameOnAnyThreadCountLevelAndChunk) {
     std::vector<std::uint8_t> first;
     for (int threads : {1, 3, 8}) {
       Threads scoped_threads(threads);
-      for (SimdLevel level : levels()) {
-        ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         std::vector<std::uint8_t> codes(x.size());
         CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, &scale, codes.data());
         args.stochastic = 42;
@@ -206,8 +202,7 @@ TEST(Cast, BigOutputsAreStoredAroundTheCachesAndEqual) {
   for (std::size_t i = 0; i < n; ++i) x[i] = part[i & 0xFFFF];
   const float scale = 37.1f;
   const Reference want = reference(part.data(), FloatType::BF16, part.size(), {scale}, kTargets[1]);
-  for (SimdLevel level : levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     std::vector<std::uint8_t> codes(n + 8);
     cast_to_fp8(args_for(x.data(), FloatType::BF16, n, kTargets[1], &scale, codes.data() + 5));  // unaligned
     for (std::size_t i = 0; i < n; ++i) {
@@ -343,8 +338,7 @@ TEST(CastTransposed, IsTheCastAndItsTransposeOnEveryLevel) {
   for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
     for (const auto& [rows, cols, stride] : kMatrices) {
       Input x(type, rows, cols, stride);
-      for (const SimdLevel level : levels()) {
-        const ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         for (const int threads : {1, 2}) {
           const Threads pool(threads);
           const float scale = threads == 1 ? 16.0f : 3.7f;

@@ -101,8 +101,7 @@ TEST_P(Decode, AllCodesOneScale) {
     for (std::size_t i = 0; i < n; ++i) codes[i] = static_cast<std::uint8_t>(i * 7 + i / 256);
     for (float scale : kScales) {
       std::vector<char> first;
-      for (SimdLevel level : levels()) {
-        ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
         DecodeArgs args = args_of(codes.data(), 4, n, y.data(), scale == 1.0f ? nullptr : &scale);
         decode_from_fp8(args);
@@ -130,8 +129,7 @@ TEST_P(Decode, ScalePerRowAndPerColumn) {
       scale = std::ldexp(1.0f + static_cast<float>(random() % 1000) / 999, static_cast<int>(random() % 20) - 10);
     for (const auto& layout : {ScaleLayout::per_row(), ScaleLayout::per_column(), ScaleLayout::blocks(1, 1)}) {
       const std::size_t row_stride = layout.cols == 0 ? 1 : layout.rows * cols, col_stride = layout.cols != 0 ? 1 : 0;
-      for (SimdLevel level : levels()) {
-        ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
         DecodeArgs args = args_of(codes.data(), kRows, n, y.data(), scales.data());
         args.layout = layout;
@@ -157,8 +155,7 @@ TEST_P(Decode, Gaudi2CodesFrom0x78AreInfinityAndNanOnEveryLevel) {
     for (std::size_t i = 0; i < n; ++i) scales[i] = 0.5f + static_cast<float>(i % 97);
     for (bool per_element : {false, true}) {
       std::vector<char> first;
-      for (SimdLevel level : levels()) {
-        ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         std::vector<char> y(n * size), ocp(n * size);
         DecodeArgs args = args_of(codes.data(), 1, n, ocp.data(), scales.data());
         if (per_element) args.layout = ScaleLayout::per_column();
@@ -187,8 +184,7 @@ TEST_P(Decode, Gaudi2CodesFrom0x78AreInfinityAndNanOnEveryLevel) {
 TEST_P(Decode, ShortRunsTouchNothingOutside) {
   const auto [type, format] = GetParam();
   const std::size_t size = static_cast<std::size_t>(size_of(type));
-  for (SimdLevel level : levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (std::size_t n = 0; n <= 130; ++n) {
       for (bool per_element : {false, true}) {
         test::GuardedBuffer<std::uint8_t> codes(n);
@@ -224,8 +220,7 @@ TEST_P(Decode, BigOutputsOnSeveralThreads) {
   std::vector<double> want(256);
   for (int code = 0; code < 256; ++code) want[static_cast<std::size_t>(code)] = expected(code, format, scale, type);
   const Threads pool(3);
-  for (SimdLevel level : levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
     DecodeArgs args = args_of(codes.data(), 1, n, y.data(), &scale);
     decode_from_fp8(args);

@@ -83,8 +83,7 @@ float factor_of(Norm& p, std::int64_t r, float mean = 0) {
 }
 
 TEST(RmsNorm, FollowsItsFormulaOnEveryLevel) {
-  for (SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (FloatType type : kTypes) {
       for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
         Norm p(type, 3, n, n % 3);
@@ -156,8 +155,7 @@ LayerNormArgs layer_args(Norm& p) {
 }
 
 TEST(LayerNorm, FollowsItsFormulaOnEveryLevel) {
-  for (SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (FloatType type : kTypes) {
       for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
         Norm p(type, 3, n, n % 3);
@@ -237,8 +235,7 @@ TEST(SiluMul, IsWithinItsBoundOnEveryLevelWithTheSameBits) {
   for (FloatType type : kTypes) {
     for (std::int64_t n : {1, 7, 16, 33, 100, 777}) {
       std::vector<float> first;
-      for (SimdLevel level : levels()) {
-        const ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         Gated p(type, 3, n, n % 3);
         silu_mul(p.args());
         std::vector<float> found;
@@ -261,15 +258,14 @@ TEST(SiluMul, IsWithinItsBoundOnEveryLevelWithTheSameBits) {
 }
 
 TEST(SiluMul, SpecialValues) {
-  for (SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     Gated p(FloatType::F32, 1, 20, 0);
     for (std::int64_t i = 0; i < 20; ++i) p.both.set(20 + i, 2);
     const float infinity = std::numeric_limits<float>::infinity();
     p.both.set(0, infinity), p.both.set(1, -1e30f), p.both.set(2, std::nanf("")), p.both.set(3, 0.0f);
     p.both.set(17, infinity), p.both.set(18, -1e30f), p.both.set(19, std::nanf(""));
     silu_mul(p.args());
-    EXPECT_EQ(p.y.at(0), infinity);
+    EXPECT_EQ(p.y.at(0), infinity) << name_of(level);
     EXPECT_EQ(p.y.at(1), 0.0f);
     EXPECT_TRUE(std::isnan(p.y.at(2)));
     EXPECT_EQ(p.y.at(3), 0.0f);
@@ -321,8 +317,7 @@ struct Turn {
 };
 
 TEST(Rotary, FollowsItsFormulaOnEveryLevel) {
-  for (SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (FloatType type : kTypes) {
       for (std::int64_t width : {2, 6, 32, 66, 128}) {
         Turn p(type, 2, 5, 3, width, width % 4);

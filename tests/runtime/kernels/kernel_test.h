@@ -9,6 +9,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <memory>
 #include <random>
 #include <stdexcept>
 
@@ -26,6 +28,37 @@ inline std::vector<SimdLevel> levels() {
   }
   return all;
 }
+
+/// The levels one after the other, with the kernels at each while it has its turn:
+/// for (const SimdLevel level : every_level()) ...
+class EveryLevel {
+ public:
+  class Turn {
+   public:
+    explicit Turn(const std::vector<SimdLevel>& all) : all_(all) { take(); }
+    SimdLevel operator*() const { return all_[at_]; }
+    bool operator==(std::default_sentinel_t) const { return at_ == all_.size(); }
+    void operator++() {
+      ++at_;
+      take();
+    }
+
+   private:
+    void take() {
+      level_.reset();
+      if (at_ < all_.size()) level_ = std::make_unique<ScopedSimdLevel>(all_[at_]);
+    }
+    const std::vector<SimdLevel>& all_;
+    std::size_t at_ = 0;
+    std::unique_ptr<ScopedSimdLevel> level_;
+  };
+  Turn begin() const { return Turn(all_); }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  const std::vector<SimdLevel> all_ = levels();
+};
+inline EveryLevel every_level() { return {}; }
 
 /// Threads of the pool while it lives.
 class Threads {
@@ -148,6 +181,7 @@ inline bool sign_of(const void* x, FloatType type, std::size_t i) {
 }  // namespace fp8::kernels::test
 
 namespace fp8::kernels {
+using test::every_level;
 using test::levels;
 using test::normal;
 using test::Threads;

@@ -42,8 +42,7 @@ struct Stored {
 template <class F>
 void expect_same_bytes_everywhere(F&& f) {
   const auto first = f();
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scope(level);
+  for (const SimdLevel level : every_level()) {
     for (const int threads : {1, 3}) {
       const Threads set(threads);
       EXPECT_TRUE(first == f()) << name_of(level) << ", " << threads << " threads";
@@ -252,15 +251,14 @@ TEST(ScaleAdd, RoundsToBf16LikeTheCast) {
        {0x3F808000u, 0x3F818000u, 0x3F808001u, 0x7F7FFFFFu, 0x80000000u, 0x7FC00000u, 0x7F800001u}) {
     values.push_back(float_of(bits));
   }
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scope(level);
+  for (const SimdLevel level : every_level()) {
     Stored y(std::vector<float>(values.size()), Storage::BF16), x(values, Storage::F32);
     const ScaleAdd t{y.array(), x.array(), 0, 1};
     scale_add({&t, 1});
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto code = reinterpret_cast<std::uint16_t*>(y.bytes.data())[i];
       if (std::isnan(values[i])) {
-        EXPECT_GT(code & 0x7FFF, 0x7F80);
+        EXPECT_GT(code & 0x7FFF, 0x7F80) << name_of(level);
       } else {
         EXPECT_EQ(bf16_to_f32(code), bf16_to_f32(f32_to_bf16(0.0f + values[i]))) << i;
       }
@@ -389,8 +387,7 @@ TEST(Orthogonalize, ZerosStayZerosAndNothingIsAllowed) {
 TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
   const auto before = normal(100 * 150, 8);
   std::vector<float> first;
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scope(level);
+  for (const SimdLevel level : every_level()) {
     for (const int threads : {1, 2, 3}) {
       const Threads pool(threads);
       for (const std::size_t copies : {std::size_t{1}, std::size_t{9}}) {  // 9: side by side

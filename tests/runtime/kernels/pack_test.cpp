@@ -120,8 +120,8 @@ void check_transpose(std::int64_t rows, std::int64_t cols, std::int64_t stride, 
 }
 
 TEST(Pack, TransposeSwapsIndicesOnEveryLevel) {
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
+    SCOPED_TRACE(name_of(level));
     for (const std::int64_t rows : kSizes)
       for (const std::int64_t cols : {1, 7, 64, 65, 200}) check_transpose(rows, cols, cols + rows % 3, cols % 2);
     check_transpose(192, 320, 320, 0);

@@ -61,8 +61,7 @@ TYPED_TEST_SUITE(PointwiseOf, Types);
 
 TYPED_TEST(PointwiseOf, ComputesAsCppDoesOnEveryLevel) {
   using T = TypeParam;
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (const Pointwise op : kAll) {
       for (const std::int64_t n : {1, 3, 7, 8, 16, 17, 33, 1000}) {
         const auto count = static_cast<std::size_t>(n);
@@ -103,8 +102,7 @@ TYPED_TEST(PointwiseOf, TellsOfOneNanWhereverItIs) {
     float a, b;
   } cases[] = {{add, inf, -inf}, {sub, inf, inf}, {mul, 0, inf}, {div, 0, 0},   {add, nan, 1},
                {mul, 1, nan},    {neg, nan, 0},   {abs, nan, 0}, {relu, nan, 0}};
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (const auto& one : cases) {
       for (std::int64_t at = 0; at < n; ++at) {
         std::vector<T> a(n, rounded<T>(1)), b(n, rounded<T>(2)), y(n);
@@ -124,14 +122,13 @@ TYPED_TEST(PointwiseOf, TellsOfOneNanWhereverItIs) {
 }
 
 TEST(Convert, RoundsToNearestEvenAndTellsOfNan) {
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (const std::int64_t n : {1, 8, 19, 100}) {
       const auto count = static_cast<std::size_t>(n);
       test::GuardedBuffer<float> x(count), back(count);
       test::GuardedBuffer<std::uint16_t> y(count);
       fill(x.data(), n, 3);
-      ASSERT_TRUE(narrow(x.data(), y.data(), n));
+      ASSERT_TRUE(narrow(x.data(), y.data(), n)) << name_of(level);
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(y.data()[i], f32_to_bf16(x.data()[i])) << x.data()[i];
       widen(y.data(), back.data(), n);
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(bits_of(back.data()[i]), std::uint32_t{y.data()[i]} << 16);

@@ -176,8 +176,7 @@ TEST(Rounding, BetweenBruteForceAndNearest) {
 }
 
 TEST(Rounding, ADiagonalLeavesNearest) {
-  for (const SimdLevel level : test::levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : test::every_level()) {
     Problem p(67, 150, 300, 5);
     p.gram = Floats(p.gram.diagonal().asDiagonal());
     p.w(3, 7) = -0.0f, p.w(4, 9) = -1e-9f;
@@ -230,8 +229,7 @@ TEST(Rounding, BitsDependNeitherOnThreadsNorOnTheLevel) {
   std::optional<Floats> first;
   for (const int threads : {1, 2, 5}) {
     test::Threads some(threads);
-    for (const SimdLevel level : test::levels()) {
-      ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : test::every_level()) {
       const Floats rounded = Problem(150, 300, 500, 6).swept().first;
       if (!first.has_value()) first = rounded;
       EXPECT_TRUE(*first == rounded) << name_of(level) << threads;

@@ -157,8 +157,7 @@ void expect_two_passes(const Kernel& kernel, Operands& p, const Asked& asked, co
 }
 
 TEST(RowCast, IsThatOfASecondPassOnEveryLevel) {
-  for (SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (const Kernel& kernel : kKernels)
       for (FloatType type : kTypes)
         for (std::int64_t n : kSizes) {
@@ -219,8 +218,7 @@ TEST(CastRowsDynamic, ScalesEveryRowByItsOwnAmax) {
     std::vector<float> x(shape.rows * shape.cols);
     for (std::size_t i = 0; i < x.size(); ++i)
       x[i] = normal(random) * std::ldexp(1.0f, static_cast<int>(i / shape.cols));
-    for (SimdLevel level : levels()) {
-      ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : every_level()) {
       std::vector<std::uint8_t> codes(x.size());
       std::vector<float> scale_inv(shape.rows);
       CastArgs args = args_for(x.data(), FloatType::F32, shape.cols, kTargets[0], nullptr, codes.data());
@@ -326,8 +324,7 @@ TEST(StochasticCast, KeepsGridValuesNaNAndSaturates) {
     const std::uint8_t top = static_cast<std::uint8_t>(values.size() - 1);
     x.insert(x.end(), {1e30f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()});
     want.insert(want.end(), {top, static_cast<std::uint8_t>(top | 0x80), 0x7F});
-    for (SimdLevel level : levels()) {
-      ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : every_level()) {
       for (std::uint64_t seed = 0; seed < 20; ++seed) {
         std::vector<std::uint8_t> codes(x.size());
         CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, nullptr, codes.data());
@@ -346,8 +343,7 @@ TEST(StochasticCast, EveryTypeAndLayoutIsTheSameOnEveryLevel) {
     for (std::size_t i = 0; i < 777; ++i) scales[i] = 0.01f * static_cast<float>(i + 1);
     for (int variant = 0; variant < 8; ++variant) {
       std::vector<std::uint8_t> first;
-      for (SimdLevel level : levels()) {
-        ScopedSimdLevel scoped(level);
+      for (const SimdLevel level : every_level()) {
         std::vector<std::uint8_t> codes(777);
         CastArgs args = args_for(x.data(), type, 777, kTargets[variant & 1 ? 2 : 0], scales.data(), codes.data());
         if ((variant & 2) != 0) args.layout = ScaleLayout::per_column();
@@ -427,8 +423,7 @@ TEST(StochasticCast, FlushesBelowTheSmallestNumberWhenTold) {
       x.insert(x.end(), {std::nextafter(smallest, 0.0f), -smallest * 0.5f, smallest, 1.5f * smallest,
                          std::numeric_limits<float>::quiet_NaN(), 1e-44f});
     }
-    for (const SimdLevel level : levels()) {
-      const ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : every_level()) {
       std::vector<std::uint8_t> codes(x.size());
       CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, nullptr, codes.data());
       args.stochastic = 0;
@@ -452,8 +447,7 @@ TEST(StochasticCast, FlushesBelowTheSmallestNumberWhenTold) {
 TEST(CastTwice, EqualsTwoCasts) {
   const std::vector<float> x = hard_inputs(150'000);
   const float s1 = 3.0f, s2 = 0.125f;
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : every_level()) {
     for (const std::int64_t cols : {1499, 1500}) {  // rows of x with and without a gap
       const std::size_t n = 100 * static_cast<std::size_t>(cols);
       std::vector<std::uint8_t> a(n), b(n), want_a(n), want_b(n);

@@ -78,8 +78,8 @@ float scale_inv_of(const std::vector<double>& values, float max) {
 }
 
 TEST(ScaleSearch, RowsOnEveryLevelTypeAndFormat) {
-  for (const SimdLevel level : test::levels()) {
-    ScopedSimdLevel scoped(level);
+  for (const SimdLevel level : test::every_level()) {
+    SCOPED_TRACE(name_of(level));
     for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
       for (const auto& [format, max] :
            {std::pair{Format::E4M3, 448.0f}, {Format::E4M3, 240.0f}, {Format::E5M2, 57344.0f}}) {
@@ -123,8 +123,7 @@ TEST(ScaleSearch, BitsDependNeitherOnThreadsNorOnTheLevel) {
   }
   for (const int threads : {1, 2, 5}) {
     test::Threads some(threads);
-    for (const SimdLevel level : test::levels()) {
-      ScopedSimdLevel scoped(level);
+    for (const SimdLevel level : test::every_level()) {
       scale_errors(args, &inv, other.data());
       EXPECT_EQ(first, other) << name_of(level) << threads;
     }
