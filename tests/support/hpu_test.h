@@ -24,8 +24,14 @@ inline at::TensorOptions on_hpu(at::ScalarType dtype = at::kFloat) {
   return at::TensorOptions().device(kHpu).dtype(dtype);
 }
 
-/// A copy on hpu.
+/// A copy on hpu; a module itself.
 inline at::Tensor hpu(const at::Tensor& t) { return t.to(kHpu); }
+template <class M>
+  requires(!std::is_convertible_v<M, at::Tensor>)
+M hpu(M module) {
+  module->to(kHpu);
+  return module;
+}
 
 /// f() while the scope, an object of this call, lives: within(fp8_autocast(true, recipe), [&] { return layer(x); }).
 template <class Scope, class F>

@@ -62,7 +62,6 @@ TEST(ModuleWatcher, B2BMatmulAlwaysHasItsOutput) {  // the scale of its second i
 }
 
 TEST(ModuleWatcher, CachesKeptAsideAreMeasuredPerHead) {
-  torch::manual_seed(4);
   const at::Tensor sizes = torch::tensor({1.0, 30.0, 0.01}).view({3, 1, 1});
   const at::Tensor x = hpu(torch::randn({2, 3, 5, 4}) * sizes),
                    y = hpu((torch::randn({2, 3, 4, 7}) * sizes).transpose(2, 3));  // y: not contiguous
@@ -362,7 +361,6 @@ TEST(WeightWatcher, WorksInEveryGradientMode) {
 }
 
 TEST(WeightWatcher, Conv2dIsMeasuredAndUnchanged) {
-  torch::manual_seed(6);
   torch::nn::Conv2d m(torch::nn::Conv2dOptions(4, 6, 3).stride(2).padding(1).groups(2));
   m->to(test::kHpu);
   for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{2, 4, 9, 8}, {4, 9, 8}}) {

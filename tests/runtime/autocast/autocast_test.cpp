@@ -357,8 +357,7 @@ TEST(Training, ResidualNetwork) {
 TEST(Training, RecurrentNetwork) {
   const auto run = [](bool cast) {
     torch::manual_seed(4);
-    torch::nn::LSTM lstm(torch::nn::LSTMOptions(8, 16).num_layers(2).batch_first(true));
-    lstm->to(kHpu);
+    torch::nn::LSTM lstm = hpu(torch::nn::LSTM(torch::nn::LSTMOptions(8, 16).num_layers(2).batch_first(true)));
     const at::Tensor x = at::randn({4, 6, 8}, on_hpu()), y = at::randn({4, 6, 16}, on_hpu());
     return losses_of(*lstm, [&] { return at::mse_loss(std::get<0>(lstm(x)), y); }, cast);
   };

@@ -174,8 +174,7 @@ TEST(WatchedWeights, GradientsAreThoseOfUntaggedOnes) {
 }
 
 TEST(WatchedWeights, OfRecurrentLayersAreSeenUncast) {
-  torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 6).batch_first(true));
-  lstm->to(kHpu);
+  torch::nn::LSTM lstm = hpu(torch::nn::LSTM(torch::nn::LSTMOptions(4, 6).batch_first(true)));
   const at::Tensor x = random({2, 3, 4});
   for (const bool listed : {false, true}) {
     AutocastLists lists = AutocastLists::defaults();

@@ -2,9 +2,6 @@
 // Batches are equal for any number of threads and from any place; errors, threads that hang, forks.
 #include "fp8/runtime/data/data_loader.h"
 
-#include <numeric>
-
-#include "fp8/runtime/data/data_loader.h"
 #include "runtime/data/numbered.h"
 #include "support/child.h"
 #include "support/hpu_test.h"

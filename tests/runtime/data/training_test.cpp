@@ -2,7 +2,6 @@
 // Training through the loader: any number of threads ends with the same weights, and so does a run that is killed
 // (SIGKILL) in an epoch and resumes.
 #include <csignal>
-#include <cstdlib>
 
 #include "fp8/runtime/data/torch_data.h"
 #include "runtime/data/numbered.h"

@@ -10,8 +10,6 @@
 #include <dlfcn.h>
 #include <sys/wait.h>
 
-#include <cstdlib>
-
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/fp8_tensor/cast.h"

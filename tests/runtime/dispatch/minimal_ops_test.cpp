@@ -132,9 +132,7 @@ TEST(Archive, SaveAndLoadKeepTensorsAndModules) {
   EXPECT_TRUE(same_bits(back.at(2), a.to(at::kFloat8_e5m2)));
   EXPECT_EQ(back[0].device(), kHpu);
 
-  torch::nn::Linear first(4, 3), second(4, 3);
-  first->to(kHpu);
-  second->to(kHpu);
+  torch::nn::Linear first = hpu(torch::nn::Linear(4, 3)), second = hpu(torch::nn::Linear(4, 3));
   std::stringstream module_stream;
   torch::save(first, module_stream);
   torch::load(second, module_stream);
@@ -144,8 +142,7 @@ TEST(Archive, SaveAndLoadKeepTensorsAndModules) {
 }
 
 TEST(Archive, GoesToAndComesFromTheCpu) {
-  torch::nn::Linear first(4, 3), second(4, 3);
-  first->to(kHpu);
+  torch::nn::Linear first = hpu(torch::nn::Linear(4, 3)), second(4, 3);
   std::stringstream stream;
   torch::save(first, stream);
   torch::load(second, stream, at::Device(at::kCPU));
@@ -154,8 +151,7 @@ TEST(Archive, GoesToAndComesFromTheCpu) {
 }
 
 TEST(Archive, OptimizersToo) {
-  torch::nn::Linear layer(4, 3);
-  layer->to(kHpu);
+  torch::nn::Linear layer = hpu(torch::nn::Linear(4, 3));
   torch::optim::AdamW optimizer(layer->parameters(), torch::optim::AdamWOptions(0.1));
   layer(at::ones({2, 4}, on_hpu())).sum().backward();
   optimizer.step();
@@ -167,8 +163,7 @@ TEST(Archive, OptimizersToo) {
 }
 
 TEST(SetData, ReplacesTypeAndMemory) {
-  torch::nn::Linear layer(4, 3);
-  layer->to(kHpu);
+  torch::nn::Linear layer = hpu(torch::nn::Linear(4, 3));
   layer->to(at::kBFloat16);
   EXPECT_EQ(layer->weight.scalar_type(), at::kBFloat16);
   EXPECT_EQ(layer->weight.device(), kHpu);

@@ -41,8 +41,7 @@ TEST(Autocast, EnablingItBreaksNoOp) {
     a.fill_(2).add_(1);
     const at::Tensor y = at::softmax(at::matmul(a, a), -1) + at::cat({a.narrow(0, 0, 2), a.narrow(0, 2, 2)});
     EXPECT_EQ(y.sum().item<float>(), 3.0f * 16 + 4);
-    torch::nn::Linear layer(4, 2);
-    layer->to(kHpu);
+    torch::nn::Linear layer = hpu(torch::nn::Linear(4, 2));
     layer(a).sum().backward();
     const at::Tensor q = at::randn({1, 2, 4, 8}, on_hpu());
     at::scaled_dot_product_attention(q, q, q);

@@ -8,7 +8,6 @@
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "runtime/ops/op_call.h"
-#include "support/hpu_test.h"
 
 namespace fp8::test {
 namespace {
@@ -42,7 +41,6 @@ CastSpec blocks_of(int64_t rows, int64_t cols, bool power_of_two = false) {
 }
 
 TEST(Cast, BlocksFollowTheFormulaOnBothDevices) {
-  torch::manual_seed(3);
   for (auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
     const auto x = (torch::randn({37, 300}) * 3).to(dtype);
     for (auto [br, bc] : {std::pair<int64_t, int64_t>{1, 128}, {128, 1}, {16, 16}, {64, 700}}) {
@@ -68,7 +66,6 @@ TEST(Cast, BlocksFollowTheFormulaOnBothDevices) {
 }
 
 TEST(Cast, MxFollowsTheFormula) {
-  torch::manual_seed(4);
   const auto x = torch::randn({70, 100}) * torch::exp2(torch::randint(-20, 20, {70, 1}));
   for (const bool columns : {false, true}) {
     const int64_t br = columns ? 32 : 1, bc = columns ? 1 : 32;
@@ -90,7 +87,6 @@ TEST(Cast, MxFollowsTheFormula) {
 
 // scale_inv = amax / 448 of the tensor, of each row, of each group: what activations get at the call.
 TEST(Cast, AmaxOverMaxOfEveryLayout) {
-  torch::manual_seed(5);
   for (auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
     const auto x = (torch::randn({2, 19, 150}) * torch::exp2(torch::randint(-6, 6, {2, 19, 1}))).to(dtype);
     const auto wide = x.to(torch::kFloat).view({38, 150});
@@ -116,7 +112,6 @@ TEST(Cast, AmaxOverMaxOfEveryLayout) {
 
 // One rounding, from any dtype; the vendor's rounds scale and product to x's dtype first.
 TEST(Cast, GivenScalesAndTheVendorsArithmetic) {
-  torch::manual_seed(6);
   const auto x = (torch::randn({33, 70}) * 30).to(torch::kBFloat16).to(kHpu), host = x.cpu();
   const float scale = 1.2345f;
   const auto q = runtime::quantize(x, {.scale = scale, .scale_inv = 1 / scale});

@@ -309,8 +309,7 @@ TEST(ConvolutionCodes, APartOfTheWeightThrows) {
 TEST(ConvolutionModules, TrainUnderAWatcherAsWithout) {
   const auto gradient = [](bool tagged) {
     torch::manual_seed(3);
-    torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 4, 3).padding(1));
-    conv->to(kHpu);
+    torch::nn::Conv2d conv = hpu(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3).padding(1)));
     const auto handler = std::make_shared<RecordingHandler>();
     if (tagged) runtime::tag_weight(conv->weight, "conv", handler);
     conv(images({2, 3, 8, 7})).square().sum().backward();
@@ -380,8 +379,7 @@ TEST(EmbeddingBagCodes, PaddingWeightsAndLastOffset) {
 TEST(EmbeddingBagCodes, ModulesAndEmptyBags) {
   for (const bool bags_of_nothing : {false, true}) {
     torch::manual_seed(5);
-    torch::nn::EmbeddingBag bag(torch::nn::EmbeddingBagOptions(9, 6).mode(torch::kSum));
-    bag->to(kHpu);
+    torch::nn::EmbeddingBag bag = hpu(torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(9, 6).mode(torch::kSum)));
     const Tensor decoded = (bag->weight.detach().cpu() / kScale).to(at::kFloat8_e4m3fn).to(at::kFloat) * kScale;
     convert_to_codes(bag->weight, "bags", std::make_shared<CodesHandler>(kScale), kScale);
     const Tensor ids = bags_of_nothing ? at::empty({0}, at::kLong) : at::tensor({1, 8, 8, 3}).view({2, 2});

@@ -76,8 +76,7 @@ TEST(Modules, TiedWeightsAnswerForBothUses) {
 
 TEST(Modules, UntaggedLayersAreUntouched) {
   Watched m(true);
-  torch::nn::Linear other(6, 4);
-  other->to(kHpu);
+  torch::nn::Linear other = hpu(torch::nn::Linear(6, 4));
   other(input({3, 6}));
   at::matmul(input({3, 6}), input({6, 2}));
   EXPECT_TRUE(m.handler->calls.empty());
@@ -170,8 +169,7 @@ TEST(TorchScript, FrozenModulesToo) {
 }
 
 TEST(TorchScript, TracedGraphsToo) {
-  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(1, 2, 3));
-  conv->to(kHpu);
+  torch::nn::Conv2d conv = hpu(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 2, 3)));
   for (auto& p : conv->parameters()) p.set_requires_grad(false);  // a trace takes them in as constants
   const auto handler = std::make_shared<RecordingHandler>();
   runtime::tag_weight(conv->weight, "conv", handler);
@@ -335,8 +333,7 @@ TEST(RecurrentCodes, RunThroughTheHandler) { in_every_mode(expect_codes); }
 
 TEST(RecurrentCodes, PackedSequences) {
   torch::manual_seed(1);
-  torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 5));
-  lstm->to(kHpu);
+  torch::nn::LSTM lstm = hpu(torch::nn::LSTM(torch::nn::LSTMOptions(4, 5)));
   const auto packed = [] { return torch::nn::utils::rnn::pack_padded_sequence(input(), at::tensor({3, 2})); };
   for (auto& p : lstm->named_parameters())
     if (is_weight(p.key()))

@@ -216,8 +216,7 @@ TEST_F(WeightCopy, WhatAnArchiveHoldsIsNoValues) {
 
 TEST_F(WeightCopy, WatchedWeightsStayWatchedWhereTheirMemoryIsExchanged) {
   const auto handler = std::make_shared<RecordingHandler>();
-  torch::nn::Linear layer(6, 4);
-  layer->to(kHpu);
+  torch::nn::Linear layer = hpu(torch::nn::Linear(6, 4));
   runtime::tag_weight(layer->weight, "layer", handler);
   const at::Tensor flat = at::zeros({100}, on_hpu());
   layer->weight.set_data(flat.narrow(0, 40, 24).view({4, 6}));

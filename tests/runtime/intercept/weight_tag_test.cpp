@@ -14,8 +14,7 @@ using runtime::tag_weight;
 using runtime::view_of;
 
 torch::nn::Linear tagged_layer(const std::shared_ptr<runtime::OpHandler>& handler, const std::string& name = "layer") {
-  torch::nn::Linear layer(6, 4);
-  layer->to(kHpu);
+  torch::nn::Linear layer = hpu(torch::nn::Linear(6, 4));
   tag_weight(layer->weight, name, handler);
   return layer;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leaves of fp8 training and of quantized layers, whose casts, products and states no dispatcher sees: names, modules,
 // bytes and flops by hand.
-#include <torch/torch.h>
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"

@@ -3,14 +3,11 @@
 // they end.
 #include "fp8/runtime/leaf/leaf.h"
 
-#include <torch/torch.h>
-
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/optim/optimizers.h"
 #include "runtime/leaf/heard.h"
 #include "runtime/ops/op_call.h"
-#include "support/hpu_test.h"
 
 namespace fp8::runtime {
 namespace {

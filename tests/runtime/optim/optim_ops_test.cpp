@@ -206,7 +206,6 @@ TEST(OptimOps, SgdWithAndWithoutMomentum) {
 TEST(OptimOps, LazyNamesHaveTheVendorsSchemas) { test::expect_schemas("optimizers of lazy mode", 6); }
 
 TEST(OptimOps, LazyNamesDoWhatTheOthersDo) {
-  torch::manual_seed(7);
   const std::vector<Tensor> start{normal({4, 3}), normal({5})}, g{normal({4, 3}), normal({5})},
       m{normal({4, 3}), normal({5})};
   const auto copies = [](const std::vector<Tensor>& list) {

@@ -2,8 +2,6 @@
 // Two and three processes that train together: what one process with batches as large as theirs would do, whatever the
 // strategy; checkpoints that any number of ranks goes on from; and that they skip, stop and fail together.
 
-#include <numeric>
-
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/training_module.h"

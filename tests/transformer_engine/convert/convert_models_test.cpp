@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // convert_modules on models that were not written for it: what is converted of them, that they learn in fp8 as in bf16
 // and f32, with other optimizers and odd batches too. Then what else one does with a model.
-#include <cstdlib>
 #include <iostream>
 
 #include "fp8/measure/calibration/session.h"

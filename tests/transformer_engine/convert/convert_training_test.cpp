@@ -143,8 +143,7 @@ double measured_error(const recipes::Recipe& recipe, const at::Tensor& x, torch:
 
 TEST(ConvertTraining, APlanForeseesTheError) {
   torch::manual_seed(12);
-  torch::nn::Linear linear(torch::nn::LinearOptions(256, 192).bias(false));
-  linear->to(kHpu);
+  torch::nn::Linear linear = hpu(torch::nn::Linear(torch::nn::LinearOptions(256, 192).bias(false)));
   const at::Tensor x = hpu(torch::randn({512, 256}));
   for (const auto& recipe : Recipes{DelayedScaling::habana(), habana_hybrid(), DelayedScaling::nvidia(),
                                     recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}}) {
@@ -357,8 +356,7 @@ TEST(ConvertTraining, RefusesWhatItCannotConvert) {
   const Task task = mlp_task();
   quant::convert(*task.model, quant::PlanOptions{});
   EXPECT_REFUSED(plugin.convert_modules(*task.model, {.replace_layers = true}), "'fc1'", "another handler");
-  torch::nn::Embedding no_linear(4, 16);
-  no_linear->to(kHpu);
+  torch::nn::Embedding no_linear = hpu(torch::nn::Embedding(4, 16));
   torch::nn::Sequential embedding(no_linear);
   const auto none = plugin.convert_modules(*embedding, {.replace_layers = true});
   ASSERT_EQ(none.warnings.size(), 1u);

@@ -2,8 +2,6 @@
 // Where a conversion takes its QUANT_CONFIG from: the environment, a path, JSON; which one wins, and which mode.
 #include <ATen/autocast_mode.h>
 
-#include <cstdlib>
-
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/io/base/file.h"

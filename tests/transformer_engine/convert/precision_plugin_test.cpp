@@ -62,8 +62,7 @@ TEST_F(PrecisionPlugin, TheFirstGenerationHasNeitherFp8NorF16) {
 }
 
 TEST_F(PrecisionPlugin, ForwardContextsDecideTheDtype) {
-  torch::nn::Linear model(16, 8);
-  model->to(kHpu);
+  torch::nn::Linear model = hpu(torch::nn::Linear(16, 8));
   const at::Tensor x = torch::randn({4, 16}, on_hpu());
   for (const auto& [precision, dtype] : {std::pair("32-true", at::kFloat), std::pair("bf16-mixed", at::kBFloat16),
                                          std::pair("16-mixed", at::kHalf), std::pair("fp8", at::kBFloat16)}) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What fp8 training leaves behind: the largest inputs, weights that are kept between microbatches, counters; and how
 // small it is in memory.
-#include <cstdlib>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/memory_report.h"
@@ -116,8 +115,7 @@ TEST(Memory, LessIsSavedForBackwardThanInBf16) {
 // ---- counters
 
 TEST(Statistics, CountWhatCastsDo) {
-  torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
-  layer->to(kHpu);
+  torch::nn::Linear layer = hpu(torch::nn::Linear(torch::nn::LinearOptions(16, 16).bias(false)));
   test::within(torch::NoGradGuard(), [&] { layer->weight.fill_(1.0); });
   torch::nn::Sequential model(layer);
   convert_for_training(*model);
@@ -149,8 +147,7 @@ TEST(Statistics, CountWhatCastsDo) {
 /// E4M3 ends at 448, and what is below 464 (half a step above) rounds to 448: nothing is lost that rounding would not
 /// have taken.
 TEST(Statistics, StaleCountsWhatRoundingDoesNotExplain) {
-  torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
-  layer->to(kHpu);
+  torch::nn::Linear layer = hpu(torch::nn::Linear(torch::nn::LinearOptions(16, 16).bias(false)));
   torch::nn::Sequential model(layer);
   convert_for_training(*model);
   const at::Tensor x = torch::ones({8, 16});

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of the field that change where values are kept or how parameters are cut, which change no bit of the
 // results; and arguments, inputs and sizes that are refused by name.
-#include <cstdlib>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/distributed/gloo_group.h"

@@ -165,7 +165,6 @@ TEST(TeEdges, OffIsTorchBitForBitInEveryDtype) {
 
 // Gradients too, for the masks that torch has an argument for and for one that it has not.
 TEST(TeEdges, AttentionOffHasTorchsGradients) {
-  torch::manual_seed(5);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const char* type : {"no_mask", "causal", "padding"}) {
       const auto leaf = [&](std::int64_t heads) {

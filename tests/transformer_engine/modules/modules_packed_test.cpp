@@ -70,7 +70,6 @@ Sizes begins_of(const Sizes& lengths) {
 // Both passes, bit for bit: what a sequence gets does not depend on those beside it. One sequence has one token, one
 // has none.
 TEST(TePackedAttention, IsTorchsOfEachSequence) {
-  torch::manual_seed(1);
   const Sizes q_len{5, 1, 0, 9}, k_len{7, 1, 3, 4};
   struct Case {
     const char* type;
@@ -291,7 +290,6 @@ TEST(TePackedAttention, LayersTakePackedRows) {
 // ---- rows in multiples of 16
 
 TEST(TeFp8Padding, AddsZeroRowsAndTakesThemOff) {
-  torch::manual_seed(6);
   const Sizes splits{3, 0, 32, 17};
   const at::Tensor x = torch::randn({52, 5}, on_hpu()).requires_grad_(true);
   for (const std::int64_t align : {0, 8, 16, 32}) {

@@ -123,7 +123,6 @@ at::Tensor reference_layer(TransformerLayer& m, const at::Tensor& x, const at::T
 
 /// The operators that modules in Python are made of, with autocast as modules have it.
 TEST(ModuleOperators, HaveTheBitsOfModules) {
-  torch::manual_seed(5);
   const at::Tensor q = at::randn({6, 2, 4, 8}, on_hpu()), k = at::randn({6, 2, 2, 8}, on_hpu());
   const at::Tensor x = at::randn({6, 16}, on_hpu()), w = at::randn({16}, on_hpu()).to(at::kBFloat16);
   te::DotProductAttention attention(
@@ -189,7 +188,6 @@ TEST(ModuleOperators, HaveTheBitsOfAttentions) {
 }
 
 TEST(TeTransformerLayer, OffIsTorchBitForBit) {
-  torch::manual_seed(3);
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()),
                    encoder = torch::randn({9, 2, 32}, on_hpu());
   for (int variant = 0; variant < 7; ++variant) {
@@ -272,7 +270,6 @@ TEST(TeTransformerLayer, CheckpointingChangesNoBit) {
 }
 
 TEST(TeTransformerLayer, GoesOnBitForBitAfterSaveAndLoad) {
-  torch::manual_seed(5);
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu());
   for (const auto& recipe : test::training_recipes()) {
     TransformerLayerOptions o = small_layer();
@@ -290,7 +287,6 @@ TEST(TeTransformerLayer, GoesOnBitForBitAfterSaveAndLoad) {
 }
 
 TEST(TeTransformerLayer, HoldsFp8WeightsAndKeepsThemBetweenMicrobatches) {
-  torch::manual_seed(6);
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), none;
   {
     const quantized_model_init init({.recipe = recipes::CurrentScaling{}});
@@ -338,7 +334,6 @@ TEST(TeTransformerLayer, TakesOneTokenOddSizesAndAutocast) {
 
 // Padded keys take no part: what stands there changes nothing elsewhere.
 TEST(TeTransformerLayer, PaddingIsNotSeen) {
-  torch::manual_seed(8);
   TransformerLayerOptions o = small_layer();
   o.self_attn_mask_type = "padding";
   o.attn_input_format = "bshd";
@@ -442,7 +437,6 @@ TEST(TeTransformerLayer, NamesWhatItRejects) {
 // embedding against the formula.
 
 TEST(TeMultiheadAttention, OffIsTorchBitForBit) {
-  torch::manual_seed(1);
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()),
                    encoder = torch::randn({9, 2, 32}, on_hpu());
   for (const bool cross : {false, true}) {

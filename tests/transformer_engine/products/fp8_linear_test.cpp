@@ -337,8 +337,7 @@ TEST(SecondDerivative, OfAModuleThrowsByName) {
 }
 
 TEST(SecondDerivative, OfAConvertedModuleThrowsByName) {
-  torch::nn::Sequential model(torch::nn::Linear(16, 16));
-  model->to(kHpu);
+  torch::nn::Sequential model = hpu(torch::nn::Sequential(torch::nn::Linear(16, 16)));
   convert_for_training(*model);
   const auto f = [&](const at::Tensor& x) {
     const fp8_autocast region(true, recipes::DelayedScaling::nvidia());

@@ -5,7 +5,6 @@
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/transformer_engine/modules/linear.h"
-#include "support/hpu_test.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {

@@ -16,8 +16,6 @@
 #include "fp8/runtime/io/shares/leases.h"
 #include "runtime/io/io_test.h"
 #include "support/child.h"
-#include "support/temp_dir.h"
-#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {

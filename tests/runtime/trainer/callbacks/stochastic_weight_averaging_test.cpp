@@ -13,7 +13,6 @@
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
-#include "support/temp_dir.h"
 
 namespace fp8::trainer {
 namespace {

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arguments of a TorchScript model from files, and the tensors in what it returns.
-#include <gtest/gtest.h>
 #include <torch/script.h>
 #include <torch/torch.h>
 

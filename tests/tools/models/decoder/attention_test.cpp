@@ -2,20 +2,8 @@
 // The positions that rows see, against the rule in a loop.
 #include "fp8/tools/models/decoder/attention.h"
 
-#include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <map>
-#include <numeric>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One pass against PyTorch's operations: the same bits, but for the order in which a norm's sums are added and the last
 // bits of an exponential; and when the operations are taken.
-#include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
