@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every form calls its tensors, in which shapes and dtypes (as the readers of these forms have them), what it
-// refuses to hold, and that what a form writes it reads.
+// refuses to hold, and that what a form writes, and what peers wrote, is read.
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/kernels/cast.h"
 #include "quant/forms/form_checkpoint.h"
+#include "support/test_data.h"
 
 namespace fp8::quant {
 namespace {
@@ -380,6 +382,44 @@ TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
             Json::parse(R"({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["b"]})"));
   EXPECT_EQ(config("modelopt", scheme_of(kBlock, kGroup))["quant_algo"], "fp8_pb_wo");
   EXPECT_EQ(config("modelopt", scheme_of(kChannel, kToken))["quant_algo"], "FP8_PER_CHANNEL_PER_TOKEN");
+}
+
+/// Largest |decoded - original| of a weight in units of what E4M3 may round away: half a step, 2^-4 of the value or
+/// 2^-10 of the scale.
+double worst_error(const io::Checkpoint& checkpoint, const StoredWeight& w, const io::Checkpoint& original) {
+  const auto [rows, cols] = std::pair{w.spec.rows, w.spec.cols};
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
+  std::vector<float> values(codes.size());
+  read_code_rows(checkpoint, w, 0, rows, codes.data());
+  original.read(w.weight, values.data());
+  const auto scale_inv = read_scale_inv(checkpoint, w);
+  const ScaleGrid grid = scale_grid(w.spec.scheme, rows, cols);
+  double worst = 0;
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    const double s =
+        scale_inv.at(static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols));
+    const double x = values[i], y = kernels::decode_table(kernels::Format::E4M3)[codes[i]] * s;
+    worst = std::max(worst, std::abs(x - y) / std::max(std::abs(x) / 16, s / 1024));
+  }
+  return worst;
+}
+
+TEST(FormsReading, PeersFilesGiveBackTheirModel) {
+  FP8_NEED_TEST_DATA(data);
+  const io::Checkpoint original(data / "models/stories260K");
+  for (const auto& [folder, scheme] : {std::pair{"ct-dynamic", "E4M3 channel weights, dynamic token activations, ocp"},
+                                       {"ct-static", "E4M3 tensor weights, static tensor activations, ocp"},
+                                       {"hf-block4", "E4M3 block 4x4 weights, dynamic group activations, ocp"},
+                                       {"mo-fp8", "E4M3 tensor weights, static tensor activations, ocp"}}) {
+    const io::Checkpoint checkpoint(data / "peers" / folder);
+    const auto stored = read_stored(checkpoint);
+    EXPECT_EQ(stored.weights.size(), 35u) << folder;
+    EXPECT_TRUE(stored.kv.empty() && stored.strays.empty()) << folder;
+    for (const auto& w : stored.weights) {
+      EXPECT_EQ(w.spec.scheme.describe(), scheme) << folder;
+      EXPECT_LE(worst_error(checkpoint, w, original), 1.001) << folder << " " << w.weight;
+    }
+  }
 }
 
 }  // namespace
