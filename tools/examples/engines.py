@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small model on several processes with one of Python's engines, its products in fp8.
 
-    FP8_HPU_DEVICES=2 torchrun --nproc-per-node 2 engines.py ddp|fsdp|deepspeed|tensor_parallel
+    FP8_HPU_DEVICES=2 torchrun --nproc-per-node 2 engines.py ddp|fsdp|deepspeed|pipeline|tensor_parallel
     FP8_HPU_DEVICES=2 python3 engines.py lightning        (it starts the processes itself)"""
 
 import os
@@ -50,6 +50,23 @@ def deepspeed(model):
     return engine
 
 
+def pipeline(model):
+    import fp8.deepspeed
+    import deepspeed  # isort: skip
+    deepspeed.init_distributed("hccl", verbose=False)
+    stages = deepspeed.PipelineModule(layers=list(model), num_stages=2, partition_method="uniform",
+                                      loss_fn=lambda y, expected: (y - expected).square().mean())
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+              "zero_allow_untested_optimizer": True}
+    optimizer = torch.optim.AdamW(stages.parameters(), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=stages, optimizer=optimizer, config=config)
+    for _ in range(10):
+        parts = [(x, x[:, :32]) for x in torch.randn(2, 4, 64, device="hpu")]
+        with fp8.te.fp8_autocast(True, fp8_recipe="nvidia"):  # without a group: the stages have other layers
+            loss = engine.train_batch(iter(parts))
+    return loss.item()
+
+
 def train(engine, step, rows):
     """step(loss): backward, and the optimizer's step."""
     for _ in range(10):
@@ -82,10 +99,12 @@ def main(name):
         return lightning()
     begin()
     model = net()
-    torch.manual_seed(0 if name == "tensor_parallel" else torch.distributed.get_rank())  # data of its own, or the same
+    torch.manual_seed(0 if name in ("tensor_parallel", "pipeline") else torch.distributed.get_rank())  # data of its own, or the same
     fp8.te.convert_modules(model)  # before the engine takes the model
-    engine = {"ddp": ddp, "fsdp": fsdp, "tensor_parallel": tensor_parallel, "deepspeed": deepspeed}[name](model)
-    if name == "deepspeed":
+    engine = {"ddp": ddp, "fsdp": fsdp, "tensor_parallel": tensor_parallel, "deepspeed": deepspeed, "pipeline": pipeline}[name](model)
+    if name == "pipeline":
+        loss = engine
+    elif name == "deepspeed":
         loss = train(engine, lambda loss: (engine.backward(loss), engine.step()), 8)
     else:
         optimizer = torch.optim.AdamW(engine.parameters(), lr=1e-2)

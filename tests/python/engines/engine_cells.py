@@ -18,14 +18,15 @@ import tempfile
 import time
 
 # DDP comes last: ZeRO-3 puts a function of its own in the place of F.linear, for as long as the process lives.
-ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "ddp")
+ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "pp", "ddp")
 PRECISIONS, ORDERS, RANKS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), 2, 5, 10
+DEMO = pathlib.Path(__file__).resolve().parents[3] / "tools" / "demo_data"
 CELLS = [":".join(cell) for cell in itertools.product(ENGINES, PRECISIONS, ORDERS) if cell[1] == "fp8" or cell[2] == "before"]
 
 
-def net():
+def net(seed=0):
     import torch
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).to("hpu")
 
 
@@ -64,9 +65,25 @@ def _parallel(model, sequence):
     return parallelize_module(model, init_device_mesh("hpu", (RANKS,)), plan)
 
 
+def _pipeline(model, precision):
+    """Two stages; DeepSpeed's engine runs two micro-batches through them."""
+    import torch
+
+    import deepspeed
+    deepspeed.init_distributed("hccl", verbose=False)
+    stages = deepspeed.PipelineModule(layers=list(model), num_stages=RANKS, partition_method="uniform",
+                                      loss_fn=lambda y, mean: (y.float() - mean[:, None, None]).square().mean())
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "bf16": {"enabled": precision == "bf16"},
+              "zero_allow_untested_optimizer": True}
+    engine, *_ = deepspeed.initialize(model=stages, optimizer=torch.optim.AdamW(stages.parameters(), lr=1e-2), config=config)
+    return engine
+
+
 def taken(model, name, precision):
     """The model as the engine has it."""
     import torch
+    if name == "pp":
+        return _pipeline(model, precision)
     if name == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model)
     if name == "fsdp1":
@@ -80,6 +97,16 @@ def taken(model, name, precision):
     if name.startswith("zero"):
         return _deepspeed(model, name, precision)
     return _parallel(model, name == "tp_sp")
+
+
+def step(engine, optimizer, loss):
+    """Of DeepSpeed's engine, without an optimizer beside it, or of any other."""
+    if optimizer is None:
+        engine.backward(loss)
+        return engine.step()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def train(model, engine, precision, rank, whole, group=True):
@@ -101,18 +128,31 @@ def train(model, engine, precision, rank, whole, group=True):
             if "fp8" in precision:
                 stack.enter_context(fp8.te.fp8_autocast(True, fp8_recipe="nvidia", fp8_group=torch.distributed.group.WORLD if group else None))
             loss = loss_of(engine(x), x)
-        if zero:
-            engine.backward(loss)
-            engine.step()
-        else:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        step(engine, optimizer, loss)
         loss = loss.detach().float().cpu()
         if group:
             torch.distributed.all_reduce(loss)
         losses.append(loss.item() / (RANKS if group else 1))
         scales.append(states(model) if "fp8" in precision else [])
+    return {"losses": losses, "dtypes": sorted(dtypes), "states": scales}
+
+
+def pipelined(engine, precision, group=None):
+    """As train(). Stages share no scales; the states are those of both stages, one after the other, after each step of two micro-batches."""
+    import torch
+
+    import fp8
+    losses, dtypes, scales = [], set(), []
+    for layer in engine.module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_hook(lambda module, given, out: dtypes.add(str(out.dtype)))
+    for x in batches():
+        parts = [((part.bfloat16() if precision == "bf16" else part).to("hpu"), part.flatten(1).mean(1).to("hpu")) for part in x.split(4)]
+        with fp8.te.fp8_autocast(precision == "fp8", fp8_recipe="nvidia", fp8_group=group):
+            losses.append(engine.train_batch(iter(parts)).item())
+        both = [None] * RANKS
+        torch.distributed.all_gather_object(both, states(engine.module))
+        scales.append(both[0] + both[1])
     return {"losses": losses, "dtypes": sorted(dtypes), "states": scales}
 
 
@@ -128,13 +168,19 @@ def run(cell, rank):
     if cell.startswith(("lightning", "document")):
         import strategies
         return strategies.run(cell, rank)
+    if cell.startswith(("resume", "fault")):
+        import faults
+        import resumes
+        return (resumes if cell.startswith("resume") else faults).run(cell, rank)
     name, precision, order = cell.split(":")
     model = net()
     if precision == "fp8" and order == "before":
         fp8.te.convert_modules(model)
     engine = taken(model, name, precision)
     if precision == "fp8" and order == "after":
-        fp8.te.convert_modules(model if name != "fsdp1" else engine)
+        fp8.te.convert_modules({"fsdp1": engine, "pp": getattr(engine, "module", None)}.get(name, model))
+    if name == "pp":
+        return pipelined(engine, precision)
     return train(model, engine, precision, rank, name.startswith("tp"))
 
 
@@ -147,10 +193,10 @@ def alone(precision):
     return train(model, model, precision, 0, True, False)
 
 
-def work(rank, cells, folder):
+def work(rank, ranks, cells, folder):
     """One rank: a file for each cell."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", FP8_HPU_DEVICES=str(RANKS),
-                      OMP_NUM_THREADS="1", DS_ACCELERATOR="hpu", GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
+                      FP8_HPU_DEVICES="1" if cells[0] == "fault:devices" else str(ranks), DS_ACCELERATOR="hpu", GLOO_SOCKET_IFNAME="lo")
     log = os.open(os.path.join(folder, f"log.{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -160,10 +206,10 @@ def work(rank, cells, folder):
     import torch
 
     import fp8  # noqa: F401
-    if any("zero" in cell or "deepspeed" in cell for cell in cells):
+    if any(word in cell for word in ("zero", "deepspeed", "llama", "stage4", "pp", "pipeline") for cell in cells):
         import deepspeed  # noqa: F401
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("hccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS,
+    torch.distributed.init_process_group("hccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
                                          timeout=datetime.timedelta(seconds=SECONDS))
     for number, cell in enumerate(cells):
         begin, failed = time.time(), False
@@ -181,18 +227,19 @@ def work(rank, cells, folder):
     os._exit(0)
 
 
-def pairs(cells):
-    """What both ranks found, cell by cell."""
+def pairs(cells, count=RANKS):
+    """What all ranks found, cell by cell."""
     cells = list(cells)
     while cells:
         folder = tempfile.mkdtemp()
-        ranks = [multiprocessing.get_context("spawn").Process(target=work, args=(rank, cells, folder)) for rank in range(RANKS)]
+        ranks = [multiprocessing.get_context("spawn").Process(target=work, args=(rank, count, cells, folder))
+                 for rank in range(count)]
         for rank in ranks:
             rank.start()
         for number, cell in enumerate(list(cells)):
-            found, ended, began = [None] * RANKS, None, time.time()
+            found, ended, began = [None] * count, None, time.time()
             while None in found:
-                for rank in range(RANKS):
+                for rank in range(count):
                     place = pathlib.Path(folder, f"{number}.{rank}")
                     if found[rank] is None and place.exists():
                         found[rank] = json.loads(place.read_text())

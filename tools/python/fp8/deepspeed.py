@@ -43,6 +43,12 @@ class _OnHpu:
     def default_generator(self, device_index: int) -> torch.Generator: return torch.default_generator
     def visible_devices_envs(self) -> list[str]: return []
 
+    def set_device(self, device_index: int) -> None:
+        """What an engine begins with."""
+        _commit_together()
+        _share_within_stages()
+        super().set_device(device_index)  # type: ignore[misc]
+
     @property
     def Event(self) -> typing.Any: return torch.hpu.Event  # noqa: N802: DeepSpeed's name
 
@@ -56,6 +62,34 @@ class _OnHpu:
     # DeepSpeed asks for memory that is pinned, and the host's is the device's: any is.
     def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor: return tensor
     def _torch_is_pinned(self, tensor: torch.Tensor) -> bool: return tensor.device.type == "cpu"
+
+
+def _commit_together() -> None:
+    """DeepSpeed's rank 0 calls a checkpoint the latest as soon as its own part is written. It waits for all parts, so that a rank that is
+    killed meanwhile leaves the one before."""
+    engine = importlib.import_module("deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine").TorchCheckpointEngine
+
+    def commit(self: typing.Any, info: typing.Any) -> bool:
+        torch.distributed.barrier()
+        return True
+    engine.commit = commit
+
+
+def _share_within_stages() -> None:
+    """Ranks of a group of fp8_autocast share their amaxes module by module, and those of another stage have other modules."""
+    from fp8.te import _region
+    engine = importlib.import_module("deepspeed.runtime.pipe.engine").PipelineEngine
+    given = engine._exec_schedule
+
+    def run(self: typing.Any, schedule: typing.Any) -> typing.Any:
+        if name := _region.group():
+            ranks = torch.distributed.get_process_group_ranks(torch.distributed.distributed_c10d._resolve_process_group(name))
+            if not {*ranks} <= {*self.grid.dp_group}:
+                raise RuntimeError(f"fp8_autocast: fp8_group: found ranks {ranks}, allowed for a pipeline: those of one stage "
+                                   f"({self.grid.dp_group}), engine.grid.get_data_parallel_group()")
+        return given(self, schedule)
+    if given.__module__ != __name__:
+        engine._exec_schedule = run
 
 
 def know(real: typing.Any) -> None:

@@ -13,6 +13,7 @@ from torch.utils import checkpoint as _torch_checkpoint
 from fp8._trainers import expect
 from fp8.te import recipe as _recipe
 
+_groups = threading.local()  # those of this thread's regions
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -52,11 +53,19 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
 
 @unseen
 def _enter(numbers: dict[int, list[int]], arguments: tuple[Any, ...]) -> None:
+    _groups.__dict__.setdefault("names", []).append(arguments[5])
     numbers.setdefault(threading.get_ident(), []).append(torch.ops.fp8.enter_autocast(*arguments))
 
 
 @unseen
-def _exit(numbers: dict[int, list[int]], failed: bool) -> None: torch.ops.fp8.exit_autocast(numbers[threading.get_ident()].pop(), failed)
+def _exit(numbers: dict[int, list[int]], failed: bool) -> None:
+    _groups.names.pop()
+    torch.ops.fp8.exit_autocast(numbers[threading.get_ident()].pop(), failed)
+
+
+def group() -> str:
+    """Name of the group whose ranks share amaxes in the innermost region of this thread; "": none."""
+    return (_groups.__dict__.get("names") or [""])[-1]
 
 
 def inside() -> bool:
