@@ -7,6 +7,7 @@
 Each rank has a process with one thread. A cell that is refused ends its processes; the next ones have others."""
 
 import contextlib
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -168,10 +169,8 @@ def run(cell, rank):
     if cell.startswith(("lightning", "document")):
         import strategies
         return strategies.run(cell, rank)
-    if cell.startswith(("resume", "fault")):
-        import faults
-        import resumes
-        return (resumes if cell.startswith("resume") else faults).run(cell, rank)
+    if cell.startswith(("resume", "fault", "inference", "gaudi")):
+        return importlib.import_module(f"{cell.partition(':')[0]}s").run(cell, rank)
     name, precision, order = cell.split(":")
     model = net()
     if precision == "fp8" and order == "before":
@@ -206,7 +205,7 @@ def work(rank, ranks, cells, folder):
     import torch
 
     import fp8  # noqa: F401
-    if any(word in cell for word in ("zero", "deepspeed", "llama", "stage4", "pp", "pipeline") for cell in cells):
+    if any(word in cell for word in ("zero", "deepspeed", "llama", "stage4", "pp", "pipe", "inference") for cell in cells):
         import deepspeed  # noqa: F401
     torch.set_num_threads(1)
     torch.distributed.init_process_group("hccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,

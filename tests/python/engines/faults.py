@@ -47,11 +47,11 @@ def devices(rank):
     return {"error": "no error"}
 
 
-def stage4():
+def stage4(_):
     taken("zero4")
 
 
-def twice():
+def twice(_):
     import fp8
     model, _ = taken("ddp")
     fp8.te.convert_modules(model)
@@ -73,7 +73,7 @@ def converted_on_one(rank):
     return engine_cells.train(model, engine_cells.taken(model, "ddp", "fp8"), "fp8", rank, False)
 
 
-def pipeline():
+def pipeline(_):
     """A group of ranks that have other layers."""
     import torch
     model, engine = taken("pp")
@@ -110,5 +110,6 @@ def missing(rank):
 
 def run(cell, rank):
     _, kind, *rest = cell.split(":")
-    return {"kill": lambda: kill(*rest, rank), "devices": lambda: devices(rank), "stage4": stage4, "twice": twice, "pipeline": pipeline, "missing": lambda: missing(rank),
-            "twice_on_one": lambda: twice_on_one(rank), "converted_on_one": lambda: converted_on_one(rank), "uneven": lambda: uneven(*rest, rank)}[kind]()
+    kinds = {"kill": kill, "devices": devices, "stage4": stage4, "twice": twice, "missing": missing, "twice_on_one": twice_on_one,
+             "converted_on_one": converted_on_one, "pipeline": pipeline, "uneven": uneven}
+    return kinds[kind](*rest, rank)

@@ -88,6 +88,7 @@ def llama(folder, rank):
     config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
               "zero_allow_untested_optimizer": True}
     engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), config=config)
+    engine.train()  # from_pretrained() gives a model that does not record amaxes
     for number in range(2):
         x = ids[(2 * number + rank) * 128:][:128].view(2, 64).to("hpu")
         with fp8.te.fp8_autocast(True, fp8_recipe="nvidia", fp8_group=torch.distributed.group.WORLD):

@@ -47,6 +47,7 @@ def test_a_distributed_checkpoint_on_more_ranks(tmp_path):
 
 def test_zero_becomes_a_folder_that_the_program_evaluates(tmp_path):
     said, = found(f"resume:llama:{tmp_path / 'zero'}")
+    assert {state[0] for state in said["states"]} == {2}
     model = tmp_path / "whole"
     subprocess.run([sys.executable, tmp_path / "zero" / "zero_to_fp32.py", tmp_path / "zero", model, "--safe_serialization"], check=True,
                    capture_output=True)
