@@ -89,8 +89,8 @@ void print_one(const EvaluateOptions& options, const Context& context, const io:
   report.print(context);
 }
 
-/// {"models": [...], ...}: the numbers first, then their intervals, for which a terminal has the least room. What is the
-/// same of all models stands beside the list.
+/// {"models": [...], ...}: the numbers first, then their intervals, for which a terminal has the least room. What is
+/// the same of all models stands beside the list.
 void print_several(const EvaluateOptions& options, const Context& context, const std::vector<io::Json>& numbers,
                    const io::Json& more) {
   const auto& first = numbers.front();
