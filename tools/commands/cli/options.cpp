@@ -31,6 +31,13 @@ std::string shown_name(const CLI::Option& option) {
   return option.get_positional() ? option.get_name(/*positional=*/true) : long_name(option);
 }
 
+/// A name that means the same in every command.
+struct SharedName {
+  const char* name;      ///< "--out"
+  char flag;             ///< 'o'; '\0': none
+  const char* argument;  ///< what the help calls its value: "OUT"; "": by its type
+};
+
 constexpr SharedName kSharedNames[] = {
     {"--model", 'm', "MODEL"},
     {"--data", 'd', "FILE"},
@@ -47,6 +54,13 @@ constexpr SharedName kSharedNames[] = {
     {"--measurements", '\0', "DIR"},
 };
 
+/// Null for a name of one command.
+const SharedName* shared_name(std::string_view option) {
+  const auto* found =
+      std::ranges::find(kSharedNames, option, [](const auto& row) { return std::string_view(row.name); });
+  return found == std::end(kSharedNames) ? nullptr : found;
+}
+
 /// "-o,--out", as CLI11 takes names.
 std::string with_flag(const std::string& name) {
   const SharedName* shared = shared_name(name);
@@ -54,12 +68,6 @@ std::string with_flag(const std::string& name) {
 }
 
 }  // namespace
-
-const SharedName* shared_name(std::string_view option) {
-  const auto* found =
-      std::ranges::find(kSharedNames, option, [](const auto& row) { return std::string_view(row.name); });
-  return found == std::end(kSharedNames) ? nullptr : found;
-}
 
 void bad_value(const std::string& name, const std::string& found, const std::string& allowed) {
   io::fail<UsageError>("{}: found '{}', allowed: {}", name, found, allowed);

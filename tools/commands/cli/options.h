@@ -47,8 +47,8 @@ class Options {
   explicit Options(CLI::App& app, std::string command = "")
       : app_(app), command_(command.empty() ? app.get_name() : std::move(command)) {}
 
-  /// Targets must outlive the parse. name: "--out", or "PATH" for a positional argument. An option that the table of
-  /// shared names (shared_name()) knows has its short flag, too.
+  /// Targets must outlive the parse. name: "--out", or "PATH" for a positional argument. A name that is shared
+  /// (options.cpp has the table) has its short flag, too.
   void text(const std::string& name, std::string& target, const std::string& help, Need need = Need::optional);
   /// Empty where it is not given; "" is a text.
   void text(const std::string& name, std::optional<std::string>& target, const std::string& help);
@@ -180,15 +180,6 @@ class Options {
 
   friend class Arguments;
 };
-
-/// A name that means the same in every command.
-struct SharedName {
-  const char* name;      ///< "--out"
-  char flag;             ///< 'o'; '\0': none
-  const char* argument;  ///< what the help calls its value: "OUT"; "": by its type
-};
-/// Null for a name of one command.
-const SharedName* shared_name(std::string_view option);
 
 // Which options a newcomer sees: those of `fp8 CMD --help`. The others stand in --help-all.
 

@@ -25,6 +25,129 @@
 namespace fp8::commands {
 namespace {
 
+namespace fs = std::filesystem;
+using models::ConfigReader;
+
+struct SentenceFiles {
+  Pooling pooling = Pooling::mean;
+  bool normalize = false;
+  std::int64_t length = 0;  ///< of the longest text that is seen whole, in tokens
+  std::string prompt = {};
+};
+
+constexpr std::array kModules = {"Transformer", "Pooling", "Normalize"};
+constexpr std::pair<const char*, Pooling> kModes[] = {
+    {"mean", Pooling::mean}, {"cls", Pooling::cls}, {"lasttoken", Pooling::last}};
+constexpr std::pair<const char*, Pooling> kModeKeys[] = {{"pooling_mode_mean_tokens", Pooling::mean},
+                                                         {"pooling_mode_cls_token", Pooling::cls},
+                                                         {"pooling_mode_lasttoken", Pooling::last}};
+
+/// Returns the folder of a module's files, relative to the model's.
+std::string path_of(const fs::path& file, const io::Json& module) {
+  const ConfigReader reader(module, file.string());
+  const auto* path = reader.find("path");
+  const fs::path below = path != nullptr && path->is_string() ? path->get<std::string>() : "1_Pooling";
+  bool climbs = below.is_absolute();
+  for (const auto& part : below) climbs |= part == "..";
+  if ((path != nullptr && !path->is_string()) || climbs) reader.fail("path", "a folder below the model's");
+  return below.string();
+}
+
+/// Gives back the folder of the pooling's config.json.
+std::string read_modules(const fs::path& file, SentenceFiles& found) {
+  std::string folder = "1_Pooling";
+  const auto modules = io::read_python_json(file);
+  if (!modules.is_array()) io::fail<io::Error>("{}: expected a list of modules", file.string());
+  std::size_t next = 0;
+  for (const auto& module : modules) {
+    const auto* value = module.is_object() && module.contains("type") ? &module["type"] : nullptr;
+    const std::string type = value != nullptr && value->is_string() ? value->get<std::string>() : "";
+    const std::string name = type.substr(type.rfind('.') + 1);
+    while (next < kModules.size() && name != kModules[next]) ++next;
+    if (next == kModules.size())
+      io::fail<io::Error>(
+          "{}: found module \"{}\", allowed: Transformer, Pooling, Normalize, one of each in that order", file.string(),
+          io::printable(type));
+    if (name == "Pooling") folder = path_of(file, module);
+    found.normalize |= name == "Normalize";
+    ++next;
+  }
+  return folder;
+}
+
+Pooling pooling_of(const ConfigReader& reader) {
+  if (const auto* mode = reader.find("pooling_mode")) {
+    const auto& one = mode->is_array() && mode->size() == 1 ? mode->front() : *mode;
+    for (const auto& [name, pooling] : kModes)
+      if (one == name) return pooling;
+    reader.fail("pooling_mode", "mean, cls or lasttoken");
+  }
+  for (const char* other :
+       {"pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens"})
+    if (reader.boolean(other, false)) reader.fail(other, "false (built are cls, mean and last token)");
+  auto found = Pooling::automatic;
+  for (const auto& [key, pooling] : kModeKeys) {
+    if (!reader.boolean(key, false)) continue;
+    if (found != Pooling::automatic) reader.fail(key, "false where another pooling_mode is true");
+    found = pooling;
+  }
+  return found == Pooling::automatic ? Pooling::mean : found;
+}
+
+void read_pooling(const fs::path& file, std::int64_t hidden, SentenceFiles& found) {
+  const auto json = io::read_python_json(file);
+  const ConfigReader reader(json, file.string());
+  for (const char* key : {"word_embedding_dimension", "embedding_dimension"})
+    if (reader.integer(key, 1, std::numeric_limits<std::int64_t>::max(), hidden) != hidden)
+      reader.fail(key, "the model's hidden size " + std::to_string(hidden));
+  found.pooling = pooling_of(reader);
+  if (!reader.boolean("include_prompt", true) && !found.prompt.empty())
+    reader.fail("include_prompt", "true where there is a default prompt");
+}
+
+std::string prompt_of(const fs::path& file) {
+  const auto json = io::read_python_json(file);
+  const ConfigReader reader(json, file.string());
+  const auto* name = reader.find("default_prompt_name");
+  if (name == nullptr) return "";
+  const auto* prompts = reader.find("prompts");
+  const bool known =
+      name->is_string() && prompts != nullptr && prompts->is_object() && prompts->contains(name->get<std::string>());
+  const auto* prompt = known ? &(*prompts)[name->get<std::string>()] : nullptr;
+  if (prompt == nullptr || !prompt->is_string()) reader.fail("default_prompt_name", "the name of a text in prompts");
+  return prompt->get<std::string>();
+}
+
+/// Returns the tokenizer's model_max_length, at most `context`: a tokenizer without a limit has a huge number there.
+std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
+  constexpr double kNoLimit = 1e40;
+  if (!io::is_there(file)) return context;
+  const auto json = io::read_python_json(io::source_file(file.parent_path(), file.filename()));
+  const ConfigReader reader(json, file.string());
+  const auto most = static_cast<double>(context);
+  return static_cast<std::int64_t>(std::min(most, reader.number("model_max_length", 1, kNoLimit, most)));
+}
+
+/// hidden, context: of the model. Without files: the mean of texts of up to `context` tokens. Throws io::Error.
+SentenceFiles read_sentence_files(const fs::path& folder, std::int64_t hidden, std::int64_t context) {
+  SentenceFiles found{.length = length_of_tokenizer(folder / "tokenizer_config.json", context)};
+  std::string pooling = "1_Pooling";
+  const auto file_named = [&](const fs::path& name) {
+    return io::is_there(folder / name) ? io::source_file(folder, name) : fs::path();
+  };
+  if (const auto file = file_named("modules.json"); !file.empty()) pooling = read_modules(file, found);
+  if (const auto file = file_named("config_sentence_transformers.json"); !file.empty()) found.prompt = prompt_of(file);
+  if (const auto file = file_named(pooling + "/config.json"); !file.empty()) read_pooling(file, hidden, found);
+  if (const auto file = file_named("sentence_bert_config.json"); !file.empty()) {
+    const auto json = io::read_python_json(file);
+    const ConfigReader reader(json, file.string());
+    found.length = reader.integer("max_seq_length", 1, context, found.length);
+    if (reader.boolean("do_lower_case", false))
+      reader.fail("do_lower_case", "false: what lowers cases is tokenizer.json");
+  }
+  return found;
+}
+
 /// Returns the settings of the files beside the model, overridden by the options.
 SentenceFiles way_of(const EmbedOptions& o, const models::ModelShape& shape) {
   const auto context = shape.context;
@@ -143,121 +266,5 @@ void embed(const EmbedOptions& o, Context& context) {
 
 const Provided g_embed(embed_texts, embed);
 
-namespace fs = std::filesystem;
-using models::ConfigReader;
-
-constexpr std::array kModules = {"Transformer", "Pooling", "Normalize"};
-constexpr std::pair<const char*, Pooling> kModes[] = {
-    {"mean", Pooling::mean}, {"cls", Pooling::cls}, {"lasttoken", Pooling::last}};
-constexpr std::pair<const char*, Pooling> kModeKeys[] = {{"pooling_mode_mean_tokens", Pooling::mean},
-                                                         {"pooling_mode_cls_token", Pooling::cls},
-                                                         {"pooling_mode_lasttoken", Pooling::last}};
-
-/// Returns the folder of a module's files, relative to the model's.
-std::string path_of(const fs::path& file, const io::Json& module) {
-  const ConfigReader reader(module, file.string());
-  const auto* path = reader.find("path");
-  const fs::path below = path != nullptr && path->is_string() ? path->get<std::string>() : "1_Pooling";
-  bool climbs = below.is_absolute();
-  for (const auto& part : below) climbs |= part == "..";
-  if ((path != nullptr && !path->is_string()) || climbs) reader.fail("path", "a folder below the model's");
-  return below.string();
-}
-
-/// Gives back the folder of the pooling's config.json.
-std::string read_modules(const fs::path& file, SentenceFiles& found) {
-  std::string folder = "1_Pooling";
-  const auto modules = io::read_python_json(file);
-  if (!modules.is_array()) io::fail<io::Error>("{}: expected a list of modules", file.string());
-  std::size_t next = 0;
-  for (const auto& module : modules) {
-    const auto* value = module.is_object() && module.contains("type") ? &module["type"] : nullptr;
-    const std::string type = value != nullptr && value->is_string() ? value->get<std::string>() : "";
-    const std::string name = type.substr(type.rfind('.') + 1);
-    while (next < kModules.size() && name != kModules[next]) ++next;
-    if (next == kModules.size())
-      io::fail<io::Error>(
-          "{}: found module \"{}\", allowed: Transformer, Pooling, Normalize, one of each in that order", file.string(),
-          io::printable(type));
-    if (name == "Pooling") folder = path_of(file, module);
-    found.normalize |= name == "Normalize";
-    ++next;
-  }
-  return folder;
-}
-
-Pooling pooling_of(const ConfigReader& reader) {
-  if (const auto* mode = reader.find("pooling_mode")) {
-    const auto& one = mode->is_array() && mode->size() == 1 ? mode->front() : *mode;
-    for (const auto& [name, pooling] : kModes)
-      if (one == name) return pooling;
-    reader.fail("pooling_mode", "mean, cls or lasttoken");
-  }
-  for (const char* other :
-       {"pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens"})
-    if (reader.boolean(other, false)) reader.fail(other, "false (built are cls, mean and last token)");
-  auto found = Pooling::automatic;
-  for (const auto& [key, pooling] : kModeKeys) {
-    if (!reader.boolean(key, false)) continue;
-    if (found != Pooling::automatic) reader.fail(key, "false where another pooling_mode is true");
-    found = pooling;
-  }
-  return found == Pooling::automatic ? Pooling::mean : found;
-}
-
-void read_pooling(const fs::path& file, std::int64_t hidden, SentenceFiles& found) {
-  const auto json = io::read_python_json(file);
-  const ConfigReader reader(json, file.string());
-  for (const char* key : {"word_embedding_dimension", "embedding_dimension"})
-    if (reader.integer(key, 1, std::numeric_limits<std::int64_t>::max(), hidden) != hidden)
-      reader.fail(key, "the model's hidden size " + std::to_string(hidden));
-  found.pooling = pooling_of(reader);
-  if (!reader.boolean("include_prompt", true) && !found.prompt.empty())
-    reader.fail("include_prompt", "true where there is a default prompt");
-}
-
-std::string prompt_of(const fs::path& file) {
-  const auto json = io::read_python_json(file);
-  const ConfigReader reader(json, file.string());
-  const auto* name = reader.find("default_prompt_name");
-  if (name == nullptr) return "";
-  const auto* prompts = reader.find("prompts");
-  const bool known =
-      name->is_string() && prompts != nullptr && prompts->is_object() && prompts->contains(name->get<std::string>());
-  const auto* prompt = known ? &(*prompts)[name->get<std::string>()] : nullptr;
-  if (prompt == nullptr || !prompt->is_string()) reader.fail("default_prompt_name", "the name of a text in prompts");
-  return prompt->get<std::string>();
-}
-
-/// Returns the tokenizer's model_max_length, at most `context`: a tokenizer without a limit has a huge number there.
-std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
-  constexpr double kNoLimit = 1e40;
-  if (!io::is_there(file)) return context;
-  const auto json = io::read_python_json(io::source_file(file.parent_path(), file.filename()));
-  const ConfigReader reader(json, file.string());
-  const auto most = static_cast<double>(context);
-  return static_cast<std::int64_t>(std::min(most, reader.number("model_max_length", 1, kNoLimit, most)));
-}
-
 }  // namespace
-
-SentenceFiles read_sentence_files(const fs::path& folder, std::int64_t hidden, std::int64_t context) {
-  SentenceFiles found{.length = length_of_tokenizer(folder / "tokenizer_config.json", context)};
-  std::string pooling = "1_Pooling";
-  const auto file_named = [&](const fs::path& name) {
-    return io::is_there(folder / name) ? io::source_file(folder, name) : fs::path();
-  };
-  if (const auto file = file_named("modules.json"); !file.empty()) pooling = read_modules(file, found);
-  if (const auto file = file_named("config_sentence_transformers.json"); !file.empty()) found.prompt = prompt_of(file);
-  if (const auto file = file_named(pooling + "/config.json"); !file.empty()) read_pooling(file, hidden, found);
-  if (const auto file = file_named("sentence_bert_config.json"); !file.empty()) {
-    const auto json = io::read_python_json(file);
-    const ConfigReader reader(json, file.string());
-    found.length = reader.integer("max_seq_length", 1, context, found.length);
-    if (reader.boolean("do_lower_case", false))
-      reader.fail("do_lower_case", "false: what lowers cases is tokenizer.json");
-  }
-  return found;
-}
-
 }  // namespace fp8::commands

@@ -95,11 +95,6 @@ c10::IValue number_of(const at::Tensor& tensor, const c10::Argument& argument, c
   return tensor.item().toLong();
 }
 
-[[noreturn]] void fail_missing(const std::string& file, const c10::Argument& argument) {
-  io::fail<io::Error>("{}: expected a tensor '{}' (forward's argument of type {}), found none", file, argument.name(),
-                      argument.type()->str());
-}
-
 void collect(const c10::IValue& value, const std::string& name, int depth,
              std::vector<std::pair<std::string, at::Tensor>>& out) {
   if (depth > kMaxDepth) io::fail<io::Error>("forward's result: found more than {} levels", kMaxDepth);
@@ -191,7 +186,9 @@ void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::
   for (const auto& argument : forward_arguments(model)) {
     Argument a{argument.name(), {}, {}};
     if (!file.contains(argument.name())) {
-      if (!argument.default_value().has_value()) fail_missing(name, argument);
+      if (!argument.default_value().has_value())
+        io::fail<io::Error>("{}: expected a tensor '{}' (forward's argument of type {}), found none", name,
+                            argument.name(), argument.type()->str());
       a.value = *argument.default_value();
     } else if (at::Tensor t = models::read_tensor(file, argument.name()); is_tensor(argument)) {
       if (t.dim() < 1 || t.size(0) == 0 || (samples_ >= 0 && t.size(0) != samples_))

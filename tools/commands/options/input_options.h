@@ -35,9 +35,11 @@ struct DataOptions {
     shorter = seq_len == 0;
     if (shorter) seq_len = std::clamp<std::int64_t>(context, 2, kTokensPerForward);
   }
-  /// Tokens of a sample by which weights are rounded.
-  std::int64_t calibration_length(std::int64_t context) const {
-    return seq_len == 0 ? std::min<std::int64_t>(512, context) : seq_len;
+  /// The same for samples by which weights are rounded, which are short.
+  DataOptions for_rounding(std::int64_t context) const {
+    DataOptions fitted = *this;
+    if (seq_len == 0) fitted.seq_len = std::min<std::int64_t>(512, context);
+    return fitted;
   }
 };
 
@@ -141,16 +143,6 @@ extern Late<void(const GenerateOptions& options, Context& context)> generate_tex
 
 /// Which hidden states become the vector of a text; automatic: as the files say.
 enum class Pooling : std::uint8_t { automatic, mean, cls, last };
-
-struct SentenceFiles {
-  Pooling pooling = Pooling::mean;
-  bool normalize = false;
-  std::int64_t length = 0;  ///< of the longest text that is seen whole, in tokens
-  std::string prompt = {};
-};
-
-/// hidden, context: of the model. Without files: the mean of texts of up to `context` tokens. Throws io::Error.
-SentenceFiles read_sentence_files(const std::filesystem::path& folder, std::int64_t hidden, std::int64_t context);
 
 // The options of `fp8 embed`. No torch here.
 

@@ -23,7 +23,7 @@
 namespace fp8::commands {
 
 struct RoundingOptions {
-  DataOptions data;                             ///< seq_len 0: calibration_length()
+  DataOptions data;                             ///< seq_len 0: DataOptions::for_rounding()
   std::vector<quant::QuantizedSource> modules;  ///< that the checkpoint has in fp8
   configs::RoundingKeys how;
   std::filesystem::path folder;  ///< for the layers' files; is there

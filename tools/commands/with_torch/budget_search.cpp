@@ -84,7 +84,9 @@ class Search {
         context_(context),
         names_(std::make_shared<const io::Checkpoint>(model)),
         reference_(load(context)),
-        samples_(load_samples(sized(options, reference_.model->shape()), model, reference_.model->shape())) {}
+        // Chunks as long as those that the codes were rounded on, behind which these begin.
+        samples_(
+            load_samples(options.for_rounding(reference_.model->shape().context), model, reference_.model->shape())) {}
 
   BudgetResult run() {
     BudgetResult out;
@@ -123,21 +125,13 @@ class Search {
     if (activations > 0 && meets({0, all})) return {0, smallest(all, [&](std::size_t n) { return meets({0, n}); })};
     const std::size_t units = smallest(all, [&](std::size_t n) { return meets({n, activations}); });
     if (units == all)
-      throw io::Error(
-          fmt::format("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is "
-                      "{:.3g}",
-                      folder_.string(), options_.kl, units_.back().name, kl_with({all - 1, activations})));
+      io::fail<io::Error>("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is {:.3g}",
+                          folder_.string(), options_.kl, units_.back().name, kl_with({all - 1, activations}));
     return {units, activations};
   }
 
   /// Of experts no engine keeps the activations alone.
   static bool has_activations(const Unit& unit) { return !quant::has_part(unit.name, "experts"); }
-
-  /// Chunks as long as those that the codes were rounded on, behind which these begin.
-  static DataOptions sized(DataOptions data, const models::ModelShape& shape) {
-    data.seq_len = data.calibration_length(shape.context);
-    return data;
-  }
 
   models::LoadedModel load(const Context& context) const {
     auto loaded = load_language_model(folder_, context);

@@ -60,7 +60,7 @@ class RoundingRun {
       : options_(options),
         context_(context),
         stream_(model, {.dtype = compute_dtype(context), .device = resolve_device(context)}),
-        samples_(load_samples(sized(options.data, stream_.shape()), model, stream_.shape())),
+        samples_(load_samples(options.data.for_rounding(stream_.shape().context), model, stream_.shape())),
         sources_(model, {}),
         plan_(plan_of_checkpoint(model, plan)),
         codes_(std::make_shared<quant::RoundedCodes>(options.folder, identity(plan))) {
@@ -171,7 +171,7 @@ class RoundingRun {
 
   /// A budget judges on what stands behind the samples that the rounding takes.
   void require_more_samples() const {
-    DataOptions behind = sized(options_.data, stream_.shape());
+    DataOptions behind = options_.data.for_rounding(stream_.shape().context);
     behind.skip += samples_.count();
     try {
       load_samples(behind, stream_.loaded().folder, stream_.shape());
@@ -214,11 +214,6 @@ class RoundingRun {
   }
 
   at::ScalarType dtype() const { return stream_.loaded().dtype; }
-
-  static DataOptions sized(DataOptions data, const models::ModelShape& shape) {
-    data.seq_len = data.calibration_length(shape.context);
-    return data;
-  }
 
   /// The modules in memory whose weight the checkpoint has in fp8. Throws UsageError where they run in another dtype
   /// than has all of the file's values, and for own scales of gate and up, of which experts have one in memory.

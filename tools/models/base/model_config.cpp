@@ -96,15 +96,12 @@ std::vector<std::int64_t> ConfigReader::token_ids(const std::string& key) const 
   if (value == nullptr) return {};
   constexpr auto kMaxId = std::numeric_limits<std::int32_t>::max();
   std::vector<std::int64_t> ids;
-  if (value->is_array() && value->size() <= kMaxTokenIds) {
-    for (const auto& id : *value) {
-      if (!fits(id, 0, kMaxId)) fail(key, "a token id or a list of token ids");
-      ids.push_back(id.get<std::int64_t>());
-    }
-    return ids;
+  const bool list = value->is_array() && value->size() <= kMaxTokenIds;
+  for (const auto& id : list ? *value : io::Json::array({*value})) {
+    if (!fits(id, 0, kMaxId)) fail(key, "a token id or a list of token ids");
+    ids.push_back(id.get<std::int64_t>());
   }
-  if (!fits(*value, 0, kMaxId)) fail(key, "a token id or a list of token ids");
-  return {value->get<std::int64_t>()};
+  return ids;
 }
 
 std::optional<std::vector<std::size_t>> ConfigReader::indices(const std::string& key, std::size_t count) const {
