@@ -85,7 +85,7 @@ CommandPage page_of_program();
 extern const char kCommit[];
 
 /// Parses the command line and runs the command. commit: what --version adds, "" where it is not known. sandbox: what
-/// the process has given up, as doctor says it. Returns the exit code, of exit_codes(). Failures are one line on
+/// the process has given up, as doctor says it. Returns the exit code, of kExitCodes. Failures are one line on
 /// stderr, "fp8: error: ...".
 int run(int argc, char** argv, const char* commit = "", const std::string& sandbox = "none");
 

@@ -14,7 +14,7 @@ namespace {
 
 std::string exit_code_text(std::size_t width) {
   std::string text = "Exit codes:\n";
-  for (const ExitCode& row : exit_codes()) text += definition(row.code, row.meaning, width);
+  for (const ExitCode& row : kExitCodes) text += definition(row.code, row.meaning, width);
   return text;
 }
 

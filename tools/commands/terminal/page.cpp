@@ -177,25 +177,20 @@ std::string help_text(const CommandPage& page, std::size_t width, bool all) {
 
 namespace {
 
+struct Escape {
+  char character;
+  const char* text;
+};
+constexpr Escape kEscapes[] = {{'\\', "\\e"},  {'-', "\\-"},   {'\'', "\\(aq"},
+                               {'`', "\\(ga"}, {'^', "\\(ha"}, {'~', "\\(ti"}};
+
 /// Text as roff prints it: hyphens that can be copied, no requests at the beginning of a line.
 std::string roff(std::string_view text) {
   std::string out;
   if (text.starts_with('.') || text.starts_with('\'')) out += "\\&";
   for (const char c : text) {
-    if (c == '\\')
-      out += "\\e";
-    else if (c == '-')
-      out += "\\-";
-    else if (c == '\'')
-      out += "\\(aq";
-    else if (c == '`')
-      out += "\\(ga";
-    else if (c == '^')
-      out += "\\(ha";
-    else if (c == '~')
-      out += "\\(ti";
-    else
-      out += c;
+    const auto* escape = std::ranges::find(kEscapes, c, &Escape::character);
+    escape == std::end(kEscapes) ? out += c : out += escape->text;
   }
   return out;
 }
@@ -245,7 +240,7 @@ std::string see_also(const CommandPage& page) {
 
 std::string exit_status() {
   std::string text = ".SH EXIT STATUS\n";
-  for (const ExitCode& row : exit_codes()) text += ".TP\n" + roff(row.code) + "\n" + roff(row.meaning) + "\n";
+  for (const ExitCode& row : kExitCodes) text += ".TP\n" + roff(row.code) + "\n" + roff(row.meaning) + "\n";
   return text;
 }
 
@@ -260,16 +255,6 @@ std::string example_lines(const CommandPage& page) {
 
 std::string definition(const std::string& word, const std::string& meaning, std::size_t width) {
   return row(word, meaning, width, kColumn);
-}
-
-const std::vector<ExitCode>& exit_codes() {
-  static const std::vector<ExitCode> codes = {
-      {"0", "All was done."},
-      {"1", "A failure: one line on standard error says which."},
-      {"2", "The command line cannot mean anything."},
-      {"130, 143", "Interrupted (Ctrl-C), or ended by SIGTERM; nothing half-written is left behind."},
-  };
-  return codes;
 }
 
 std::string man_name(const CommandPage& page) {

@@ -57,12 +57,17 @@ std::string usage_line(const CommandPage& page);
 /// A word and what it means, "  word   meaning", which goes on below itself; a newline at the end.
 std::string definition(const std::string& word, const std::string& meaning, std::size_t width);
 
-/// What the program's exit codes mean, in the order of the codes.
 struct ExitCode {
   const char* code;  ///< "130, 143"
   const char* meaning;
 };
-const std::vector<ExitCode>& exit_codes();
+/// What the program's exit codes mean, in the order of the codes.
+inline constexpr ExitCode kExitCodes[] = {
+    {"0", "All was done."},
+    {"1", "A failure: one line on standard error says which."},
+    {"2", "The command line cannot mean anything."},
+    {"130, 143", "Interrupted (Ctrl-C), or ended by SIGTERM; nothing half-written is left behind."},
+};
 
 /// "fp8 measurements merge".
 std::string full_name(const CommandPage& page);

@@ -149,11 +149,6 @@ void Snapshots::write(const io::Json& progress) {
   listed_.reset();
 }
 
-void Snapshots::finished(Clock::time_point start) {
-  last_ = Clock::now();
-  cost_ = std::chrono::duration<double>(last_ - start).count();
-}
-
 void Snapshots::remove() {
   std::error_code error;
   saved_ = false;

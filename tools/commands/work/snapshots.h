@@ -51,7 +51,8 @@ class Snapshots {
     const auto start = Clock::now();
     const io::Json progress = make();
     if (!progress.is_null()) write(progress);
-    finished(start);
+    last_ = Clock::now();
+    cost_ = std::chrono::duration<double>(last_ - start).count();
     return !progress.is_null();
   }
   /// The run succeeded: removes the folder.
@@ -60,7 +61,6 @@ class Snapshots {
  private:
   using Clock = std::chrono::steady_clock;
   void write(const io::Json& progress);
-  void finished(Clock::time_point start);
   void lock();
 
   std::filesystem::path folder_;
