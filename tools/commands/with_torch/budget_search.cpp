@@ -125,8 +125,10 @@ class Search {
     if (activations > 0 && meets({0, all})) return {0, smallest(all, [&](std::size_t n) { return meets({0, n}); })};
     const std::size_t units = smallest(all, [&](std::size_t n) { return meets({n, activations}); });
     if (units == all)
-      io::fail<io::Error>("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is {:.3g}",
-                          folder_.string(), options_.kl, units_.back().name, kl_with({all - 1, activations}));
+      throw io::Error(
+          fmt::format("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is "
+                      "{:.3g}",
+                      folder_.string(), options_.kl, units_.back().name, kl_with({all - 1, activations})));
     return {units, activations};
   }
 
