@@ -36,6 +36,7 @@ struct TapeSlot {
   bool held = false;         ///< somebody had it when the recording ended: each run writes to the same address
   std::size_t bytes = 0;
   c10::VariableVersion version = {};  ///< of outside: what its owner's tensors count
+  std::int32_t made_as = -1;          ///< of made: the window of the result, which has the memory while that is needed
 };
 
 /// A tensor on a slot's memory. offset: in elements, of the slot's own first tensor's where that is given.
@@ -59,6 +60,9 @@ struct TapeNode {
   torch::jit::Stack arguments;         ///< tensors on the device are undefined in it
   std::vector<std::int32_t> operands;  ///< windows of the arguments' tensors, in their order; -1: as it stands there
   std::vector<Result> results;
+  /// Of the operands: the arguments that are such a tensor themselves, and their windows; true: others are in lists.
+  std::vector<std::pair<std::int32_t, std::int32_t>> tensors;
+  bool has_lists = false;
   /// Of arguments and results that are objects of the host which nodes hand on (IValue capsules): where, and which.
   std::vector<std::pair<std::int32_t, std::int32_t>> host_operands, host_results;
   std::vector<std::int32_t> written;  ///< slots
@@ -83,11 +87,17 @@ class TapeFrame {
 
  private:
   friend class Tape;
+  /// Memory of a slot of kind given.
+  struct Given {
+    c10::Storage memory;
+    std::int64_t shift = 0;  // of its offsets, in bytes
+    c10::VariableVersion version;
+  };
+  at::Tensor make(const TapeWindow& window) const;
+
   const Tape* tape_;
-  std::vector<at::Tensor> tensors_;   // by window
-  std::vector<c10::Storage> memory_;  // by slot
-  std::vector<std::int64_t> shift_;   // by slot: of its offsets, in bytes
-  std::vector<c10::VariableVersion> versions_;
+  std::vector<at::Tensor> tensors_;  // by window
+  std::vector<Given> given_;         // by slot
   std::vector<c10::IValue> host_;
 };
 
@@ -107,7 +117,11 @@ class Tape {
 
  private:
   void run(TapeFrame& frame, const TapeNode& node, torch::jit::Stack& stack) const;
-  void take(TapeFrame& frame, const TapeNode& node, const torch::jit::Stack& stack) const;
+  void set_arguments(TapeFrame& frame, const TapeNode& node, torch::jit::Stack& stack) const;
+  void take(TapeFrame& frame, const TapeNode& node, torch::jit::Stack& stack) const;
+  void take(TapeFrame& frame, std::int32_t window, at::Tensor made) const;
+  void count_writes(TapeFrame& frame, const TapeNode& node) const;
+  void find_lifetimes(at::ArrayRef<std::int32_t> kept);
 };
 
 }  // namespace fp8::runtime
