@@ -219,9 +219,9 @@ void Recorder::add_operands(TapeNode& node, torch::jit::Stack& arguments) {
     });
 }
 
-void Recorder::check_random(const std::string& what, const torch::jit::Stack& arguments) {
+void Recorder::check_random(const std::string& what, const at::Tensor& state, const torch::jit::Stack& arguments) {
   const NotRecorded reading;
-  if (!random_state_.equal(random_state()))
+  if (!random_state_.equal(state))
     refuse(what + ": the state of the random numbers was set, or the host drew some, since the capture's last ones");
   for (const c10::IValue& value : arguments)
     if (value.isGenerator() && cpu_generator(value.toGenerator()) != at::detail::getDefaultCPUGenerator())
@@ -279,7 +279,7 @@ void Recorder::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   node.name = schema.name();
   node.module = std::string(ModuleScope::current());
   const std::string what = in_module(node.name, node.module);
-  if (traits.random) check_random(what, arguments);
+  if (traits.random) check_random(what, random_state(), arguments);
   {
     c10::impl::ExcludeDispatchKeyGuard within(kKey);
     op.redispatchBoxed(keys, stack);
@@ -321,7 +321,12 @@ void Recorder::call(const char* name, const std::function<void(torch::jit::Stack
   torch::jit::Stack arguments = stack;
   {
     c10::impl::ExcludeDispatchKeyGuard within(kKey);
+    const at::Tensor before = random_state();
     run(stack);
+    if (at::Tensor after = random_state(); !after.equal(before)) {
+      check_random(in_module(node.name, node.module), before, {});
+      random_state_ = std::move(after);
+    }
   }
   add_operands(node, arguments);
   for (const auto window : node.operands)  // it may write them

@@ -105,7 +105,7 @@ class Recorder final : LeafListener {
   void add_operands(TapeNode& node, torch::jit::Stack& arguments);
   void add_results(TapeNode& node, at::ArrayRef<c10::IValue> results, bool varies);
   void mark_written(TapeNode& node, const at::Tensor& tensor, bool varies);
-  void check_random(const std::string& what, const torch::jit::Stack& arguments);
+  void check_random(const std::string& what, const at::Tensor& state, const torch::jit::Stack& arguments);
   bool reads_what_varies(const torch::jit::Stack& arguments) const;
   void settle(bool hold);
 

@@ -5,10 +5,16 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
+
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention.h"
+#include "fp8/runtime/ops/common/edge.h"
+#include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
@@ -26,6 +32,7 @@ struct Call : ProductCall {
   Fp8AttentionOptions options;
   std::int64_t groups = 0;  ///< > 0: q is seen as [B, G, H / G, L, D], k and v as [B, G, 1, S, D]
   at::ScalarType dtype = at::kFloat;
+  bool trains = false;  ///< begin_forward()'s
   float d_q = 1, d_k = 1, d_v = 1, q_s = 1, d_s = 1;
 };
 
@@ -152,11 +159,70 @@ variable_list backward_products(Call& call, const variable_list& saved, const at
   return result;
 }
 
+// In a recording (runtime/tape) the passes are a node each, as a product's are (fp8_linear.cpp):
+//
+//   te::attention           (q, k, v, mask)                       -> o, what backward reads (7), the call
+//   te::attention_backward  (do, what backward reads, the call)   -> dq, dk, dv
+
+at::Tensor forward_as_node(runtime::Recorder& recorder, const std::array<at::Tensor, 4>& operands,
+                           c10::intrusive_ptr<Call>& call, variable_list* kept) {
+  if (current_replay_log() != nullptr)
+    recorder.refuse("activation checkpointing of the fp8 attention '" + call->state->name() + "'");
+  torch::jit::Stack stack(operands.begin(), operands.end());
+  recorder.call(
+      "te::attention",
+      [like = *call, keeps = kept != nullptr](torch::jit::Stack& s) {
+        const runtime::autocast::InsideOp inside(std::nullopt);
+        const runtime::InterceptionPause pause;
+        const runtime::ModuleScope module(like.state->name());
+        const at::NoGradGuard no_grad;
+        auto call = c10::make_intrusive<Call>(like);
+        call->begin(like.trains);
+        variable_list kept;
+        at::Tensor out = forward_product(s[0].toTensor(), s[1].toTensor(), s[2].toTensor(), s[3].toTensor(), *call,
+                                         keeps ? &kept : nullptr);
+        s = {std::move(out)};
+        for (at::Tensor& t : kept) s.emplace_back(std::move(t));
+        s.push_back(c10::IValue::make_capsule(std::move(call)));
+      },
+      stack);
+  call = c10::static_intrusive_pointer_cast<Call>(stack.back().toCapsule());
+  for (std::size_t i = 1; i + 1 < stack.size(); ++i) kept->push_back(stack[i].toTensor());
+  return stack[0].toTensor();
+}
+
+variable_list backward_as_node(runtime::Recorder& recorder, const c10::intrusive_ptr<Call>& call,
+                               const variable_list& saved, const at::Tensor& grad) {
+  torch::jit::Stack stack = {grad};
+  stack.insert(stack.end(), saved.begin(), saved.end());
+  stack.push_back(c10::IValue::make_capsule(call));
+  recorder.call(
+      "te::attention_backward",
+      [](torch::jit::Stack& s) {
+        const auto call = c10::static_intrusive_pointer_cast<Call>(s.back().toCapsule());
+        const runtime::autocast::InsideOp inside(std::nullopt);
+        const runtime::DeviceKindScope device(call->device);
+        const runtime::ModuleScope module(call->state->name());
+        const at::NoGradGuard no_grad;
+        variable_list saved;
+        for (std::size_t i = 1; i + 1 < s.size(); ++i) saved.push_back(s[i].toTensor());
+        auto gradients = backward_products(*call, saved, s[0].toTensor());
+        s.assign(gradients.begin(), gradients.end());
+      },
+      stack);
+  variable_list gradients;
+  for (const auto& g : stack) gradients.push_back(g.toTensor());
+  return gradients;
+}
+
 struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const std::optional<at::Tensor>& mask, const c10::intrusive_ptr<Call>& call) {
+                            const std::optional<at::Tensor>& mask, c10::intrusive_ptr<Call> call) {
     variable_list kept;
-    at::Tensor out = forward_product(q, k, v, mask.value_or(at::Tensor()), *call, &kept);
+    auto* recorder = runtime::Recorder::current();
+    const at::Tensor m = mask.value_or(at::Tensor());
+    at::Tensor out = recorder != nullptr ? forward_as_node(*recorder, {q, k, v, m}, call, &kept)
+                                         : forward_product(q, k, v, m, *call, &kept);
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->save_for_backward(kept);
     return out;
@@ -171,7 +237,10 @@ struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
     variable_list result;
     {
       const at::NoGradGuard no_grad;
-      result = backward_products(*call, context->get_saved_variables(), gradients[0]);
+      const variable_list saved = context->get_saved_variables();
+      auto* recorder = runtime::Recorder::current();
+      result = recorder != nullptr ? backward_as_node(*recorder, call, saved, gradients[0])
+                                   : backward_products(*call, saved, gradients[0]);
     }
     for (auto& g : result)
       g = runtime::ops::once_differentiable(g, "the fp8 attention of fp8::te", call->state->name(), gradients);
@@ -246,13 +315,16 @@ at::Tensor fp8_attention(const at::Tensor& query, const at::Tensor& key, const a
              learns = q.requires_grad() || k.requires_grad() || v.requires_grad();
   call->needs_grad = grad_mode && learns;
   const bool first_of_two_runs = !grad_mode && current_replay_log() != nullptr;
-  call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
+  call->trains = options.training && (grad_mode || first_of_two_runs);
+  auto* recorder = runtime::Recorder::current();
+  if (recorder == nullptr) call->scales = state->begin_forward(*region, call->trains);
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
   const runtime::ModuleScope module(state->name());
   if (!call->needs_grad) {
     const at::NoGradGuard no_grad;
-    return forward_product(q, k, v, mask, *call, nullptr);
+    return recorder != nullptr ? forward_as_node(*recorder, {q, k, v, mask}, call, nullptr)
+                               : forward_product(q, k, v, mask, *call, nullptr);
   }
   return Fp8Attention::apply(q, k, v, mask.defined() ? std::optional<at::Tensor>(mask.detach()) : std::nullopt, call);
 }

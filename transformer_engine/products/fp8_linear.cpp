@@ -173,13 +173,6 @@ variable_list backward_products(const Wanted& wants, const c10::intrusive_ptr<Ca
 //   te::forward   (x, weight, bias)            -> y, what backward reads (5), the call
 //   te::backward  (dy, what backward reads, the call) -> dx, dw, db
 
-/// Where regions are of the recording alone, those are in force at a replay too.
-void begin(Call& call, bool trains) {
-  if (const auto& now = current_region(); now != nullptr && now->enabled()) call.region = now;
-  call.recipe = call.state->recipe_in(*call.region);
-  call.scales = call.state->begin_forward(*call.region, trains);
-}
-
 at::Tensor forward_as_node(runtime::Recorder& recorder, const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, c10::intrusive_ptr<Call>& call, variable_list* kept) {
   if (current_replay_log() != nullptr)
@@ -194,7 +187,7 @@ at::Tensor forward_as_node(runtime::Recorder& recorder, const at::Tensor& x, con
         const runtime::ModuleScope module(like.state->name());
         const at::NoGradGuard no_grad;
         auto call = c10::make_intrusive<Call>(like);
-        begin(*call, like.trains);
+        call->begin(like.trains);
         variable_list kept;
         const at::Tensor b = s[2].toTensor();
         at::Tensor y = forward_product(s[0].toTensor(), s[1].toTensor(), b.defined() ? std::optional(b) : std::nullopt,

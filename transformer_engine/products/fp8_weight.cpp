@@ -340,6 +340,12 @@ at::Tensor weight_values(const at::Tensor& parameter) {
   return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
 }
 
+void ProductCall::begin(bool trains) {
+  if (const auto& now = current_region(); now != nullptr && now->enabled()) region = now;
+  recipe = state->recipe_in(*region);
+  scales = state->begin_forward(*region, trains);
+}
+
 CastPlan ProductCall::plan(Role role, int index, const StepScales& of) const {
   return {.recipe = recipe,
           .dialect = dialect,

@@ -171,6 +171,9 @@ struct ProductCall : torch::CustomClassHolder {
   StepScales scales;
 
   CastPlan plan(Role role, int index, const StepScales& of) const;
+  /// Of a recorded call that runs: region, recipe and scales as they are now. Where regions are of the recording alone,
+  /// those are in force at a replay too.
+  void begin(bool trains);
 };
 
 /// x: [rows, cols] in f32, bf16 or f16, contiguous. plan.input: x is what this tensor became.

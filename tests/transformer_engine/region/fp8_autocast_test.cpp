@@ -4,6 +4,7 @@
 
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/module_cacher.h"
+#include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "transformer_engine/training_models.h"
 
@@ -252,6 +253,49 @@ TEST(Fp8Graph, TrainsToTheSameBitsInAllRecipes) {
         EXPECT_TRUE(same_bits(eager.values[i], graphed.values[i])) << i;
       EXPECT_EQ(eager.state, graphed.state);
       EXPECT_EQ(graphed.replayed, how == How::module ? 11 : 9);
+    }
+  }
+}
+
+/// Six steps of attention in fp8 with dropout: results, gradients, and the random number that comes next.
+std::vector<at::Tensor> attend(const recipes::Recipe& recipe, bool recompute, std::int64_t groups, bool graphs) {
+  torch::manual_seed(4);
+  const at::Tensor q0 = torch::randn({2, 4, 6, 8}).to(at::kHPU), k0 = torch::randn({2, groups, 6, 8}).to(at::kHPU),
+                   v0 = torch::randn({2, groups, 6, 8}).to(at::kHPU);
+  FusedAttention m(FusedAttentionOptions{.attention_dropout = 0.2, .enable_recompute = recompute});
+  const auto call = [&](at::TensorList x) { return std::vector<at::Tensor>{m(x[0], x[1], x[2], at::Tensor(), true)}; };
+  ModuleCacher graphed{GraphFunction(call)};
+  std::vector<at::Tensor> found;
+  for (int i = 0; i < 6; ++i) {
+    const auto leaf = [&](const at::Tensor& t) { return t.mul(1 + 0.3 * (i % 4)).requires_grad_(true); };
+    const std::vector<at::Tensor> x = {leaf(q0), leaf(k0), leaf(v0)};
+    at::Tensor out;
+    {
+      const fp8_autocast region(true, recipe);
+      out = graphs ? graphed(x)[0] : call(x)[0];
+    }
+    out.square().sum().backward();
+    found.push_back(out.detach());
+    for (const at::Tensor& leaf : x) found.push_back(leaf.grad());
+  }
+  found.push_back(torch::rand({4}));
+  if (graphs) {
+    EXPECT_EQ(graphed.counts().replayed, 5);
+    for (const auto& reason : graphed.refusals()) ADD_FAILURE() << reason;
+  }
+  return found;
+}
+
+TEST(Fp8Graph, AttentionIsReplayedWithItsDropout) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(recipes::DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
+    for (const bool recompute : {false, true}) {
+      for (const std::int64_t groups : {2, 4}) {
+        SCOPED_TRACE(std::string(recipes::name_of(recipe)) + (recompute ? ", recomputed" : "") + ", " +
+                     std::to_string(groups));
+        const auto eager = attend(recipe, recompute, groups, false), replayed = attend(recipe, recompute, groups, true);
+        for (std::size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(eager[i], replayed[i])) << i;
+      }
     }
   }
 }
