@@ -3,9 +3,11 @@
 // op name: as a mere `_` fallback structured ops would go meta -> empty -> out= (2-3 hops) and convolution would pick
 // another path.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_native.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
 #include <ATen/ops/_softmax_native.h>
 #include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/arange_native.h>
@@ -17,10 +19,12 @@
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/fill_ops.h>
 #include <ATen/ops/gather_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
 #include <ATen/ops/gelu_native.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/masked_fill_ops.h>
 #include <ATen/ops/mean_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
 #include <ATen/ops/native_layer_norm_native.h>
 #include <ATen/ops/native_layer_norm_ops.h>
 #include <ATen/ops/pow_ops.h>
@@ -35,8 +39,10 @@
 #include <ATen/ops/sin_ops.h>
 #include <ATen/ops/sqrt_native.h>
 #include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
 #include <ATen/ops/tanh_native.h>
 #include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
@@ -160,7 +166,9 @@ void add(torch::Library& aten, const char* full) {
 
 constexpr UnboxedRow kUnboxed[] = {
     {"aten::_log_softmax", add_softmax<at::_ops::_log_softmax, at::native::structured_log_softmax_cpu_out>},
+    {"aten::_log_softmax_backward_data", add_unboxed<at::_ops::_log_softmax_backward_data, CpuFallback>},
     {"aten::_softmax", add_softmax<at::_ops::_softmax, at::native::structured_softmax_cpu_out>},
+    {"aten::_softmax_backward_data", add_unboxed<at::_ops::_softmax_backward_data, CpuFallback>},
     {"aten::arange", add<&arange>},
     {"aten::arange.start", add<&arange_from>},
     {"aten::argmax", add_unboxed<at::_ops::argmax, CpuFallback>},
@@ -170,10 +178,12 @@ constexpr UnboxedRow kUnboxed[] = {
     {"aten::fill_.Scalar", add<&fill_>},
     {"aten::gather", add_unboxed<at::_ops::gather, CpuFallback>},
     {"aten::gelu", add<&gelu>},
+    {"aten::gelu_backward", add_unboxed<at::_ops::gelu_backward, CpuFallback>},
     {"aten::index_select", add<&index_select>},
     {"aten::masked_fill.Scalar", add<&masked_fill>},
     {"aten::mean.dim", add_unboxed<at::_ops::mean_dim, CpuFallback>},
     {"aten::native_layer_norm", add<&layer_norm>},
+    {"aten::native_layer_norm_backward", add_unboxed<at::_ops::native_layer_norm_backward, CpuFallback>},
     {"aten::pow.Tensor_Scalar", add<&pow>},
     {"aten::relu", add_pointwise<kernels::Pointwise::relu, at::_ops::relu, CpuFallback>},
     {"aten::relu_", add_pointwise<kernels::Pointwise::relu, at::_ops::relu_, CpuFallback>},
@@ -183,6 +193,8 @@ constexpr UnboxedRow kUnboxed[] = {
     {"aten::sin", add_unary<at::_ops::sin, at::native::structured_sin_out>},
     {"aten::sqrt", add_unary<at::_ops::sqrt, at::native::structured_sqrt_out>},
     {"aten::tanh", add_unary<at::_ops::tanh, at::native::structured_tanh_out>},
+    {"aten::tanh_backward", add_unboxed<at::_ops::tanh_backward, CpuFallback>},
+    {"aten::threshold_backward", add_unboxed<at::_ops::threshold_backward, CpuFallback>},
     {"aten::where.self", add<&where>},
     {"aten::zero_", add<&zero_>},
 };

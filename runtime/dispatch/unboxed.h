@@ -189,10 +189,13 @@ struct CpuArgument<at::ITensorListRef> {
   const std::vector<at::Tensor>& get() { return aliases; }
 };
 
-inline void adopt_results(const at::Tensor& fresh, c10::DeviceIndex device) { adopt(fresh, device); }
+/// Undefined: a gradient that nobody asked for.
+inline void adopt_results(const at::Tensor& fresh, c10::DeviceIndex device) {
+  if (fresh.defined()) adopt(fresh, device);
+}
 template <class... T>
 void adopt_results(const std::tuple<T...>& fresh, c10::DeviceIndex device) {
-  std::apply([device](const T&... t) { (adopt(t, device), ...); }, fresh);
+  std::apply([device](const T&... t) { (adopt_results(t, device), ...); }, fresh);
 }
 
 /// Op: at::_ops::add_Tensor and its like, with fresh tensors or its first argument (in place) for a result. Boxed:

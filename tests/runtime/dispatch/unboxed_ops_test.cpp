@@ -23,6 +23,10 @@ const std::vector<Op>& ops() {
   static const std::vector<Op> all = {
       {"_log_softmax", [](T a, T) { return at::_log_softmax(a, 1, false); }},
       {"_softmax", [](T a, T) { return at::_softmax(a, 1, false); }},
+      {"_log_softmax_backward_data",
+       [](T a, T b) { return at::_log_softmax_backward_data(a, at::log_softmax(b, 1), 1, b.scalar_type()); }},
+      {"_softmax_backward_data",
+       [](T a, T b) { return at::_softmax_backward_data(a, at::softmax(b, 1), 1, b.scalar_type()); }},
       {"abs", [](T a, T) { return at::abs(a); }},
       {"abs_", [](T a, T) { return a.clone().abs_(); }},
       {"add.Scalar", [](T a, T) { return at::add(a, 1.7); }},
@@ -42,6 +46,7 @@ const std::vector<Op>& ops() {
       {"fill_.Scalar", [](T a, T) { return a.clone().fill_(0.3); }},
       {"gather", [](T a, T) { return at::gather(a, 1, at::ones({3, 2}, a.options().dtype(at::kLong))); }},
       {"gelu", [](T a, T) { return at::gelu(a, "tanh"); }},
+      {"gelu_backward", [](T a, T b) { return at::gelu_backward(a, b); }},
       {"index_select", [](T a, T) { return at::index_select(a, 1, at::arange(3, a.options().dtype(at::kLong))); }},
       {"masked_fill.Scalar", [](T a, T) { return at::masked_fill(a, a.gt(0), 0.3); }},
       {"mean.dim", [](T a, T) { return at::mean(a, {1}, true); }},
@@ -50,6 +55,14 @@ const std::vector<Op>& ops() {
       {"mul_.Scalar", [](T a, T) { return a.clone().mul_(3); }},
       {"mul_.Tensor", [](T a, T b) { return a.clone().mul_(b); }},
       {"native_layer_norm", [](T a, T b) { return std::get<0>(at::native_layer_norm(a, {5}, b[0], b[1], 1e-5)); }},
+      {"native_layer_norm_backward",
+       [](T a, T b) {
+         const auto [y, mean, rstd] = at::native_layer_norm(b, {5}, b[0], b[1], 1e-5);
+         const at::Tensor none;
+         const auto all = at::native_layer_norm_backward(a, b, {5}, mean, rstd, b[0], b[1], {true, true, true});
+         const auto alone = at::native_layer_norm_backward(a, b, {5}, mean, rstd, none, none, {true, false, false});
+         return std::get<0>(all) + std::get<1>(all) + std::get<2>(all) + std::get<0>(alone);
+       }},
       {"neg", [](T a, T) { return at::neg(a); }},
       {"neg_", [](T a, T) { return a.clone().neg_(); }},
       {"pow.Tensor_Scalar", [](T a, T) { return at::pow(a, 2); }},
@@ -66,6 +79,8 @@ const std::vector<Op>& ops() {
       {"sub_.Tensor", [](T a, T b) { return a.clone().sub_(b); }},
       {"sum.dim_IntList", [](T a, T) { return at::sum(a, {1}, true); }},
       {"tanh", [](T a, T) { return at::tanh(a); }},
+      {"tanh_backward", [](T a, T b) { return at::tanh_backward(a, at::tanh(b)); }},
+      {"threshold_backward", [](T a, T b) { return at::threshold_backward(a, b, 0); }},
       {"zero_", [](T a, T) { return a.clone().zero_(); }},
       {"where.self", [](T a, T b) { return at::where(a.gt(0), a, b); }},
   };
@@ -75,8 +90,8 @@ const std::vector<Op>& ops() {
 TEST(Unboxed, EveryOneOfTheTableIsTriedHere) {
   std::size_t of_fallback = 0;
   for (const Op& op : ops()) of_fallback += runtime::has_unboxed_kernel(std::string("aten::") + op.name) ? 1 : 0;
-  EXPECT_EQ(of_fallback, 26u);
-  EXPECT_EQ(ops().size(), 26u + 21u);
+  EXPECT_EQ(of_fallback, 32u);
+  EXPECT_EQ(ops().size(), 32u + 21u);
   EXPECT_FALSE(runtime::has_unboxed_kernel("aten::mean"));
 }
 
