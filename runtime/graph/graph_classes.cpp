@@ -9,11 +9,16 @@
 //     case 2: results = f(*inputs)
 #include <torch/custom_class.h>
 
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/metrics.h"
 #include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/runtime/lazy/lazy_mode.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -46,7 +51,22 @@ using Metrics = c10::intrusive_ptr<PythonMetrics>;
 using Cache = c10::intrusive_ptr<PythonCache>;
 using Tensors = std::vector<at::Tensor>;
 
-bool register_classes() {
+/// A module of Python whose forward runs on this thread.
+struct RunningModule {
+  explicit RunningModule(const std::string& path) : path(path), scope(this->path) {}
+  std::string path;
+  ModuleScope scope;
+};
+thread_local std::vector<std::unique_ptr<RunningModule>> t_running;
+
+void enter_module(const std::string& path) { t_running.push_back(std::make_unique<RunningModule>(path)); }
+
+void leave_module() {
+  TORCH_CHECK(!t_running.empty(), "[graph] leave_module: expected enter_module() before it");
+  t_running.pop_back();
+}
+
+void register_graph() {
   torch::class_<PythonGraph>("fp8_graphs", "HPUGraph")
       .def(torch::init<>())
       .def("capture_begin", [](const Graph& self, bool dry_run) { self->graph.capture_begin(dry_run); })
@@ -61,6 +81,9 @@ bool register_classes() {
       .def("reset", [](const Graph& self) { self->graph.reset(); })
       .def_static("is_capturing", &is_recording)
       .def("nodes", [](const Graph& self) { return static_cast<std::int64_t>(self->graph.nodes()); });
+}
+
+void register_cache() {
   torch::class_<PythonCache>("fp8_graphs", "GraphCache")
       .def(torch::init<std::int64_t>())
       .def("decide",
@@ -88,6 +111,9 @@ bool register_classes() {
              return std::vector<std::int64_t>{counts.captured, counts.replayed, counts.eager};
            })
       .def("refusals", [](const Cache& self) { return self->cache.refusals(); });
+}
+
+void register_metrics() {
   torch::class_<PythonMetrics>("fp8_graphs", "Metrics")
       .def(torch::init<bool>())
       .def("json",
@@ -113,8 +139,16 @@ bool register_classes() {
                     mark_step(true);
                     if (sync) finish_work();
                   })
+      .def_static("enter_module", &enter_module)
+      .def_static("leave_module", &leave_module)
       .def_static("is_lazy", [] { return is_lazy_mode(); })
       .def_static("dump", [](const std::string& path, const std::string& format) { dump_metrics(path, format); });
+}
+
+bool register_classes() {
+  register_graph();
+  register_cache();
+  register_metrics();
   return true;
 }
 

@@ -52,6 +52,29 @@ def test_what_the_host_reads():
     assert metric.new_graphs() and "[141, 3]" in metric.new_graphs()[0]
 
 
+class Positive(torch.nn.Module):
+    def forward(self, x):
+        return x[x > 0]
+
+
+class Fails(torch.nn.Module):
+    def forward(self, x):
+        raise ValueError("fails")
+
+
+def test_modules_are_named():
+    net = torch.nn.Sequential(torch.nn.Linear(151, 7), torch.nn.Sequential(torch.nn.ReLU(), Positive())).to("hpu")
+    x = torch.ones(2, 151, device="hpu")
+    with metrics.metric_localcontext("graph_compilation") as metric:
+        with pytest.raises(ValueError):
+            torch.nn.Sequential(Fails())(x)
+        net(x).sum().backward()
+        metrics.mark_step()
+    assert any("module '0', aten::addmm" in line for line in metric.new_graphs()), metric.new_graphs()
+    assert any("module '1.1', aten::index.Tensor" in line for line in metric.host_reads()), metric.host_reads()
+    assert not torch.nn.modules.module._global_forward_pre_hooks and not torch.nn.modules.module._global_forward_hooks
+
+
 def test_refusals(tmp_path):
     with pytest.raises(RuntimeError, match="found 'graphs', allowed: graph_compilation, "):
         metrics.metric_global("graphs")

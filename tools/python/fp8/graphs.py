@@ -18,6 +18,8 @@ import typing
 import torch
 from torch.utils import _pytree
 
+from fp8._names import named
+
 Function = typing.Callable[..., typing.Any]
 M = typing.TypeVar("M", bound=torch.nn.Module)
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
@@ -65,12 +67,14 @@ class graph:  # noqa: N801: Habana's name
 
     def __init__(self, hpu_graph: HPUGraph, stream: typing.Optional[torch.Stream] = None, dry_run: bool = False) -> None:
         del stream
-        self._graph, self._dry_run = hpu_graph, dry_run
+        self._graph, self._dry_run, self._names = hpu_graph, dry_run, named()
 
     def __enter__(self) -> None:
         self._graph.capture_begin(self._dry_run)
+        self._names.__enter__()
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self._names.__exit__(None, None, None)
         try:
             self._graph.capture_end()
         except RuntimeError:
@@ -111,7 +115,8 @@ class _Graphed:
             return self.function(*args, **kwargs)
         try:
             inputs = _with_tensors(leaves, spec, self.cache.begin(tensors))
-            results, form = _pytree.tree_flatten(self.function(*inputs[0], **inputs[1]))
+            with named(self.module):
+                results, form = _pytree.tree_flatten(self.function(*inputs[0], **inputs[1]))
         except BaseException:
             self.cache.abandon()
             raise

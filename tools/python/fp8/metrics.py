@@ -19,6 +19,8 @@ import typing
 
 import torch
 
+from fp8._names import named
+
 __all__ = ["Metric", "mark_step", "metric_global", "metric_localcontext", "metrics_dump"]
 
 
@@ -50,10 +52,11 @@ def metric_global(name: str) -> Metric:
 
 @contextlib.contextmanager
 def metric_localcontext(name: str) -> typing.Iterator[Metric]:
-    """Of the operations within. A graph belongs where it ends."""
+    """Of the operations within, with the names of the modules that call them. A graph belongs where it ends."""
     metric = Metric(name, from_now=True)
     try:
-        yield metric
+        with named():
+            yield metric
     finally:
         metric._counts.stop()
 
