@@ -10,10 +10,14 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <limits>
+#include <memory>
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/device/pending.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
@@ -38,10 +42,31 @@ void check_index(c10::Device device) {
 }
 
 using Clock = std::chrono::steady_clock;
-using Moment = Clock::time_point;
 
-/// Work is done when a call returns (in lazy mode, when somebody waits for it), so one default stream serves all and
-/// events are always complete.
+/// An event: when the device came to it.
+class Moment {
+ public:
+  void record() {
+    at_ = std::make_shared<std::atomic<Clock::rep>>(kNotYet);
+    run_in_order([at = at_] { *at = Clock::now().time_since_epoch().count(); });
+  }
+  /// Waits for the work before it.
+  void wait() const {
+    if (*at_ == kNotYet) finish_work();
+  }
+  Clock::time_point time() const {
+    wait();
+    const Clock::rep at = *at_;
+    TORCH_CHECK(at != kNotYet, "[hpu] an event was not reached, for a call before it failed");
+    return Clock::time_point(Clock::duration(at));
+  }
+
+ private:
+  static constexpr Clock::rep kNotYet = std::numeric_limits<Clock::rep>::min();
+  std::shared_ptr<std::atomic<Clock::rep>> at_;
+};
+
+/// Work is done when a call returns (in lazy mode, when somebody waits for it), so one default stream serves all.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kHPU; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -81,23 +106,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       if (takes(pair.type, DtypeUse::tensors)) bits |= std::uint64_t{1} << static_cast<unsigned>(pair.type);
     return taken;
   }
-  /// Work is done when its call returns, so an event is the moment of its recording.
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
-    finish_work();
     if (*event == nullptr) *event = new Moment;
-    *static_cast<Moment*>(*event) = Clock::now();
+    static_cast<Moment*>(*event)->record();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Moment*>(event); }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
     TORCH_CHECK(first != nullptr && second != nullptr, "[hpu] elapsed_time: expected two events that were recorded");
-    const auto between = *static_cast<const Moment*>(second) - *static_cast<const Moment*>(first);
+    const auto between = static_cast<const Moment*>(second)->time() - static_cast<const Moment*>(first)->time();
     return std::chrono::duration<double, std::milli>(between).count();
   }
   void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
+  bool queryEvent(void* event) const override {
+    synchronizeEvent(event);
+    return true;
+  }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override { finish_work(); }
-  void synchronizeEvent(void*) const override {}
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) static_cast<const Moment*>(event)->wait();
+  }
   void synchronizeDevice(const c10::DeviceIndex) const override { finish_work(); }
 };
 

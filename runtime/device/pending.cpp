@@ -6,6 +6,9 @@
 #include "fp8/runtime/device/allocator.h"
 
 namespace fp8::runtime {
+
+std::atomic<void (*)(std::function<void()>)> detail::g_run_in_order{nullptr};
+
 namespace {
 
 void free_pending(void* context) { delete static_cast<PendingMemory*>(context); }

@@ -6,7 +6,10 @@
 #pragma once
 #include <c10/core/Storage.h>
 
+#include <atomic>
+#include <functional>
 #include <string>
+#include <utility>
 
 namespace fp8::runtime {
 
@@ -23,5 +26,18 @@ PendingMemory* pending_of(const c10::StorageImpl* storage);
 
 /// Gives the storage what was made. Nobody else may use it meanwhile.
 void settle(c10::StorageImpl& storage);
+
+namespace detail {
+/// Null: all work has run.
+extern std::atomic<void (*)(std::function<void()>)> g_run_in_order;
+}  // namespace detail
+
+/// `work` behind what was called before it: now, where that has run. It must not throw.
+inline void run_in_order(std::function<void()> work) {
+  if (const auto run = detail::g_run_in_order.load(std::memory_order_acquire)) [[unlikely]]
+    run(std::move(work));
+  else
+    work();
+}
 
 }  // namespace fp8::runtime

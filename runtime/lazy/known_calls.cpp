@@ -15,21 +15,24 @@
 namespace fp8::runtime {
 namespace {
 
-/// What no tag of a schema says.
-constexpr std::pair<std::string_view, HeardOp::Way> kByName[] = {
-    {"aten::_fused_sdp_choice", HeardOp::Way::looks},
-    {"aten::_has_compatible_shallow_copy_type", HeardOp::Way::now},  // set_data is about to replace memory
+/// What no tag of a schema says, of operators that write no argument. Without a row each is as right and slower: the
+/// first kind would be queued, the second would wait.
+constexpr std::pair<std::string_view, HeardOp::Way> kFaster[] = {
     {"aten::empty", HeardOp::Way::looks},
     {"aten::empty_like", HeardOp::Way::looks},
     {"aten::empty_permuted", HeardOp::Way::looks},
     {"aten::empty_strided", HeardOp::Way::looks},
-    {"aten::index", HeardOp::Way::learns},  // masks are asked for at the call
     {"aten::new_empty", HeardOp::Way::looks},
     {"aten::new_empty_strided", HeardOp::Way::looks},
-    {"aten::resize_", HeardOp::Way::now},
-    {"aten::resize_as_", HeardOp::Way::now},
-    {"aten::set_", HeardOp::Way::now},
+    {"aten::_fused_sdp_choice", HeardOp::Way::looks},
+    {"aten::index", HeardOp::Way::learns},  // masks are asked for at the call
 };
+
+bool writes_argument(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  });
+}
 
 HeardOp::Way way_of(const c10::OperatorHandle& op) {
   using Way = HeardOp::Way;
@@ -37,8 +40,8 @@ HeardOp::Way way_of(const c10::OperatorHandle& op) {
   if (is_composite(op)) return Way::inside;
   if (!schema.name().starts_with("aten::")) return Way::now;
   const auto* known =
-      std::ranges::find(kByName, std::string_view(schema.name()), [](const auto& row) { return row.first; });
-  if (known != std::end(kByName)) return known->second;
+      std::ranges::find(kFaster, std::string_view(schema.name()), [](const auto& row) { return row.first; });
+  if (known != std::end(kFaster) && !writes_argument(schema)) return known->second;
   if (op.hasTag(at::Tag::nondeterministic_seeded)) return Way::random;
   if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
       op.hasTag(at::Tag::inplace_view))
@@ -49,12 +52,7 @@ HeardOp::Way way_of(const c10::OperatorHandle& op) {
 }  // namespace
 
 HeardOp::HeardOp(const c10::OperatorHandle& op)
-    : way(way_of(op)),
-      looks_for_gradients(op.schema().name().find("scaled_dot_product") != std::string::npos),
-      takes_masks(op.schema().name() == "aten::index") {
-  for (const auto& argument : op.schema().arguments())
-    writes |= argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
+    : way(way_of(op)), writes(writes_argument(op.schema())), takes_masks(op.schema().name() == "aten::index") {}
 
 CallLesson::CallLesson(at::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& value : arguments)

@@ -24,8 +24,7 @@ struct HeardOp {
     learns,  ///< its results look like those of an earlier call with such arguments
   };
   Way way = Way::now;
-  bool writes = false;               ///< an argument
-  bool looks_for_gradients = false;  ///< its kernel asks whether operands require them
+  bool writes = false;       ///< an argument
   bool takes_masks = false;  ///< of operands after the first those of Bool and Byte: their elements decide sizes
 
   explicit HeardOp(const c10::OperatorHandle& op);

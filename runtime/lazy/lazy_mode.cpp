@@ -110,17 +110,15 @@ void learn(const HeardOp& heard, const CallKey& key, const c10::OperatorHandle& 
 }
 
 /// A tensor that only the queue has: with the sizes that t has now, whatever becomes of them.
-at::Tensor operand_of(const at::Tensor& t, bool with_gradients) {
+at::Tensor operand_of(const at::Tensor& t) {
   if (!t.defined()) return t;
-  if (!t.is_hpu()) {
+  if (!t.is_hpu() && t.dim() == 0) {
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
     const c10::impl::ExcludeDispatchKeyGuard within(kHeardKey);
     return t.detach().clone();  // the host may write it
   }
   const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-  at::Tensor copy(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
-  if (with_gradients && t.requires_grad()) copy.set_requires_grad(true);
-  return copy;
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
 at::Tensor promised(const KnownResult& like, LazyNode& node) {
@@ -160,14 +158,13 @@ void promise(const KnownCall& known, LazyNode& node, torch::jit::Stack* stack, s
   }
 }
 
-void queue(Lazy& l, const HeardOp& heard, const KnownCall& known, const c10::OperatorHandle& op,
-           c10::DispatchKeySet keys, const Circumstances& at, torch::jit::Stack* stack) {
+void queue(Lazy& l, const KnownCall& known, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+           const Circumstances& at, torch::jit::Stack* stack) {
   if (l.work.queued() > 0 && l.at != at) l.submit();
   l.at = at;
   const std::size_t count = op.schema().arguments().size();
   LazyNode node{op, keys, torch::jit::Stack(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end()), &known};
-  for (c10::IValue& value : node.arguments)
-    replace_tensors(value, [&](const at::Tensor& t) { return operand_of(t, heard.looks_for_gradients); });
+  for (c10::IValue& value : node.arguments) replace_tensors(value, operand_of);
   promise(known, node, stack, count);
   l.work.add(std::move(node), at);
   l.has_work.store(true, std::memory_order_release);
@@ -176,6 +173,23 @@ void queue(Lazy& l, const HeardOp& heard, const KnownCall& known, const c10::Ope
   if (queued >= std::min(l.options.max_queued, l.most_queued) ||
       (queued % kOften == 0 && l.uses_worker() && l.work.worker().is_idle()))
     l.submit();
+}
+
+void queue_work(std::function<void()> work) {
+  Lazy& l = lazy();
+  if (!is_heard()) {
+    finish_lazily(Access::memory);
+    return work();
+  }
+  std::unique_lock lock(l.mutex);
+  if (!l.has_work) {
+    lock.unlock();
+    return work();
+  }
+  if (l.work.queued() == 0) l.at = Circumstances::present();
+  LazyNode node;
+  node.work = std::move(work);
+  l.work.add(std::move(node), l.at);
 }
 
 /// True if someone reads the memory of an operand as a CPU tensor, and is no call on its way.
@@ -197,6 +211,14 @@ bool has_mask(at::ArrayRef<const c10::TensorImpl*> operands) {
   });
 }
 
+/// A copy from pinned memory, which the caller leaves as it is until it waits: copy_(to, from, non_blocking = true).
+bool is_asynchronous_copy(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
+  if (op.schema().name() != "aten::copy_" || !arguments[2].toBool()) return false;
+  const at::Tensor& from = arguments[1].toTensor();
+  return from.is_cpu() && from.dim() > 0 && from.layout() == at::kStrided && !from.is_neg() && !from.is_conj() &&
+         is_pinned(from.const_data_ptr());
+}
+
 void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // The second: it ended within an InferenceMode, whose end gives the thread its key back.
   if (!keys.has(c10::DispatchKey::HPU) || detail::g_finish_work.load() == nullptr)
@@ -208,6 +230,9 @@ void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   if (heard.way == Way::learns) {
     const auto at = Circumstances::present();
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    static const KnownCall copy{KnownCall::Way::later, {KnownResult{KnownResult::Kind::argument, 0}}, {-1}};
+    if (is_asynchronous_copy(op, arguments) && l.key.set(op.schema(), arguments.slice(0, 1), at) && !is_aliased(l))
+      return queue(l, copy, op, keys, at, stack);
     if (l.key.set(op.schema(), arguments, at) && !(heard.takes_masks && has_mask(l.key.tensors()))) {
       const KnownCall* known = l.known.find(l.key);
       if (known == nullptr) {
@@ -216,7 +241,7 @@ void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
         return learn(heard, key, op, keys, stack);
       }
       if (known->way == KnownCall::Way::later && !(heard.writes && is_aliased(l)))
-        return queue(l, heard, *known, op, keys, at, stack);
+        return queue(l, *known, op, keys, at, stack);
       const bool looks = known->way == KnownCall::Way::looks;
       lock.unlock();
       return looks ? run_unheard(op, keys, stack) : run_now(op, keys, stack);
@@ -279,10 +304,12 @@ bool set_lazy_mode(bool on) {
     settle_with_the_process();
     l.most_queued = most_queued_of_environment();
     detail::g_finish_work = &finish_lazily;
+    detail::g_run_in_order = &queue_work;
     detail::g_leave_lazy_mode = [] { set_lazy_mode(false); };
   } else {
     const auto over = c10::make_scope_exit([&] {
       detail::g_finish_work = nullptr;
+      detail::g_run_in_order = nullptr;
       c10::impl::tls_set_dispatch_key_included(kHeardKey, false);
       l.on = false;
     });

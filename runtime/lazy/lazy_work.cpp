@@ -53,7 +53,8 @@ class Within {
 };
 
 std::string call_and_module(const LazyNode& node, const std::string& module) {
-  return node.op.schema().name() + (module.empty() ? "" : " in module '" + module + "'");
+  return (node.op ? node.op->schema().name() : "work of the host") +
+         (module.empty() ? "" : " in module '" + module + "'");
 }
 
 }  // namespace
@@ -117,6 +118,7 @@ void LazyWork::run(Batch& batch, bool on_worker) {
 }
 
 void LazyWork::run(LazyNode& node, const Place& place) {
+  if (node.work) return node.work();
   std::optional<ModuleScope> module;
   std::optional<PhaseScope> phase;
   if (leaves_heard()) [[unlikely]] {
@@ -132,7 +134,7 @@ void LazyWork::run(LazyNode& node, const Place& place) {
       TORCH_INTERNAL_ASSERT(pending->made.unsafeGetStorageImpl() != nullptr, "an operand that was not made");
       t.unsafeGetTensorImpl()->set_storage_keep_dtype(pending->made);
     });
-  node.op.redispatchBoxed(node.keys, &stack);
+  node.op->redispatchBoxed(node.keys, &stack);
   keep_promise(node, stack);
 }
 

@@ -10,7 +10,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,11 +23,12 @@
 namespace fp8::runtime {
 
 struct LazyNode {
-  c10::OperatorHandle op;
-  c10::DispatchKeySet keys;
-  torch::jit::Stack arguments;  ///< tensors of its own, with the sizes that they had at the call
-  const KnownCall* known;
+  std::optional<c10::OperatorHandle> op = {};  ///< none: `work` is all
+  c10::DispatchKeySet keys = {};
+  torch::jit::Stack arguments = {};  ///< tensors of its own, with the sizes that they had at the call
+  const KnownCall* known = nullptr;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made = {};  ///< results' memory
+  std::function<void()> work = {};
   std::size_t place = 0;
 };
 

@@ -2,6 +2,8 @@
 // Which calls wait, who ends the waiting, and what comes of errors.
 #include "fp8/runtime/lazy/lazy_mode.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,6 +95,36 @@ TEST(LazyMode, WhoReadsWaits) {
       EXPECT_EQ(queued_by([&] { y = x.mul(2); }), 1);
       EXPECT_TRUE(readers[i](y)) << i;
     }
+  }
+}
+
+TEST(LazyMode, AnAsynchronousCopyOfPinnedMemoryWaits) {
+  for (const Mode mode : kLazyModes) {
+    const In lazy(mode);
+    const auto x = ramp();
+    at::Tensor pinned = torch::full({4, 4}, 3.0F).pin_memory();
+    EXPECT_EQ(queued_by([&] { x.add_(1), x.copy_(pinned, /*non_blocking=*/true).add_(1); }), 3);
+    pinned = at::Tensor();  // the queue has it
+    EXPECT_EQ(x.sum().item<float>(), 64);
+    const at::Tensor ordinary = torch::full({4, 4}, 5.0F);
+    EXPECT_EQ(queued_by([&] { x.copy_(ordinary, /*non_blocking=*/true); }), 0);
+    EXPECT_EQ(x.sum().item<float>(), 80);
+  }
+}
+
+TEST(LazyMode, AnEventIsReachedAfterTheCallsBeforeIt) {
+  for (const Mode mode : kLazyModes) {
+    const In lazy(mode);
+    const auto x = ramp();
+    c10::Event before(at::kHPU, c10::EventFlag::BACKEND_DEFAULT), after(at::kHPU, c10::EventFlag::BACKEND_DEFAULT);
+    const auto stream = c10::impl::VirtualGuardImpl(at::kHPU).getDefaultStream(at::Device(at::kHPU, 0));
+    const auto waits = lazy_counts().waits;
+    queued_by([&] { before.record(stream), x.add_(1), after.record(stream); });
+    EXPECT_LE(lazy_counts().waits, waits + 1);  // of the first x.add_
+    after.synchronize();
+    const c10::impl::ExcludeDispatchKeyGuard reads(kHeardKey);
+    EXPECT_EQ(static_cast<const float*>(x.const_data_ptr())[0], 2);
+    EXPECT_GE(before.elapsedTime(after), 0);
   }
 }
 
