@@ -7,6 +7,7 @@
 #include <random>
 
 #include "support/ranks.h"
+#include "support/temp_dir.h"
 #include "transformer_engine/modes/modes_task.h"
 
 namespace fp8::test {
@@ -112,6 +113,27 @@ void compare(int ranks, const std::shared_ptr<runtime::distributed::ProcessGroup
 }
 
 TEST(TrainingModes, OneRank) { compare(1, nullptr); }
+
+/// Half of the steps, and the other half by another trainer from its checkpoint. The state of fp8 weights is part of a
+/// checkpoint where the module says so (fp8 train).
+TEST(TrainingModes, Resumed) {
+  for (const char* precision : {"32-true", "bf16-mixed"}) {
+    TrainingCase c;
+    c.net = "bert", c.precision = precision, c.optimizer = "adamw", c.dropout = 0.1;
+    const TrainingTrace eager = train(c, {}, kSteps);
+    for (const auto& [name, mode] : modes()) {
+      SCOPED_TRACE(std::string(precision) + ", " + name);
+      const TempDir folder;
+      trainer::TrainerOptions options = mode;
+      options.checkpoint_root = folder.path(), options.save_every_n_steps = 5, options.resume = true;
+      const TrainingTrace first = train(c, options, kSteps / 2);
+      TrainingTrace both = train(c, options, kSteps);
+      both.losses.insert(both.losses.begin(), first.losses.begin(), first.losses.end());
+      both.norms.insert(both.norms.begin(), first.norms.begin(), first.norms.end());
+      expect_same(both, eager);
+    }
+  }
+}
 
 FP8_TEST_RANKS(TrainingModes, TwoRanks, 2) { compare(2, rank_group()); }
 
