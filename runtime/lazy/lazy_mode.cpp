@@ -40,7 +40,6 @@ struct Lazy {
   LazyOptions options;
   std::int64_t most_queued = LazyOptions{}.max_queued;  ///< of the environment
   LazyCounts counts;
-  std::vector<std::function<void()>> closures;
   std::atomic<bool> has_work = false;
   std::atomic<bool> on = false;  ///< in some thread
 
@@ -273,12 +272,6 @@ void settle_with_the_process() {
   (void)done;
 }
 
-bool has_closures() {
-  Lazy& l = lazy();
-  const std::lock_guard lock(l.mutex);
-  return !l.closures.empty();
-}
-
 std::int64_t most_queued_of_environment() {
   const char* value = io::environment_value("PT_HPU_MAX_COMPOUND_OP_SIZE");
   if (value == nullptr || !io::environment_problem("PT_HPU_MAX_COMPOUND_OP_SIZE").empty())
@@ -313,10 +306,7 @@ bool set_lazy_mode(bool on) {
       c10::impl::tls_set_dispatch_key_included(kHeardKey, false);
       l.on = false;
     });
-    do {
-      end_lazy_step(/*sync=*/true);
-    } while (has_closures());
-    finish_work();  // of closures
+    end_lazy_step(/*sync=*/true);
     return was_on;
   }
   c10::impl::tls_set_dispatch_key_included(kHeardKey, true);
@@ -330,24 +320,10 @@ void submit_work() {
   l.submit();
 }
 
-void add_step_closure(std::function<void()> closure) {
-  if (!is_lazy_mode()) return closure();
-  Lazy& l = lazy();
-  const std::lock_guard lock(l.mutex);
-  l.closures.push_back(std::move(closure));
-}
-
 void end_lazy_step(bool sync) {
   if (!is_lazy_mode() || LazyWork::is_running()) return;
-  Lazy& l = lazy();
-  std::vector<std::function<void()>> closures;
-  {
-    const std::lock_guard lock(l.mutex);
-    closures = std::exchange(l.closures, {});
-  }
   submit_work();
-  if (sync || !closures.empty()) finish_work();
-  for (const auto& closure : closures) closure();
+  if (sync) finish_work();
 }
 
 void set_lazy_options(const LazyOptions& options) {

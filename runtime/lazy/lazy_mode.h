@@ -18,7 +18,6 @@
 // behind it are dropped, and their results have no memory.
 #pragma once
 #include <cstdint>
-#include <functional>
 
 #include "fp8/runtime/leaf/pending_work.h"
 
@@ -33,9 +32,7 @@ bool is_lazy_mode();
 /// What is queued runs from now on; the caller does not wait where there is a worker.
 void submit_work();
 
-/// Where calls are queued: after the next mark_step(), when its work has run. Else now.
-void add_step_closure(std::function<void()> closure);
-/// submit_work(), or finish_work() where somebody wants the step done: sync, or closures, which run then.
+/// submit_work(), or finish_work() where somebody wants the step done.
 void end_lazy_step(bool sync);
 
 struct LazyOptions {

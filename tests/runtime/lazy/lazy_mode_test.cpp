@@ -277,23 +277,6 @@ TEST(LazyMode, TheQueueGoesWhenItIsLong) {
   EXPECT_EQ(x.cpu()[0][0].item<float>(), 42);
 }
 
-TEST(LazyMode, ClosuresOfAStep) {
-  int done = 0;
-  add_step_closure([&] { ++done; });
-  EXPECT_EQ(done, 1);
-  for (const Mode mode : kLazyModes) {
-    const In lazy(mode);
-    const auto x = ramp();
-    at::Tensor y;
-    queued_by([&] { y = x.mul(2); });
-    float seen = 0;
-    add_step_closure([&] { seen = y.cpu()[0][1].item<float>(); });
-    EXPECT_EQ(seen, 0);
-    mark_step();
-    EXPECT_EQ(seen, 2);
-  }
-}
-
 TEST(LazyMode, GraphsAreCountedAsInEager) {
   const auto count = [](Mode mode) {
     const In in(mode);
