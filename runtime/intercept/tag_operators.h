@@ -113,6 +113,11 @@
 //     linear(Tensor x, Tensor weight, Tensor? bias, State state) -> Tensor
 //                                                            a product whose module has the fp8 state,
 //                                                            torch.classes.fp8.State(name)
+//     hold_in_fp8(Tensor(a!) parameter, str module, str recipe="") -> ()
+//                                                            it keeps codes alone, and learns by them
+//     held_state(Tensor weight) -> (float, int)              scale_inv, and how often values were assigned
+//     set_held(Tensor(a!) weight, Tensor codes, float scale_inv, int assigned) -> ()
+//     assign_held(Tensor(a!) weight, Tensor values) -> ()    an optimizer's step
 //
 //   transformer_engine/modules/fp8_module.h              activation checkpointing by others
 //     checkpoint_begin() -> int run                          the first run begins

@@ -18,6 +18,7 @@
 // tensor, that region ends with its name (converted_weights.h). clone() gives a
 // model of its own that runs in fp8 too: its scales follow the original's until it trains itself.
 #pragma once
+#include <tuple>
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
@@ -139,6 +140,17 @@ std::string load_training_state(at::TensorList weights, const std::string& folde
 /// is not converted, and what set_state_text() throws; nothing has changed then.
 at::Tensor training_state_bytes(const at::Tensor& weight);
 void set_training_state_bytes(const at::Tensor& weight, const at::Tensor& bytes);
+
+/// A parameter of initial values (f32, bf16 or f16 on hpu) holds fp8 codes from now on (fp8_weight.h); its gradients
+/// have the dtype that it had. recipe: "": E4M3 and a scale that is a power of two. Throws std::invalid_argument for
+/// one with block scales.
+void hold_in_fp8(const at::Tensor& parameter, const std::string& module, const std::string& recipe);
+
+/// What stands beside the codes: {scale_inv, how often values were assigned}, from which the rounding is drawn; codes
+/// and numbers of another one; new values. Throw c10::Error for another tensor, and for what does not fit.
+std::tuple<double, std::int64_t> held_state(const at::Tensor& weight);
+void set_held(const at::Tensor& weight, const at::Tensor& codes, double scale_inv, std::int64_t assigned);
+void assign_held(const at::Tensor& weight, const at::Tensor& values);
 
 /// The fp8 state of one product that a module owns, where its weight can't: gathered for each step, or of a class that
 /// makes weights anew. In Python torch.classes.fp8.State(name, recipe="", minimize_memory=False, attention=False);

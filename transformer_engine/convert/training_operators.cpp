@@ -14,6 +14,8 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"
+#include "fp8/transformer_engine/products/converted_weights.h"
+#include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {
 namespace {
@@ -99,7 +101,8 @@ void set_bytes(const char* op, Fp8State& state, const at::Tensor& bytes) {
 /// The product where it is not in fp8, in the dtype of autocast, which has no part in what an operator calls.
 at::Tensor high_precision(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const at::ScalarType dtype = runtime::autocast::region_dtype().value_or(x.scalar_type());
-  return at::linear(x.to(dtype), weight.to(dtype), bias.has_value() ? std::optional(bias->to(dtype)) : std::nullopt);
+  return at::linear(x.to(dtype), weight_values(weight).to(dtype),
+                    bias.has_value() ? std::optional(bias->to(dtype)) : std::nullopt);
 }
 
 [[maybe_unused]] const bool g_state_registered = register_state();
@@ -264,6 +267,45 @@ c10::intrusive_ptr<State> state_of_weight(const at::Tensor& weight, std::string 
   return c10::make_intrusive<State>(std::move(handler), std::move(recipe), minimize_memory);
 }
 
+namespace {
+
+Fp8Weight& held_weight(const char* op, const at::Tensor& weight) {
+  auto* held = fp8_weight(weight);
+  TORCH_CHECK(held != nullptr, "[fp8::", op, "] weight: expected one that fp8::hold_in_fp8 was given, on hpu, found ",
+              weight.scalar_type(), " on ", weight.device());
+  return *held;
+}
+
+}  // namespace
+
+void hold_in_fp8(const at::Tensor& parameter, const std::string& module, const std::string& recipe) {
+  QuantizedInitOptions options;
+  if (!recipe.empty()) options.recipe = recipe_of("hold_in_fp8", recipe).recipe;
+  const quantized_model_init init(std::move(options));
+  const at::ScalarType dtype = parameter.scalar_type();
+  parameter.set_data(make_weight_parameter(parameter.detach(), module));
+  parameter.set_grad_dtype(dtype);
+}
+
+std::tuple<double, std::int64_t> held_state(const at::Tensor& weight) {
+  const auto [scale_inv, assigned] = held_weight("held_state", weight).state();
+  return {scale_inv, static_cast<std::int64_t>(assigned)};
+}
+
+void set_held(const at::Tensor& weight, const at::Tensor& codes, double scale_inv, std::int64_t assigned) {
+  Fp8Weight& held = held_weight("set_held", weight);
+  TORCH_CHECK(codes.scalar_type() == weight.scalar_type() && codes.sizes() == weight.sizes() && assigned >= 0,
+              "[fp8::set_held] codes: expected ", weight.scalar_type(), " of sizes ", weight.sizes(),
+              ", assigned 0 or more times, found ", codes.scalar_type(), " of sizes ", codes.sizes(), ", ", assigned);
+  const at::NoGradGuard no_grad;
+  held.set_state(static_cast<float>(scale_inv), static_cast<std::uint64_t>(assigned));
+  held.codes().view(at::kByte).copy_(codes.detach().contiguous().view(at::kByte));
+}
+
+void assign_held(const at::Tensor& weight, const at::Tensor& values) {
+  held_weight("assign_held", weight).assign(values);
+}
+
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves nor leaves out what has an effect.
   const auto def = [&m](const char* schema, auto function) {
@@ -293,6 +335,10 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                     c10::AliasAnalysisKind::CONSERVATIVE));
   def("state_of(Tensor weight, str recipe=\"\", bool minimize_memory=False) -> __torch__.torch.classes.fp8.State",
       &state_of_weight);
+  m.def("hold_in_fp8(Tensor(a!) parameter, str module, str recipe=\"\") -> ()", &hold_in_fp8);
+  m.def("held_state(Tensor weight) -> (float, int)", &held_state);
+  m.def("set_held(Tensor(a!) weight, Tensor codes, float scale_inv, int assigned) -> ()", &set_held);
+  m.def("assign_held(Tensor(a!) weight, Tensor values) -> ()", &assign_held);
   def("load_training_state(Tensor[] weights, str folder) -> str", &load_training_state);
 }
 
