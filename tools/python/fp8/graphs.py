@@ -137,6 +137,8 @@ def _replays_all(modules: list[torch.nn.Module]) -> bool:
     called here."""
     te = sys.modules.get("fp8.te")
     own = (te._attached.follow, te._region.give_contexts) if te is not None else ()
+    for module in modules if te is not None else ():
+        te._attached.follow(module, ())
     for module in modules[1:]:
         before = list(module._forward_pre_hooks.values())
         if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks or any(hook not in own for hook in before):

@@ -152,8 +152,7 @@ class OnHpu:
         module = getattr(self, "lightning_module", None)
         for part, attached in _attached.within(module) if module is not None else ():
             if attached.live and attached.weight(part).owned.device.type == "hpu":
-                attached.pending, attached.state, attached.training = attached.saved(), None, None
-                attached.known, attached.held = _attached._nothing, None
+                attached.forget(attached.saved())
         super().teardown()  # type: ignore[misc]
 
     def _measured(self) -> None:

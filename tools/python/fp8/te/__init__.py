@@ -19,12 +19,11 @@ from fp8.te._attention import (
                                FusedAttention,
                                MultiheadAttention,
                                TransformerLayer,
-                               quantized_model_init,
                                rotary_position_embedding,
 )
 from fp8.te._convert import convert_modules, export_amax, restore
 from fp8.te._layers import GroupedLinear, LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
-from fp8.te._region import checkpoint, checkpoint_contexts, fp8_autocast, is_fp8_enabled
+from fp8.te._region import checkpoint, checkpoint_contexts, fp8_autocast, is_fp8_enabled, quantized_model_init
 
 __all__ = ["DotProductAttention", "FusedAttention", "GroupedLinear", "LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear",
            "MultiheadAttention", "RMSNorm", "TransformerLayer", "checkpoint", "checkpoint_contexts", "convert_modules", "export_amax",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module that trains in fp8 carries: its mark, hooks that follow train() and eval(), and its scales in a state_dict.
+"""What a module that trains in fp8 carries: its mark, what follows train() and eval(), and its scales in a state_dict.
 
     NAME._extra_state    uint8: the JSON that fp8::training_state_bytes gives, of a module with several weights one for each,
                          {"fc1_weight": ..., "fc2_weight": ...}; and spaces up to a multiple of 32 KiB for each, so that
-                         torch.distributed.checkpoint finds the size that it expects"""
+                         torch.distributed.checkpoint finds the size that it expects. "held": what stands beside codes"""
 
 import copy
 import json
@@ -20,7 +20,9 @@ from fp8.te import _region, _sharded
 
 _CALLED_BY_OTHERS = torch.nn.modules.linear.NonDynamicallyQuantizableLinear  # by MultiheadAttention, never its forward
 _KEY, _BLOCK = "_extra_state", 1 << 15
-_NONE = {"version": 1, "state": None, "tensors": ""}
+_BEGINNING = {"version": 1, "state": None, "tensors": ""}
+_UNMARKED: dict[str, "Attached"] = {}
+_LINEAR = torch._C._nn.linear
 
 
 def _nothing() -> None: """Of a weight that the library does not know."""
@@ -28,57 +30,55 @@ def _nothing() -> None: """Of a weight that the library does not know."""
 
 class Attached:
     """A weight of a module. state: its fp8 state, which outlives the weight; None: it has one at the first use on hpu in a region, that
-    begins with `pending`, what was loaded until then. recipe: its own, whatever a region says; "": none.
+    begins with `pending`, what was loaded until then. recipe: its own, whatever a region says; "": none; holds: it keeps fp8 codes alone.
 
     The library knows the weight itself, so that any product of it is in fp8. Engines that shard (FSDP, ZeRO-3, DTensor) put other tensors
-    in its place: then product() multiplies with what the module has, and with this state."""
+    in its place: then product() multiplies with what the module has, and with this state; so it does with codes."""
 
-    def __init__(self, weight: _modules.Weight, recipe: str = "", minimize_memory: bool = False) -> None:
+    def __init__(self, weight: _modules.Weight, recipe: str = "", minimize_memory: bool = False, holds: bool = False) -> None:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
-        self.recipe, self.minimize_memory = recipe, minimize_memory
-        self.state: Any = None
-        self.known: Callable[[], torch.Tensor | None] = _nothing  # the parameter that the library knows
-        self.training: bool | None = None
-        self.pending: dict[str, Any] = _NONE
-        self.held: torch.Tensor | None = None  # the library's books know a transposed weight by its upright view
-        beside = of(weight.owner)
+        self.recipe, self.minimize_memory, self.holds = recipe, minimize_memory, holds
+        self.forget(_BEGINNING)
         own = "forward" in weight.owner.__dict__  # of accelerate's hooks, say
         self.replaces = not own and type(weight.owner).forward is torch.nn.Linear.forward and not isinstance(weight.owner, _CALLED_BY_OTHERS)
         self.multiplies = self.replaces or hasattr(weight.owner, "attaches_itself")  # its module calls product()
         if self.replaces:
             weight.owner.forward = Forward(weight.owner)  # type: ignore[method-assign]
-        weight.owner.__dict__[MARK] = [*beside, self]
+        weight.owner.__dict__[MARK] = {**of(weight.owner), self.parameter: self}
         self.hooks: list[Any] = []
-        if not beside:
-            self.hook(weight.owner)
+        self.hook(weight.owner)
 
     def hook(self, owner: torch.nn.Module) -> None:
         """What follows the module, once for all of its weights."""
-        if of(owner)[0] is self:
-            self.hooks = [owner.register_forward_pre_hook(follow), owner._register_state_dict_hook(_write),
-                          owner.register_load_state_dict_pre_hook(_read)]
+        if next(iter(of(owner).values())) is self:
+            self.hooks = [owner._register_state_dict_hook(_write), owner.register_load_state_dict_pre_hook(_read)]
+            if not self.multiplies:
+                self.hooks.append(owner.register_forward_pre_hook(follow))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attached":
         """The copied weight has a state of its own, which follows this one until it trains."""
         made = Attached.__new__(Attached)
-        known = memo.get(id(self.known()))
-        made.__dict__ = {**self.__dict__, "training": None, "held": None, "known": _nothing, "hooks": copy.deepcopy(self.hooks, memo)}
+        original = self.known()
+        known = memo.get(id(original))
+        made.__dict__ = {**self.__dict__, "training": None, "upright": None, "known": _nothing, "hooks": copy.deepcopy(self.hooks, memo)}
         if not self.live:
             return made
         try:
-            if known is not None:
-                made._keep(known, known.detach().transpose(-2, -1) if self.transposed else known)
-            else:
+            if known is None or self.holds:
                 made.state = copy.deepcopy(self.state)
+            else:
+                made._keep(known, known.detach().transpose(-2, -1) if self.transposed else known)
         except RuntimeError:  # on the host, or of a dtype since: it is known at its first use
             made.state, made.pending = None, self.saved()
+        if self.holds and known is not None and original is not None:
+            made.known, known.grad_dtype = weakref.ref(known), original.grad_dtype
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         if self.live:
             raise RuntimeError(f"{self.name}: learns in fp8, and a pickled module would go on in high precision: save or send the model's "
                                "state_dict()")
-        own = {"hooks": [], "known": _nothing, "held": None, "multiplies": self.multiplies and not self.replaces}  # its forward is its class's
+        own = {"hooks": [], "known": _nothing, "upright": None, "multiplies": self.multiplies and not self.replaces}  # its forward is its class's
         return {**self.__dict__, **own}
 
     def weight(self, owner: torch.nn.Module) -> _modules.Weight:
@@ -89,29 +89,45 @@ class Attached:
 
     def begin(self, owner: torch.nn.Module, tensor: torch.Tensor) -> None:
         """The library knows the weight by this tensor from here on."""
-        self.held = tensor if self.transposed else None
+        self.upright = tensor if self.transposed else None
         self._keep(getattr(owner, self.parameter), tensor)
-        self.state.set_bytes(_bytes(json.dumps(self.pending).encode()))
+        self.take(self.pending)
 
     def _keep(self, owned: torch.Tensor, tensor: torch.Tensor) -> None:
         self.known, self.state = weakref.ref(owned), torch.ops.fp8.state_of(tensor, self.recipe, self.minimize_memory)
 
+    def begin_beside(self, owned: torch.Tensor) -> None:
+        """The state is there, and the library does not know the weight."""
+        self.known = weakref.ref(owned) if self.holds else _nothing
+        self.state = torch.classes.fp8.State(self.name, self.recipe, self.minimize_memory)
+        self.take(self.pending)
+
     def stop(self, owner: torch.nn.Module) -> None:
-        """The library knows neither weight nor state any more."""
-        if getattr(owner, self.parameter) is self.known():
+        """The library knows neither weight nor state any more. Codes become values."""
+        owned = getattr(owner, self.parameter)
+        if self.holds and owned.dtype.itemsize == 1:
+            owned.data = torch.ops.fp8.dequantize(owned).to(owned.grad_dtype)
+        elif owned is self.known():
             put_back()
             torch.ops.fp8.untag(self.weight(owner).tensor)
-        self.state, self.training, self.held, self.known = None, None, None, _nothing
+        self.forget(self.pending)
 
-    def values(self) -> str:
-        """What fp8::training_state gives."""
-        return str(self.state.values())
+    def forget(self, pending: dict[str, Any]) -> None:
+        """What has been learned waits for the next use."""
+        self.pending, self.state, self.training = pending, None, None
+        self.known: Callable[[], torch.Tensor | None] = _nothing  # the parameter that the library knows
+        self.upright: torch.Tensor | None = None  # the library's books know a transposed weight by that view
 
+    def values(self) -> str: return str(self.state.values())  # what fp8::training_state gives
+    def take(self, values: dict[str, Any]) -> None: self.state.set_bytes(_bytes(json.dumps(values).encode()))
     def saved(self) -> Any: return json.loads(bytes(self.state.bytes().tolist())) if self.live else self.pending
 
 
-def of(module: torch.nn.Module) -> list[Attached]: return module.__dict__.get(MARK, [])
-def within(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Attached]]: return [(m, attached) for m in model.modules() for attached in of(m)]
+def of(module: torch.nn.Module) -> dict[str, Attached]: return module.__dict__.get(MARK, _UNMARKED)
+
+
+def within(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Attached]]:
+    return [(module, attached) for module in model.modules() for attached in of(module).values()]
 
 
 def put_back() -> None:
@@ -121,19 +137,18 @@ def put_back() -> None:
 
 def is_taken(weight: torch.Tensor, attached: Attached) -> bool:
     """Whether an engine has put another tensor in the place of the one that the library knows, or gathers it for each product."""
-    return weight is not attached.known() or hasattr(weight, "ds_id") or F.linear is not torch._C._nn.linear
+    return weight is not attached.known() or F.linear is not _LINEAR or hasattr(weight, "ds_id")
 
 
 def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, parameter: str = "weight") -> torch.Tensor:
     """F.linear, whatever an engine has made of the weight and of F.linear (DeepSpeed's function for ZeRO-3 takes autograd's place)."""
-    weight = getattr(module, parameter)
-    attached = next((attached for attached in of(module) if attached.parameter == parameter), None)
-    if attached is None or not attached.live or torch.compiler.is_compiling() or not is_taken(weight, attached):
+    weight, attached = getattr(module, parameter), module.__dict__.get(MARK, _UNMARKED).get(parameter)
+    if attached is not None and attached.training is not module.training:
+        _tell(module, attached)
+    if attached is None or attached.state is None or not attached.holds and (torch.compiler.is_compiling() or not is_taken(weight, attached)):
         return F.linear(x, weight, bias)
     if hasattr(weight, "placements"):
-        if not _region.inside():
-            return F.linear(x, weight, bias)
-        return _sharded.product(attached.name, x, weight, bias, attached.state)
+        return _sharded.product(attached.name, x, weight, bias, attached.state) if _region.inside() else F.linear(x, weight, bias)
     return torch.ops.fp8.linear(x, weight, bias, attached.state)
 
 
@@ -153,32 +168,26 @@ class Forward:
 
 def follow(module: torch.nn.Module, _: Any) -> None:
     """Amaxes are recorded while the module trains. Raises RuntimeError for a class that multiplies by itself with a weight of an engine."""
-    for attached in of(module):
-        if not (attached.live and attached.training is module.training):
+    for attached in of(module).values():
+        if attached.training is not module.training:
             _tell(module, attached)
         if not attached.multiplies and attached.live and _region.inside() and is_taken(getattr(module, attached.parameter), attached):
             raise RuntimeError(f"{attached.name}: an engine that shards parameters has its weight, and {type(module).__name__} multiplies with it "
                                "by itself, in high precision: have the engine leave it out, or convert_modules() (a rule of the recipe)")
 
 
-def flattened(model: torch.nn.Module) -> list[str]:
-    """Modules whose parameters FSDP has put into one, so that they are not found as weights."""
-    return [name for name, module in model.named_modules() if hasattr(module, "_flat_param")]
-
-
 @_region.unseen
 def _tell(module: torch.nn.Module, attached: Attached) -> None:
     weight = attached.weight(module)
-    if weight.owned.device.type != "hpu" or not (attached.live or _region.inside()):
+    if weight.owned.device.type != "hpu" or not (attached.live or attached.holds or _region.inside()):
         return
-    if not attached.live and is_sharded(weight.owned):
-        attached.state = torch.classes.fp8.State(attached.name, attached.recipe, attached.minimize_memory)
-        attached.state.set_bytes(_bytes(json.dumps(attached.pending).encode()))
+    if not attached.live and (attached.holds or is_sharded(weight.owned)):
+        attached.begin_beside(weight.owned)
     elif not attached.live:
         weight.turn()
-        recipe = attached.recipe or "habana"
         tensor = weight.tensor
-        torch.ops.fp8.attach_training([tensor], [weight.name], [weight.kind], recipe, "", attached.minimize_memory, bool(attached.recipe))
+        torch.ops.fp8.attach_training([tensor], [weight.name], [weight.kind], attached.recipe or "habana", "", attached.minimize_memory,
+                                      bool(attached.recipe))
         attached.begin(module, tensor)
     attached.state.set_training(module.training)
     attached.training = module.training
@@ -199,29 +208,51 @@ def filled(text: bytes, count: int = 1) -> torch.Tensor:
 
 
 def _write(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    found = {attached.parameter: attached.saved() for attached in of(module)}
+    found = {parameter: attached.saved() for parameter, attached in of(module).items()}
+    for parameter, attached in of(module).items():
+        weight = getattr(module, parameter)
+        if attached.holds and weight.dtype.itemsize == 1:
+            found[parameter] = {**found[parameter], "held": torch.ops.fp8.held_state(weight)}
     if found:
         state[prefix + _KEY] = filled(json.dumps(found if len(found) > 1 else next(iter(found.values()))).encode(), len(found))
 
 
 def _read(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any, _strict: bool, missing: list[str],
           _unexpected: list[str], errors: list[str]) -> None:
-    for attached in (weights := of(module)):
-        if attached.live and metadata.get("assign_to_params_buffers") and prefix + attached.parameter in state:
+    for parameter, attached in (weights := of(module)).items():
+        if attached.live and not attached.holds and metadata.get("assign_to_params_buffers") and prefix + parameter in state:
             attached.stop(module)  # another parameter takes its place, and is attached at its first use
     found = state.pop(prefix + _KEY, None) if weights else torch.empty(0)
-    if found is None:
-        missing.append(prefix + _KEY)
-    elif found.numel() > 0:  # other libraries write none where they have nothing to say
-        try:
+    said: dict[str, Any] = {}
+    try:
+        if found is None:
+            missing.append(prefix + _KEY)
+        elif found.numel() > 0:  # other libraries write none where they have nothing to say
             said = json.loads(bytes(found.cpu().tolist()))
-            said = said if len(weights) > 1 else {weights[0].parameter: said}
-            for attached in weights:
-                if attached.live:
-                    attached.state.set_bytes(_bytes(json.dumps(said[attached.parameter]).encode()))
-                else:
-                    attached.pending = said[attached.parameter]
-        except (ValueError, AttributeError, TypeError, KeyError):
-            errors.append(f"{prefix + _KEY}: expected fp8's JSON, found other bytes (a pickle of another library?)")
-        except RuntimeError as error:
-            errors.append(f"{prefix + _KEY}: {_library.sentence(error)}")
+            said = said if len(weights) > 1 else {next(iter(weights)): said}
+        for parameter, attached in weights.items():
+            values = dict(said[parameter]) if said else {}
+            _read_codes(state, prefix + parameter, getattr(module, parameter), values.pop("held", None))
+            if said and attached.live:
+                attached.take(values)
+            elif said:
+                attached.pending = values
+    except (ValueError, AttributeError, TypeError, KeyError):
+        errors.append(f"{prefix + _KEY}: expected fp8's JSON, found other bytes (a pickle of another library?)")
+    except RuntimeError as error:
+        errors.append(f"{prefix + _KEY}: {_library.sentence(error)}")
+
+
+def _read_codes(state: dict[str, Any], key: str, weight: torch.Tensor, held: Any) -> None:
+    """A weight that is held in fp8 takes codes with their scale, or values; one in high precision takes the values of codes. What torch
+    copies after that is the weight itself, or these values."""
+    given, holds = state.get(key), weight.dtype.itemsize == 1
+    if given is None or not (holds or held):
+        return
+    if holds and given.dtype.itemsize > 1:
+        torch.ops.fp8.assign_held(weight, given.to(weight.device, torch.float32))
+    elif not held:
+        raise RuntimeError(f"{key}: found {given.dtype} without the scale of these codes, expected it beside them, or values")
+    elif holds:
+        torch.ops.fp8.set_held(weight, given, *held)
+    state[key] = weight if holds else given.cpu().view(torch.uint8).clone().view(given.dtype).float() * held[0]

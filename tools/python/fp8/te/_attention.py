@@ -8,9 +8,8 @@ products are in fp8 there.
     ...     loss = layer(torch.randn(16, 2, 64).to("hpu")).square().mean()    # [length, batch, hidden]
     >>> loss.backward()"""
 
-import contextlib
 import functools
-from typing import Any, ContextManager, Iterable, cast
+from typing import Any, Iterable, cast
 
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -48,9 +47,6 @@ def _attend(operator: Any, *args: Any) -> torch.Tensor: return operator(*args)
 class FusedAttention(torch.nn.Module):
     """Habana's, in fp8 inside of fp8_autocast, its gradients too. q, k, v: [batch, heads, length, depth]; attention_mask: bool (True: seen)
     or added; softmax_mode: "None", "fast". enable_recompute: backward computes the softmax again instead of keeping it. name: in messages."""
-    scale: float | None
-    attention_dropout: float
-    enable_recompute: bool
 
     def __init__(self, scale: float | None = None, attention_dropout: float = 0.0, enable_recompute: bool = False,
                  name: str = "fused_attention") -> None:
@@ -76,16 +72,6 @@ class DotProductAttention(torch.nn.Module):
     [rows, heads, kv_channels]; key_layer, value_layer: with num_gqa_groups heads. attention_mask: bool, True where a key is masked out,
     [batch, 1, 1, keys] of padding, else [batch, heads, queries, keys]. window_size: query i sees keys i + d - first to i + d + second, -1: no
     limit; d: 0 for causal masks from the top left, else the sequence's keys less its queries. fp8_dpa: in fp8 inside of fp8_autocast."""
-    num_attention_heads: int
-    num_gqa_groups: int
-    kv_channels: int
-    attention_dropout: float
-    softmax_scale: float | None
-    qkv_format: str
-    attn_mask_type: str
-    attention_type: str
-    window_size: tuple[int, int]
-    fused_attention: FusedAttention | None
 
     def __init__(self, num_attention_heads: int, kv_channels: int, num_gqa_groups: int | None = None, attention_dropout: float = 0.0,
                  qkv_format: str = "sbhd", attn_mask_type: str = "causal", window_size: Window = None, *, softmax_scale: float | None = None,
@@ -123,10 +109,6 @@ class MultiheadAttention(torch.nn.Module):
     qkv_weight_interleaved, else [heads, depth], [groups, depth], [groups, depth]; without, each has its own. attention_type "cross": k and v
     are of encoder_output. forward gives y, or with return_bias and return_layernorm_output (y without the bias, the bias, the norm).
     window_size, fp8_dpa: of DotProductAttention. options: as in TransformerLayer."""
-    core_attention: DotProductAttention
-    proj: _layers.Linear
-    return_bias: bool
-    return_layernorm_output: bool
     layernorm: Any
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kv_channels: int | None = None, attention_dropout: float = 0.1,
@@ -201,12 +183,6 @@ class TransformerLayer(torch.nn.Module):
     parallel_attention_mlp: x + drop(attention(norm(x)) + mlp(norm(x))); apply_residual_connection_post_layernorm: norm(x) takes the place of x in
     every sum; output_layernorm: norm(y), and none before the self attention; window_size, enc_dec_window_size, fp8_dpa: of DotProductAttention.
     options: init_method, output_layer_init_method, bias, minimize_memory, normalization, zero_centered_gamma, params_dtype, device."""
-    hidden_dropout: float
-    layer_type: str
-    parallel_attention_mlp: bool
-    inter_attention: MultiheadAttention
-    self_attention: MultiheadAttention
-    layernorm_mlp: _layers.LayerNormMLP
     layernorm: Any
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int, num_gqa_groups: int | None = None,
@@ -269,9 +245,3 @@ class TransformerLayer(torch.nn.Module):
         """result: what is added, or beside it what takes the place of x."""
         y, x = result if isinstance(result, tuple) else (result, x)
         return x + (F.dropout(y, self.hidden_dropout, True) if self.training and self.hidden_dropout > 0 else y)
-
-
-def quantized_model_init(enabled: bool = True, recipe: Any = None, preserve_high_precision_init_val: bool = False) -> ContextManager[None]:
-    """Modules that are made inside hold weights in fp8 alone: from C++, so that enabled=True raises ValueError."""
-    expect(not enabled, "quantized_model_init", "enabled", enabled, "False (C++'s te::quantized_model_init makes such weights)")
-    return contextlib.nullcontext()

@@ -26,16 +26,17 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     text = _recipe.check(recipe)
     found, left = _modules.weights(model)
     own = {id(attached.weight(module).owned) for module, attached in _attached.within(model) if hasattr(module, "attaches_itself")}
-    itself = [weight.name for weight in found if id(weight.owned) in own] + [matrix.name for matrix in left if id(matrix.owned) in own]
+    kept = [quant.Kept(matrix.name, "a module of fp8.te runs in fp8 by itself" if id(matrix.owned) in own else matrix.reason)
+            for matrix in [*(weight for weight in found if id(weight.owned) in own), *left]]  # type: ignore[union-attr]
+    itself = any(id(matrix.owned) in own for matrix in [*found, *left])
     found = [weight for weight in found if id(weight.owned) not in own]
-    kept = [quant.Kept(name, "a module of fp8.te runs in fp8 by itself") for name in itself]
-    kept += [quant.Kept(matrix.name, matrix.reason) for matrix in left if id(matrix.owned) not in own]
     if not replace_layers:
         return quant.Report((), tuple([quant.Kept(weight.name, "replace_layers is False") for weight in found] + kept), ())
     if already := [weight.name for weight in found if _attached.of(weight.owner)]:
         raise ValueError(f"convert_modules: {already[0]}: the model is converted already: restore() it first")
     quant._on_hpu(found, "convert_modules")
-    if taken := [weight.name for weight in found if _attached.is_sharded(weight.owned)] + _attached.flattened(model):
+    flattened = [name for name, module in model.named_modules() if hasattr(module, "_flat_param")]  # of FSDP
+    if taken := [weight.name for weight in found if _attached.is_sharded(weight.owned)] + flattened:
         raise ValueError(f"convert_modules: {taken[0]}: an engine has sharded its weight: convert the model before FSDP, ZeRO-3 or tensor "
                          "parallel takes it")
     for weight in found:

@@ -99,6 +99,12 @@ def _begin(weight: torch.Tensor, init_method: Init) -> None:
         (init_method or (lambda weight: weight.normal_(0.0, 0.023)))(weight)
 
 
+def _attach(owner: torch.nn.Module, parameter: str, name: str, minimize_memory: bool) -> None:
+    """The weight is in fp8 by itself inside of a region."""
+    weight = _modules.Weight(name, parameter, "Linear", owner, parameter)
+    _attached.Attached(weight, "", minimize_memory, _region.hold(weight.owned, name))
+
+
 class Linear(torch.nn.Linear):
     """torch.nn.Linear outside of a region. Weights begin as N(0, 0.023), or as init_method(weight) makes them, the bias as zeros.
 
@@ -119,8 +125,7 @@ class Linear(torch.nn.Linear):
         if self.bias is not None:
             _begin(self.bias, torch.nn.init.zeros_)
         self.return_bias = return_bias
-        weight = _modules.Weight(name or f"te.Linear({in_features}, {out_features})", "weight", "Linear", self, "weight")
-        _attached.Attached(weight, minimize_memory=minimize_memory)
+        _attach(self, "weight", name or f"te.Linear({in_features}, {out_features})", minimize_memory)
 
     def forward(self, inp: torch.Tensor, weight: torch.Tensor | None = None,  # type: ignore[override]
                 bias: torch.Tensor | None = None, is_first_microbatch: bool | None = None) -> Results:
@@ -147,12 +152,10 @@ class _Products(torch.nn.Module):
         self.register_parameter(weight, torch.nn.Parameter(torch.empty(rows, columns, **self._made)))
         _begin(getattr(self, weight), self._init)
         self.register_parameter(weight.replace("weight", "bias"), torch.nn.Parameter(torch.zeros(rows, **self._made)) if self._bias else None)
-        _attached.Attached(_modules.Weight(self._name + part, weight, "Linear", self, weight), minimize_memory=self._minimize_memory)
+        _attach(self, weight, self._name + part, self._minimize_memory)
 
 
 class _Normed(_Products):
-    return_layernorm_output: bool
-
     def __init__(self, name: str, sizes: dict[str, int], eps: float, *, normalization: str = "LayerNorm", zero_centered_gamma: bool = False,
                  return_layernorm_output: bool = False, **options: Any) -> None:
         super().__init__(name, sizes, eps, **options)
@@ -194,8 +197,6 @@ class LayerNormMLP(_Normed):
     fc2_weight: torch.nn.Parameter
     fc1_bias: torch.nn.Parameter | None
     fc2_bias: torch.nn.Parameter | None
-    activation: str
-    checkpoint: bool
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *, activation: str = "gelu", checkpoint: bool = False,
                  output_layer_init_method: Init = None, name: str | None = None, **options: Any) -> None:
@@ -220,9 +221,6 @@ class LayerNormMLP(_Normed):
 class GroupedLinear(_Products):
     """num_gemms linear layers, each for its own share of the rows, with scales of its own: weight0, bias0, weight1, ... With return_bias forward
     gives (y without the biases, the biases). init_method, bias, params_dtype, device, name: as in te.Linear."""
-    num_gemms: int
-    in_features: int
-    out_features: int
 
     def __init__(self, num_gemms: int, in_features: int, out_features: int, *, name: str | None = None, **options: Any) -> None:
         super().__init__(name or "grouped_linear", {"num_gemms": num_gemms, "in_features": in_features, "out_features": out_features}, **options)

@@ -2,10 +2,10 @@
 """The region in which products run in fp8, and recomputation of a part of it in backward."""
 
 import contextlib
+import contextvars
 import functools
-import sys
 import threading
-from typing import Any, Callable, ContextManager, TypeVar, cast
+from typing import Any, Callable, ContextManager, Iterator, TypeVar, cast
 
 import torch
 from torch.utils import checkpoint as _torch_checkpoint
@@ -15,15 +15,16 @@ from fp8.te import recipe as _recipe
 
 _groups = threading.local()  # those of this thread's regions
 Function = TypeVar("Function", bound=Callable[..., Any])
+_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback  # what torch.compile has around the calls of this thread, if it has
 
 
 def unseen(function: Function) -> Function:
     """torch.compile calls it, and does not look into it: that would run operators as it traces."""
-    hidden = torch._compile._disable_dynamo(function)  # imports torch._dynamo, which takes a second
+    hidden = torch._compile._disable_dynamo(function)  # its first call imports torch._dynamo, which takes a second
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        return (hidden if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules else function)(*args)
+        return (hidden if torch.compiler.is_compiling() or _callback() is not None else function)(*args)
     return cast(Function, call)
 
 
@@ -81,6 +82,36 @@ def is_fp8_enabled() -> bool:
 def microbatch(first: bool | None) -> ContextManager[Any]:
     """The region of this thread, where it is enabled, as is_first_microbatch of a module's forward changes it."""
     return fp8_autocast(True, is_first_microbatch=first) if first is not None and is_fp8_enabled() else contextlib.nullcontext()
+
+
+_asked: contextvars.ContextVar[tuple[str, bool] | None] = contextvars.ContextVar("quantized_model_init", default=None)
+
+
+@contextlib.contextmanager
+def quantized_model_init(enabled: bool = True, recipe: _recipe.Argument = None, preserve_high_precision_init_val: bool = False) -> Iterator[None]:
+    """Modules of fp8.te that are made inside, on hpu, hold their weights in fp8 alone: codes with one scale. Optimizers of fp8.optim train
+    them, in f32 of which a step rounds stochastically to codes; torch's own raise an error.
+
+    recipe: format and kind of the scale, default E4M3 and a power of two; with preserve_high_precision_init_val each weight has its initial
+    values, on the host, as get_high_precision_init_val() until clear_high_precision_init_val(). Raises ValueError for block scales."""
+    token = _asked.set((_recipe.check(recipe), preserve_high_precision_init_val) if enabled else None)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def hold(weight: torch.nn.Parameter, name: str) -> bool:
+    """Whether it is made in quantized_model_init: then it holds codes from now on."""
+    asked = _asked.get()
+    if asked is None:
+        return False
+    initial = [weight.detach().cpu()] if asked[1] else []
+    torch.ops.fp8.hold_in_fp8(weight, name, asked[0])
+    if initial:
+        weight.get_high_precision_init_val = lambda: initial[0] if initial else None  # type: ignore[attr-defined]
+        weight.clear_high_precision_init_val = initial.clear  # type: ignore[attr-defined]
+    return True
 
 
 class _Runs:
