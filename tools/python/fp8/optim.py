@@ -20,7 +20,7 @@ from torch.optim import Muon as Muon
 from fp8 import graphs
 from fp8._trainers import expect
 
-Tensors = Iterable[torch.Tensor]
+Tensors = Sequence[torch.Tensor]
 Closure = Callable[[], Any] | None
 Group = dict[str, Any]
 _OPS = torch.ops.hpu
@@ -36,9 +36,7 @@ class _Fused(torch.optim.Optimizer):
 
     def _allow(self, group: Group) -> Iterator[tuple[str, bool, str]]:
         """Options with what is allowed, and whether they are."""
-        yield "lr", 0 <= group["lr"] < math.inf, "0 or more"
-        yield "weight_decay", 0 <= group.get("weight_decay", 0) < math.inf, "0 or more"
-        yield "momentum", 0 <= group.get("momentum", 0) < math.inf, "0 or more"
+        yield from ((key, 0 <= group.get(key, 0) < math.inf, "0 or more") for key in ("lr", "weight_decay", "momentum"))
         yield "eps", 0 < group.get("eps", 1) < math.inf, "more than 0"
         yield "betas", all(0 <= beta < 1 for beta in group.get("betas", ())), "two from 0 up to 1, without 1"
 
@@ -59,30 +57,37 @@ class _Fused(torch.optim.Optimizer):
             raise RuntimeError(f"{type(self).__name__}: found a parameter of sizes {list(p.shape)} on {p.device}, expected it on hpu")
         self._begin([p.grad for _, params in learning for p in params])
         for group, params in ((group, params) for group, params in learning if params):
-            self._update(group, params, [p.grad for p in params])
+            values = [torch.ops.fp8.dequantize(p) if p.dtype in _FP8 else p for p in params]  # codes are of te.quantized_model_init
+            self._update(group, params, values, [p.grad for p in params])
+            for p, value in zip(params, values):
+                if value is not p:
+                    torch.ops.fp8.assign_held(p, value)
         return loss
 
     def _begin(self, grads: list[torch.Tensor]) -> None:
         """Of all groups."""
 
-    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None: raise NotImplementedError
+    def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        """values: what is stepped, in place: the parameters, or what their codes stand for."""
+        raise NotImplementedError
 
-    def _moments(self, p: torch.Tensor, **dtypes: torch.dtype) -> dict[str, Any]:
-        state = self.state[p]
-        for name, dtype in dtypes.items():
-            if name not in state:
-                state[name] = torch.zeros_like(p, dtype=dtype)
-                if dtype in _FP8:
-                    state[name + "_scale"] = _scalar(1.0)
-        return state
+    def _moments(self, params: Tensors, values: list[torch.Tensor], **dtypes: torch.dtype | None) -> list[list[torch.Tensor]]:
+        """A list for each name, of tensors that begin as zeros; None: of the dtype of the values."""
+        for state, value in [(self.state[p], value) for p, value in zip(params, values)]:
+            for name, dtype in dtypes.items():
+                if name not in state:
+                    state[name] = torch.zeros_like(value, dtype=dtype)
+                    if dtype in _FP8:
+                        state[name + "_scale"] = _scalar(1.0)
+        return [[self.state[p][name] for p in params] for name in dtypes]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Moments keep their dtype: torch would give them that of the parameter."""
         super().load_state_dict(state_dict)
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, p in zip(saved, [p for group in self.param_groups for p in group["params"]]):
-            moments = {name: value for name, value in state_dict["state"].get(number, {}).items() if name in _MOMENTS and value is not None}
-            self.state[p].update({name: value.detach().to(p.device, copy=True) for name, value in moments.items()})
+            self.state[p].update({name: value.detach().to(p.device, copy=True) for name, value in state_dict["state"].get(number, {}).items()
+                                  if name in (*_MOMENTS, "momentum_buffer") and value is not None})
 
 
 class FusedAdamW(_Fused):
@@ -100,14 +105,13 @@ class FusedAdamW(_Fused):
         yield from super()._allow(group)
         yield "eps_mode", group["eps_mode"] in ("habana", "torch"), "habana, torch"
 
-    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         dtypes = group["moments_dtype"] if isinstance(group["moments_dtype"], (tuple, list)) else (group["moments_dtype"],) * 2
-        states = [self._moments(p, exp_avg=dtypes[0] or p.dtype, exp_avg_sq=dtypes[1] or p.dtype) for p in params]
+        moments, states = self._moments(params, values, exp_avg=dtypes[0], exp_avg_sq=dtypes[1]), [self.state[p] for p in params]
         for state in states:
             state["step"] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).cpu() + 1  # as torch has it
-        moments = [[state[name] for state in states] for name in _MOMENTS[:2]]
         scales = [[state.get(name, _scalar(1.0)) for state in states] if any(name in state for state in states) else None for name in _MOMENTS[2:]]
-        torch.ops.fp8.adamw_step(grads, params, *moments, [int(state["step"]) for state in states], float(group["lr"]), *group["betas"], group["eps"],
+        torch.ops.fp8.adamw_step(grads, values, *moments, [int(state["step"]) for state in states], float(group["lr"]), *group["betas"], group["eps"],
                                  float(group["weight_decay"]), group["bias_correction"], group["eps_mode"] == "torch", *scales)
 
 
@@ -122,12 +126,13 @@ class FusedSGD(_Fused):
         right = not group["nesterov"] or (group["momentum"] > 0 and group["dampening"] == 0)
         yield "nesterov", right, "False without momentum, or with dampening"
 
-    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         with_momentum = params if group["momentum"] else []
         first = [self.state[p].get("momentum_buffer") is None for p in with_momentum]
         for p in (p for p, begins in zip(with_momentum, first) if begins):
-            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        torch.ops.fp8.sgd_step(grads, params, [self.state[p]["momentum_buffer"] for p in with_momentum], first, float(group["lr"]),
+            self.state[p].pop("momentum_buffer", None)  # None, of torch's
+        [buffers] = self._moments(with_momentum, values, momentum_buffer=None)
+        torch.ops.fp8.sgd_step(grads, values, buffers, first, float(group["lr"]),
                                float(group["momentum"]), float(group["dampening"]), float(group["weight_decay"]), bool(group["nesterov"]))
 
 
@@ -152,11 +157,10 @@ class FusedLamb(_Fused):
         limit = min((float(group["max_grad_norm"]) for group in self.param_groups), default=0.0)
         self._clip = _OPS.optimizer_lamb_fused_norm(grads, limit) if grads and limit > 0 else _scalar(1.0)
 
-    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         group["step"] = group.get("step", 0) + 1
-        states = [self._moments(p, exp_avg=p.dtype, exp_avg_sq=p.dtype) for p in params]
-        moments = [[state[name] for state in states] for name in _MOMENTS[:2]]
-        torch.ops.fp8.lamb_step(grads, params, *moments, self._clip, group["step"], float(group["lr"]), *group["betas"], group["eps"],
+        moments = self._moments(params, values, exp_avg=None, exp_avg_sq=None)
+        torch.ops.fp8.lamb_step(grads, values, *moments, self._clip, group["step"], float(group["lr"]), *group["betas"], group["eps"],
                                 float(group["weight_decay"]), *(bool(group[key]) for key in ("bias_correction", "grad_averaging", "use_lamb")))
 
 
@@ -168,9 +172,9 @@ class FusedResourceApplyMomentum(_Fused):
         expect(not nesterov, "FusedResourceApplyMomentum", "nesterov", nesterov, "False")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-        pairs = [t for p in params for t in (p, self._moments(p, momentum_buffer=p.dtype)["momentum_buffer"])]
-        _OPS.optimizer_resource_apply_momentum(pairs, grads, float(group["momentum"]))
+    def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        pairs = zip(values, *self._moments(params, values, momentum_buffer=None))
+        _OPS.optimizer_resource_apply_momentum([t for pair in pairs for t in pair], grads, float(group["momentum"]))
 
 
 class FusedLars(_Fused):
@@ -202,11 +206,11 @@ class FusedLars(_Fused):
         if count != len(self.skip_mask):
             raise ValueError(f"FusedLars: skip_mask: found {len(self.skip_mask)}, expected {count} (one for each parameter)")
 
-    def _update(self, group: Group, params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         masks = dict(zip([id(p) for g in self.param_groups for p in g["params"]], self.skip_mask))
-        _OPS.optimizer_lars(params, grads, [masks[id(p)] for p in params], self.eeta, float(group["weight_decay"]), self.eps,
+        _OPS.optimizer_lars(values, grads, [masks[id(p)] for p in params], self.eeta, float(group["weight_decay"]), self.eps,
                             _scalar(float(group["lr"])))
-        self.optim._update(group, params, grads)
+        self.optim._update(group, params, values, grads)
 
 
 class FusedEMA:
@@ -236,13 +240,13 @@ class FusedEMA:
 class FusedClipNorm:
     """Scales gradients down where their L2 norm is more than max_norm."""
 
-    def __init__(self, parameters: Tensors, max_norm: float) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], max_norm: float) -> None:
         expect(max_norm >= 0, "FusedClipNorm", "max_norm", max_norm, "0 or more")
         del parameters  # clip_norm() gets them
         self.max_norm: float = float(max_norm)
 
     @torch.no_grad()
-    def clip_norm(self, parameters: torch.Tensor | Tensors) -> torch.Tensor:
+    def clip_norm(self, parameters: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
         """Returns the norm before."""
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         grads = [p.grad for p in parameters if p.grad is not None]
