@@ -103,6 +103,25 @@ def test_beside_the_real_one(site, tmp_path, module):
     assert "ImportError: fp8-habana-shim emulates habana-torch-plugin, and found the real one: uninstall one of the two" in done.stderr
 
 
+CLOSURES = """
+import torch
+import habana_frameworks.torch.core as htcore
+seen, x = [], torch.ones(4, device="hpu")
+for _ in range(3):
+    y = x.mul(2)
+    htcore.add_step_closure(lambda y=y: seen.append(y.sum().item()))
+    before = len(seen)
+    htcore.mark_step()
+    assert len(seen) == before + 1, (before, seen)
+assert seen == [8.0] * 3 and torch.classes.fp8_graphs.Metrics.is_lazy()
+"""
+
+
+def test_step_closures_wait_for_the_step_in_lazy_mode(site):
+    done = python("-c", CLOSURES, places=[site], PT_HPU_LAZY_MODE="1")
+    assert done.returncode == 0, done.stderr
+
+
 INTEGERS = """
 import torch, transformers
 assert transformers.utils.import_utils.is_torch_hpu_available()
@@ -173,6 +192,8 @@ os.environ.update(documents.ENVIRONMENT)
 answer["documents"] = {name: found if isinstance(found, str) else "" for name, found in documents.run_all().items()}
 answer["trainer"] = {way: attempt(lambda: with_trainer(arguments)) for way, arguments in trainer.items()}
 answer["accelerate"] = {way: attempt(lambda: with_accelerate(way)) for way in mixed}
+import coming_from
+answer["rows"] = {row: attempt(lambda: run() or []) for row, run in coming_from.ROWS.items()}
 print(json.dumps(answer))
 """
 
@@ -211,3 +232,11 @@ def test_accelerate(answer, way):
 def test_documents(answer):
     """Their blocks, as they stand."""
     assert set(answer["documents"]) == set(documents.blocks()) - set(documents.LEFT_OUT) - set(documents.SEVERAL) and not any(answer["documents"].values())
+
+
+def test_rows_of_the_page(answer):
+    """Each row of its tables for who comes from another package runs."""
+    page = (ROOT / "tools" / "pages" / "python.md").read_text().split("\n## Coming from ", 1)[1].split("\n## Where ", 1)[0]
+    rows = [line.strip("| ").split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    assert rows == list(answer["rows"]) and len(rows) >= 17
+    assert {row: found for row, found in answer["rows"].items() if found} == {}

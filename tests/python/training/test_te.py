@@ -38,14 +38,17 @@ def adamw(model):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
 
-def train(model, region, batches=None, optimizer=None, call=None):
-    """The losses, and the gradients of the last step."""
+def train(model, region, batches=None, optimizer=None, call=None, inside=False):
+    """The losses, and the gradients of the last step. inside: backward is called in the region too."""
     optimizer, losses = optimizer or adamw(model), []
     for x in batches or data():
+        optimizer.zero_grad()
         with region():
             loss = (call or model)(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses, [p.grad.cpu() for p in model.parameters() if p.grad is not None]
@@ -76,12 +79,13 @@ def test_it_is_the_bare_operators(name):
         yield
         OPS.exit_autocast(number)
 
-    expected = train(bare, region)
-    assert not same(expected, train(net(), PLAIN))
+    batches = data(50)
+    expected = train(bare, region, batches)
+    assert not same(expected, train(net(), PLAIN, batches))
     ours = (converted(), on(RECIPES[name])), (converted(), on(name)), (converted(RECIPES[name]), on(None)), (converted(name), on("current"))
     for model, how in ours:
-        assert same(train(model, how), expected)
-        assert state(model) == state(bare) and state(model)["step"] == 20
+        assert same(train(model, how, batches), expected)
+        assert state(model) == state(bare) and state(model)["step"] == 50
     file, recipe = json.loads((ROOT / "configs" / "json" / f"recipe_{name}.json").read_text()), RECIPES[name]
     said = json.loads(R.text_of(recipe))
     assert {key: file[key] for key in said if key in file} == {key: said[key] for key in said if key in file} and len(said) >= 2
@@ -238,19 +242,20 @@ def test_tied_weights_are_one(kept):
 
 @pytest.mark.parametrize("name", ["habana-hybrid", "nvidia", "mxfp8"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputation_keeps_the_bits(name, reentrant):
+@pytest.mark.parametrize("inside", [False, True])
+def test_recomputation_keeps_the_bits(name, inside, reentrant):
     plain, model = converted(), converted()
     expected = train(plain, on(name))
 
     def call(x):
         return fp8.te.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
-    assert same(train(model, on(name), call=call), expected) and state(model) == state(plain)
+    assert same(train(model, on(name), call=call, inside=inside), expected) and state(model) == state(plain)
     model = converted()
 
     def torchs(x):
         how = {} if reentrant else {"context_fn": fp8.te.checkpoint_contexts}
         return torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant, **how)
-    assert same(train(model, on(name), call=torchs), expected)
+    assert same(train(model, on(name), call=torchs, inside=inside), expected)
 
 
 def llama():

@@ -527,13 +527,6 @@ def test_compiled_it_has_the_same_bits():
     assert states(module) == states(alone)
 
 
-def test_quantized_model_init_is_refused():
-    with te.quantized_model_init(enabled=False):
-        assert te.LayerNormMLP(8, 8).fc1_weight.dtype == torch.float32
-    with pytest.raises(ValueError, match=r"^quantized_model_init: enabled: found True, allowed: False"):
-        te.quantized_model_init()
-
-
 ONE = {"te.LayerNorm": (te.LayerNorm, (8,)), "te.RMSNorm": (te.RMSNorm, (8,)), "te.LayerNormLinear": (te.LayerNormLinear, (8, 8)),
        "te.LayerNormMLP": (te.LayerNormMLP, (8, 8)), "te.GroupedLinear": (te.GroupedLinear, (2, 8, 8)),
        "te.DotProductAttention": (te.DotProductAttention, (2, 4)), "te.MultiheadAttention": (te.MultiheadAttention, (8, 2)),

@@ -8,6 +8,7 @@ import typing
 
 import torch
 
+from fp8 import _config
 from fp8.lightning import _stack
 
 Path = typing.Union[str, "os.PathLike[str]"]
@@ -85,15 +86,16 @@ class Precision:
 
     def convert_modules(self, module: torch.nn.Module, inference: bool = False, replace_layers: bool = False, recipe: typing.Any = None,
                         quant: typing.Any = True, fp8_data_path: typing.Optional[Path] = None) -> torch.nn.Module:
-        """Moves the model to hpu and prepares its training in fp8, with `recipe`, or its inference: see _inference.py.
+        """Moves the model to hpu and prepares its training in fp8, with `recipe`, or its inference. Returns the model.
 
-        replace_layers=False: the model has modules of fp8.te itself. Returns the model."""
+        replace_layers=False: the model has modules of fp8.te itself; quant: False measures, True quantizes, with the keys of QUANT_CONFIG
+        where it is set, else with scale_method maxabs_hw and the measurement below `fp8_data_path`, else $HABANA_LOGS; or a QUANT_CONFIG, a
+        file or a dict, whose mode says which. Raises TypeError for another quant, FileNotFoundError for a file or a measurement."""
         assert self.precision == "fp8", "HPUPrecisionPlugin.convert_modules() should only be used with precision=`fp8`."
         module.to(self.device)
         if inference:
-            from fp8.lightning import _inference
             self._inference = True
-            return _inference.convert(module, quant, fp8_data_path)
+            return _for_inference(module, quant, fp8_data_path)
         from fp8 import te
         self._inference, self.recipe = False, recipe
         if replace_layers:
@@ -127,6 +129,24 @@ def _in_fp8(module: torch.nn.Module) -> bool:
     return bool(_attached.within(module))
 
 
+def _for_inference(model: torch.nn.Module, quant: typing.Any, folder: typing.Optional[Path]) -> torch.nn.Module:
+    """A measurement that ends with the run, or a model that runs in fp8."""
+    from fp8 import quant as fp8_quant
+    if not isinstance(quant, (bool, str, os.PathLike, dict)):
+        raise TypeError(f"`quant` must be either a bool, file path or a dictionary. Got {type(quant)}")
+    given = (os.environ.get("QUANT_CONFIG") or None) if isinstance(quant, bool) else quant
+    folder = folder or (os.environ.get("HABANA_LOGS") if given is None else None)
+    assert given is not None or folder, ("convert_modules: `fp8_data_path`: found None and no HABANA_LOGS in the environment, expected a folder "
+                                         "for the measurement")
+    keys = {"scale_method": "maxabs_hw"} if given is None else dict(_config.config_of(given, "convert_modules").to_dict())
+    if isinstance(quant, bool):
+        keys["mode"] = "QUANTIZE" if quant else "MEASURE"
+    if folder:
+        keys["dump_stats_path"] = os.path.join(os.fspath(folder), "inc_output", "measure")
+    config = fp8_quant.FP8Config.from_dict(keys)
+    return fp8_quant.prepare(model, config) if config.mode in ("MEASURE", "SHAPE") else fp8_quant.convert(model, config)
+
+
 class OnHpu:
     """What strategies for hpu share."""
     package: str
@@ -156,8 +176,10 @@ class OnHpu:
         super().teardown()  # type: ignore[misc]
 
     def _measured(self) -> None:
-        from fp8.lightning import _inference
-        _inference.finish(self.lightning_module)  # type: ignore[attr-defined]
+        """Writes what was measured, if it was."""
+        from fp8 import quant
+        if self.lightning_module.__dict__.get(quant._CALIBRATION) is not None:  # type: ignore[attr-defined]
+            quant.finalize_calibration(self.lightning_module)  # type: ignore[attr-defined]
 
     on_validation_end = on_test_end = on_predict_end = _measured
 

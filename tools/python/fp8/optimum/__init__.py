@@ -14,7 +14,8 @@
 Arguments, and what the emulated device does with them: tools/pages/python.md."""
 
 from fp8 import _alias
-from fp8.optimum import distributed, utils
+from fp8.optimum import utils
+from fp8.optimum import utils as distributed
 from fp8.optimum._arguments import GaudiConfig, GaudiSeq2SeqTrainingArguments, GaudiTrainingArguments
 from fp8.optimum._trainer import GaudiSeq2SeqTrainer, GaudiTrainer
 from fp8.optimum.utils import adapt_transformers_to_gaudi
@@ -28,8 +29,8 @@ _MODULES = ("", "gaudi_configuration", "modeling_utils", "trainer", "trainer_seq
 
 def aliases(root: str) -> None:
     """The modules of optimum.habana below `root`."""
-    for name, module in {"distributed": distributed, "distributed.fast_ddp": distributed, "utils": utils, "utils.misc": utils}.items():
-        _alias.put(f"{root}.{name}", module)
+    for name in ("distributed", "distributed.fast_ddp", "utils", "utils.misc"):
+        _alias.put(f"{root}.{name}", utils)
     for name in _MODULES:
         _alias.alias(f"{root}.transformers.{name}".rstrip("."), _alias.names_of(__name__), "optimum.habana's names, on the emulated hpu")
 

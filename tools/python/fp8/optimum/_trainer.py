@@ -12,7 +12,7 @@ import transformers
 
 from fp8 import optim, quant, te
 from fp8._trainers import expect
-from fp8.optimum import distributed, utils
+from fp8.optimum import utils
 from fp8.optimum._arguments import GaudiConfig, GaudiTrainingArguments
 from fp8.te import _attached
 
@@ -106,7 +106,7 @@ class _OnHpu:
         self._watch.begin_batch()
         loss = super().training_step(model, *args, **kwargs)  # type: ignore[misc]
         if self.args.distribution_strategy == "fast_ddp" and self.args.world_size > 1 and self.accelerator.sync_gradients:
-            distributed.all_reduce_gradients(model)
+            utils.all_reduce_gradients(model)
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:

@@ -38,6 +38,7 @@ class Attached:
     def __init__(self, weight: _modules.Weight, recipe: str = "", minimize_memory: bool = False, holds: bool = False) -> None:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
         self.recipe, self.minimize_memory, self.holds = recipe, minimize_memory, holds
+        self.known: Callable[[], torch.Tensor | None] = weakref.ref(weight.owned) if holds else _nothing  # that the library knows
         self.forget(_BEGINNING)
         own = "forward" in weight.owner.__dict__  # of accelerate's hooks, say
         self.replaces = not own and type(weight.owner).forward is torch.nn.Linear.forward and not isinstance(weight.owner, _CALLED_BY_OTHERS)
@@ -61,6 +62,8 @@ class Attached:
         original = self.known()
         known = memo.get(id(original))
         made.__dict__ = {**self.__dict__, "training": None, "upright": None, "known": _nothing, "hooks": copy.deepcopy(self.hooks, memo)}
+        if self.holds and known is not None and original is not None:
+            made.known, known.grad_dtype = weakref.ref(known), original.grad_dtype
         if not self.live:
             return made
         try:
@@ -70,8 +73,6 @@ class Attached:
                 made._keep(known, known.detach().transpose(-2, -1) if self.transposed else known)
         except RuntimeError:  # on the host, or of a dtype since: it is known at its first use
             made.state, made.pending = None, self.saved()
-        if self.holds and known is not None and original is not None:
-            made.known, known.grad_dtype = weakref.ref(known), original.grad_dtype
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,9 +97,8 @@ class Attached:
     def _keep(self, owned: torch.Tensor, tensor: torch.Tensor) -> None:
         self.known, self.state = weakref.ref(owned), torch.ops.fp8.state_of(tensor, self.recipe, self.minimize_memory)
 
-    def begin_beside(self, owned: torch.Tensor) -> None:
+    def begin_beside(self) -> None:
         """The state is there, and the library does not know the weight."""
-        self.known = weakref.ref(owned) if self.holds else _nothing
         self.state = torch.classes.fp8.State(self.name, self.recipe, self.minimize_memory)
         self.take(self.pending)
 
@@ -115,7 +115,7 @@ class Attached:
     def forget(self, pending: dict[str, Any]) -> None:
         """What has been learned waits for the next use."""
         self.pending, self.state, self.training = pending, None, None
-        self.known: Callable[[], torch.Tensor | None] = _nothing  # the parameter that the library knows
+        self.known = self.known if self.holds else _nothing
         self.upright: torch.Tensor | None = None  # the library's books know a transposed weight by that view
 
     def values(self) -> str: return str(self.state.values())  # what fp8::training_state gives
@@ -182,7 +182,7 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
     if weight.owned.device.type != "hpu" or not (attached.live or attached.holds or _region.inside()):
         return
     if not attached.live and (attached.holds or is_sharded(weight.owned)):
-        attached.begin_beside(weight.owned)
+        attached.begin_beside()
     elif not attached.live:
         weight.turn()
         tensor = weight.tensor

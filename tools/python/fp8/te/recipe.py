@@ -25,9 +25,7 @@ _JSON = {"use_power_2_scales": "power_of_two_scale"}  # where a file's name is a
 
 class Format(enum.Enum):
     """Forward and backward; HYBRID: E4M3 forward, E5M2 for gradients."""
-    E4M3 = "E4M3"
-    E5M2 = "E5M2"
-    HYBRID = "HYBRID"
+    E4M3, E5M2, HYBRID = "E4M3", "E5M2", "HYBRID"
 
 
 class Recipe:
@@ -94,10 +92,7 @@ class MXFP8BlockScaling(Recipe):
 
 class nvidia:  # noqa: N801: a namespace
     """Recipes with the defaults of NVIDIA's Transformer Engine."""
-    Format = Format
-    Float8CurrentScaling = Float8CurrentScaling
-    Float8BlockScaling = Float8BlockScaling
-    MXFP8BlockScaling = MXFP8BlockScaling
+    Format, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling = Format, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling
 
     @dataclasses.dataclass(frozen=True)
     class DelayedScaling(Recipe):
@@ -124,8 +119,7 @@ def text_of(recipe: Argument) -> str:
 def check(recipe: Argument) -> str:
     """text_of(). Raises ValueError for what is no recipe."""
     _library.require()
-    text = text_of(recipe)
-    if text and not isinstance(recipe, Recipe):
+    if (text := text_of(recipe)) and not isinstance(recipe, Recipe):
         _parse(text, "recipe")
     return text
 

@@ -5,9 +5,5 @@ import habana_frameworks  # noqa: F401: refuses beside the real one
 
 import fp8.lightning as _lightning
 
-
-def __getattr__(name: str) -> object:
-    return getattr(_lightning, name)
-
-
+__getattr__ = _lightning.__getattr__
 _lightning.aliases(__name__)

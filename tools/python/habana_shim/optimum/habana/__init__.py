@@ -4,10 +4,6 @@
 import habana_frameworks  # noqa: F401: refuses beside the real one
 
 import fp8.optimum as _optimum
-
-
-def __getattr__(name: str) -> object:
-    return getattr(_optimum, name)
-
+from fp8.optimum import *  # noqa: F403
 
 _optimum.aliases(__name__)
