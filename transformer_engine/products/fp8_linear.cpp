@@ -303,8 +303,7 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
       options.is_first_microbatch.has_value() ? options.is_first_microbatch : region->options().is_first_microbatch;
   call->activation = runtime::autocast::region_dtype().value_or(x.scalar_type());
   call->x_dtype = x.scalar_type();
-  call->weight_grad =
-      c10::isFloat8Type(weight.scalar_type()) ? weight.grad_dtype().value_or(at::kFloat) : weight.scalar_type();
+  call->weight_grad = c10::isFloat8Type(weight.scalar_type()) ? gradient_dtype(weight) : weight.scalar_type();
   call->has_bias = bias.has_value() && bias->defined();
   if (call->has_bias) call->bias_dtype = bias->scalar_type();
   call->x_sizes = x.sizes().vec();

@@ -35,7 +35,7 @@ std::uint64_t assignment_seed(const at::Tensor& values, std::uint64_t n) {
 /// Decoded values whose gradient goes to the codes' parameter.
 struct Decode : torch::autograd::Function<Decode> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& parameter) {
-    context->saved_data["dtype"] = parameter.grad_dtype().value_or(at::kFloat);
+    context->saved_data["dtype"] = gradient_dtype(parameter);
     return fp8_weight(parameter)->values().detach().clone();
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -330,6 +330,14 @@ void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original) {
   if (weight == nullptr) return;
   runtime::tag_weight(copy, runtime::find_tag(original)->module_names(), weight->copy_for(copy));
   copy.set_grad_dtype(original.grad_dtype());
+}
+
+at::ScalarType gradient_dtype(const at::Tensor& parameter) {
+  const at::ScalarType dtype = parameter.grad_dtype().value_or(at::kFloat);
+  TORCH_CHECK(!parameter.requires_grad() || !c10::isFloat8Type(dtype),
+              "[gradient] a weight that is held in fp8: grad_dtype: found ", dtype,
+              ", allowed: Float, BFloat16, Half (a copy of a parameter alone has none; copy its module, or set it)");
+  return c10::isFloat8Type(dtype) ? at::kFloat : dtype;
 }
 
 at::Tensor weight_values(const at::Tensor& parameter) {

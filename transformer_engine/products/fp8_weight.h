@@ -119,6 +119,9 @@ at::Tensor make_weight_parameter(at::Tensor values, const std::string& module);
 /// An ordinary parameter comes back as it is. Throws c10::Error for codes without a scale (moved to another device).
 at::Tensor weight_values(const at::Tensor& parameter);
 
+/// The dtype of a held parameter's gradient. Throws c10::Error where it learns and that is fp8.
+at::ScalarType gradient_dtype(const at::Tensor& parameter);
+
 /// The Fp8Weight of a parameter; null for ordinary ones.
 Fp8Weight* fp8_weight(const at::Tensor& parameter);
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerate and Optimum's arguments ask of the device, for who trains with them; parameters that learn in fp8 in pickles;
-and how arguments are refused."""
+"""What programs for other packages ask of this one: accelerate, transformers and DeepSpeed of the device, imports of their modules' names,
+pickles of parameters that learn in fp8; and how arguments are refused."""
 
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import json
 import os
 import sys
+import types
 import warnings
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -92,3 +94,26 @@ def expect(holds: bool, where: str, key: str, found: object, allowed: str) -> No
     """Raises ValueError unless an argument holds."""
     if not holds:
         raise ValueError(f"{where}: {key}: found {found}, allowed: {allowed}")
+
+
+def alias(name: str, of: Callable[[str], Any], doc: str) -> None:
+    """Makes the module `name`, in its place. of(name) finds a name in it when it is asked for."""
+    module = types.ModuleType(name, doc)
+    module.__dict__.update(__spec__=importlib.machinery.ModuleSpec(name, None, is_package=True), __path__=[], __getattr__=of)
+    put(name, module)
+
+
+def put(name: str, module: types.ModuleType) -> None:
+    """`import name` gives that module."""
+    sys.modules[name] = module
+    if "." in name:
+        setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+
+
+def names_of(module: str) -> Callable[[str], Any]:
+    """Finds names in that module, which is imported when the first is asked for."""
+    def of(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(module), name)
+    return of

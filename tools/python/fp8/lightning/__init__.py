@@ -6,7 +6,7 @@ those of `lightning`, of `pytorch_lightning` or of `lightning_fabric`: of the on
 
 import typing
 
-from fp8 import _alias
+from fp8 import _trainers
 from fp8.lightning import _stack
 
 __all__ = list(_stack.NAMES)
@@ -42,7 +42,7 @@ def aliases(root: str) -> None:
         def of(name: str, half: str = half) -> typing.Any:
             return _named(name, half)
         for module in ("", *modules.split()):
-            _alias.alias(f"{root}.{half}.{module}".rstrip("."), of, f"lightning_habana's names for Lightning's half `{half}`, on the emulated hpu")
+            _trainers.alias(f"{root}.{half}.{module}".rstrip("."), of, f"lightning_habana's names for Lightning's half `{half}`, on the emulated hpu")
 
 
 aliases(__name__)

@@ -13,7 +13,7 @@
 
 Arguments, and what the emulated device does with them: tools/pages/python.md."""
 
-from fp8 import _alias
+from fp8 import _trainers
 from fp8.optimum import utils
 from fp8.optimum import utils as distributed
 from fp8.optimum._arguments import GaudiConfig, GaudiSeq2SeqTrainingArguments, GaudiTrainingArguments
@@ -30,9 +30,9 @@ _MODULES = ("", "gaudi_configuration", "modeling_utils", "trainer", "trainer_seq
 def aliases(root: str) -> None:
     """The modules of optimum.habana below `root`."""
     for name in ("distributed", "distributed.fast_ddp", "utils", "utils.misc"):
-        _alias.put(f"{root}.{name}", utils)
+        _trainers.put(f"{root}.{name}", utils)
     for name in _MODULES:
-        _alias.alias(f"{root}.transformers.{name}".rstrip("."), _alias.names_of(__name__), "optimum.habana's names, on the emulated hpu")
+        _trainers.alias(f"{root}.transformers.{name}".rstrip("."), _trainers.names_of(__name__), "optimum.habana's names, on the emulated hpu")
 
 
 aliases(__name__)

@@ -13,7 +13,7 @@ import warnings
 import torch
 
 import fp8
-from fp8 import _alias
+from fp8 import _trainers
 
 __version__ = fp8.__version__
 hpu = torch.hpu
@@ -103,7 +103,7 @@ def _found_in(module: str, names: dict[str, typing.Any]) -> typing.Callable[[str
 
 for _name, _names in _MODULES.items():
     _path = f"{__name__}.{_name}"
-    _alias.alias(_path, _alias.names_of(_names) if isinstance(_names, str) else _found_in(_path, _names), f"Emulation: {_path}.")
-_alias.put(f"{__name__}.hpu", torch.hpu)
+    _trainers.alias(_path, _trainers.names_of(_names) if isinstance(_names, str) else _found_in(_path, _names), f"Emulation: {_path}.")
+_trainers.put(f"{__name__}.hpu", torch.hpu)
 for _name in ("graphs", "memory", "metrics", "random", "streams"):
-    _alias.put(f"{__name__}.hpu.{_name}", getattr(torch.hpu, _name))
+    _trainers.put(f"{__name__}.hpu.{_name}", getattr(torch.hpu, _name))
