@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 import types
+from collections import OrderedDict
 
 import pytest
 
 lightning = pytest.importorskip("lightning")
 import documents  # noqa: E402
 import torch  # noqa: E402
+from conftest import BUILD  # noqa: E402
 from lightning.fabric.utilities.exceptions import MisconfigurationException  # noqa: E402
 from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
 from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
@@ -317,11 +319,13 @@ lightning.Trainer(accelerator="hpu", plugins=plugin, logger=False, enable_progre
 
 
 def test_measured_in_another_process_and_by_the_package(tmp_path):
-    """The files and the results are those of one process, and those of fp8.quant's own prepare, finalize_calibration and convert."""
+    """The files and the results are those of one process, and those of fp8.quant's own prepare, finalize_calibration and convert. `fp8
+    measure` sees the same amaxes of inputs and weights in the model as TorchScript (it computes in f32)."""
     def model():
         torch.manual_seed(0)
         return Model()
-    data = torch.utils.data.DataLoader(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)), batch_size=4)
+    rows_ = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.DataLoader(rows_, batch_size=4)
 
     def run(quant, folder, made):
         plugin = HPUPrecisionPlugin("fp8")
@@ -346,6 +350,18 @@ def test_measured_in_another_process_and_by_the_package(tmp_path):
     assert texts[0] == texts[1] == texts[2]
     found = [run(True, folder, model()) for folder in (one, other, own)]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({"x": rows_}, tmp_path / "x.safetensors")
+    plain = torch.nn.Linear(32, 2)
+    plain.load_state_dict(model().layer.state_dict())
+    torch.jit.script(torch.nn.Sequential(OrderedDict(layer=plain))).save(tmp_path / "model.jit")
+    subprocess.run([BUILD / "bin" / "fp8", "measure", tmp_path / "model.jit", "-d", tmp_path / "x.safetensors", "-o", tmp_path / "program"], check=True,
+                   capture_output=True)
+    [program] = (tmp_path / "program").glob("*_hooks_maxabs.json")
+    nodes = json.loads(program.read_text())["Nodes"]
+    assert nodes.keys() == texts[0].keys() == {"layer"}
+    for kind in ("inputs", "params"):
+        assert nodes["layer"][kind] == texts[0]["layer"][kind]
 
 
 def test_device_stats():

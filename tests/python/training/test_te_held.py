@@ -156,6 +156,9 @@ def test_what_is_refused_by_name():
     for kind in (torch.optim.AdamW, torch.optim.SGD):
         with pytest.raises((RuntimeError, NotImplementedError)):
             kind(layer.parameters(), lr=0.1).step()
+    alone = copy.deepcopy(layer.weight)  # its gradient would be rounded to fp8
+    with pytest.raises(RuntimeError, match="grad_dtype: found Float8_e4m3fn, allowed: Float"):
+        OPS.linear(randn(8, 64), alone, None, torch.classes.fp8.State("alone"))
     report = te.convert_modules(torch.nn.Sequential(layer, torch.nn.Linear(8, 8).to("hpu")))
     assert [m.name for m in report.converted] == ["1"]
     with pytest.raises(RuntimeError, match="expected one that fp8::hold_in_fp8 was given"):
