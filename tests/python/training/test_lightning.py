@@ -351,7 +351,7 @@ def test_measured_in_another_process_and_by_the_package(tmp_path):
     found = [run(True, folder, model()) for folder in (one, other, own)]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     safetensors = pytest.importorskip("safetensors.torch")
-    safetensors.save_file({"x": rows_}, tmp_path / "x.safetensors")
+    safetensors.save_file({"input": rows_}, tmp_path / "x.safetensors")
     plain = torch.nn.Linear(32, 2)
     plain.load_state_dict(model().layer.state_dict())
     torch.jit.script(torch.nn.Sequential(OrderedDict(layer=plain))).save(tmp_path / "model.jit")
