@@ -181,7 +181,19 @@ class State final : public torch::CustomClassHolder {
   void set_training(bool training) { handler_->set_training(training); }
   at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
+  /// Weights that are sharded over ranks, gathered in fp8. The codes of a part of the weight, as bytes, with the scale
+  /// that the next product of this region casts all of it with. amax: of the whole. again: as the last call did,
+  /// whatever the region is (in backward). Throws c10::Error for recipes with more than one scale.
+  at::Tensor cast_part(const at::Tensor& part, double amax, bool again);
+  /// All of the codes: what products take from now on, of whose `weight` only sizes and gradient count; none: values
+  /// again.
+  void set_gathered(const std::optional<at::Tensor>& codes);
+
  private:
+  kernels::CastSpec spec_of_parts(double amax, at::ScalarType dtype);
+
+  std::optional<kernels::CastSpec> cast_;  ///< of parts
+  GatheredWeight parts_;                   ///< what they make, without codes
   std::string recipe_;
   bool minimize_memory_;
   std::shared_ptr<TrainingHandler> handler_;

@@ -10,6 +10,8 @@
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
@@ -154,6 +156,48 @@ at::Tensor State::linear(const at::Tensor& x, const at::Tensor& weight, const st
   return handler_->product(x, weight, bias, [&] { return high_precision(x, weight, bias); });
 }
 
+/// How products of this region cast a weight of this amax.
+runtime::CastSpec State::spec_of_parts(double amax, at::ScalarType dtype) {
+  const auto& region = current_region();
+  TORCH_CHECK(region != nullptr && region->enabled(), "[fp8::State] '", name(),
+              "': cast_part: expected an enabled fp8_autocast region, found none");
+  const recipes::Recipe recipe = handler_->state()->recipe_in(*region);
+  const recipes::RecipeScaling scaling = recipes::scaling_of(recipe);
+  const recipes::OperandScaling& how = scaling.of(Role::weight);
+  const StepScales scales = handler_->state()->next_scales(*region);
+  parts_.delayed = how.rule == recipes::ScalingRule::history;
+  TORCH_CHECK(scales.hybrid_scale.empty() && (parts_.delayed || how.rule == recipes::ScalingRule::tensor),
+              "[fp8::State] '", name(), "': found the recipe ", recipes::describe(recipe),
+              ", and a weight is gathered in fp8 with one scale: expected habana, nvidia or current");
+  const recipes::Dialect dialect = runtime::device_dialect("fp8_autocast");
+  runtime::CastSpec spec{.format = scaling.format(Role::weight)};
+  spec.max = recipes::fp8_max(spec.format, dialect);
+  spec.scale =
+      parts_.delayed ? scales.scale[1] : current_scale_of(static_cast<float>(amax), spec.format, dialect, how, dtype);
+  spec.scale_inv = parts_.delayed ? scales.scale_inv[1] : 1.0f / spec.scale;
+  return spec;
+}
+
+at::Tensor State::cast_part(const at::Tensor& part, double amax, bool again) {
+  if (!again || !cast_.has_value()) cast_ = spec_of_parts(amax, part.scalar_type());
+  parts_.amax = static_cast<float>(amax);
+  parts_.operand.scale_inv = cast_->scale_inv;
+  const at::NoGradGuard no_grad;
+  return runtime::quantize(part, *cast_).codes.view(at::kByte);
+}
+
+void State::set_gathered(const std::optional<at::Tensor>& codes) {
+  std::optional<GatheredWeight> whole;
+  if (codes.has_value()) {
+    TORCH_CHECK(cast_.has_value() && codes->scalar_type() == at::kByte && codes->dim() == 2, "[fp8::State] '", name(),
+                "': set_gathered: expected the bytes that cast_part() gave on all ranks, found ", codes->scalar_type(),
+                " of sizes ", codes->sizes());
+    whole = parts_;
+    whole->operand.codes = codes->view(runtime::dtype_of(cast_->format));
+  }
+  handler_->state()->set_gathered(std::move(whole));
+}
+
 bool register_state() {
   static const bool registered = [] {
     if (!runtime::may_register(reinterpret_cast<const void*>(&attach_training))) return false;
@@ -167,6 +211,10 @@ bool register_state() {
         .def("values", [](const Self& self) { return self->values(); })
         .def("bytes", [](const Self& self) { return self->bytes(); })
         .def("set_bytes", [](const Self& self, const at::Tensor& bytes) { self->set_bytes(bytes); })
+        .def("cast_part", [](const Self& self, const at::Tensor& part, double amax,
+                             bool again) { return self->cast_part(part, amax, again); })
+        .def("set_gathered",
+             [](const Self& self, const std::optional<at::Tensor>& codes) { self->set_gathered(codes); })
         .def("set_training", [](const Self& self, bool training) { self->set_training(training); })
         .def_pickle(
             [](const Self& self) {

@@ -226,6 +226,10 @@ at::Tensor TrainingHandler::product(const at::Tensor& x, const at::Tensor& weigh
                                     const std::function<at::Tensor()>& original) {
   const ProductRun run(*state_);
   const auto& region = current_region();
+  TORCH_CHECK((region != nullptr && region->enabled()) || !state_->gathered().has_value(), "[fp8_linear] '",
+              state_->name(),
+              "': its weight was gathered in fp8: expected the product inside of the region in which it was, found it "
+              "outside of fp8_autocast, or where it is not enabled");
   if (region == nullptr) {
     ++plain_;
     return original();

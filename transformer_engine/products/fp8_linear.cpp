@@ -29,6 +29,7 @@ struct Call : ProductCall {
   bool has_bias = false;
   bool x_learns = false, weight_learns = false;  ///< of what the backward pass may be asked for: dx needs w, dw needs x
   bool trains = false;                           ///< begin_forward()'s
+  bool gathered = false;                         ///< the weight has no values, its codes came from several ranks
   bool exact_weight_grad = false;                ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
   Fp8Tensor x_rows, weight_rows;  ///< without their tensors
@@ -41,11 +42,33 @@ at::Tensor as_matrix(const at::Tensor& t) {
   return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), t.size(-1)});
 }
 
-/// The weight in fp8: cast, or one of an earlier microbatch, or the parameter's own codes.
+/// Codes that ranks have gathered, and their amax noted. Throws c10::Error where the pass has another scale by now.
+OperandPair gathered_operands(const GatheredWeight& gathered, const at::Tensor& weight, const Call& call) {
+  const Fp8Tensor& w = gathered.operand;
+  TORCH_CHECK(w.codes.sizes() == weight.sizes(), "[fp8_linear] '", call.state->name(),
+              "': found gathered codes of sizes ", w.codes.sizes(), ", expected the weight's ", weight.sizes());
+  TORCH_CHECK(!gathered.delayed || w.scale_inv == call.scales.scale_inv[1], "[fp8_linear] '", call.state->name(),
+              "': its weight was gathered in fp8 with scale_inv ", w.scale_inv, ", and this pass has ",
+              call.scales.scale_inv[1],
+              ": expected one forward pass of a module each time that its weight is gathered, and backward before the "
+              "next forward where it is recomputed");
+  call.state->record(Pass::forward, call.scales, 1, gathered.amax,
+                     recipes::fp8_max(runtime::format_of(w.codes.scalar_type()), call.dialect));
+  return {w, w};
+}
+
+/// The weight in fp8: cast, or one of an earlier microbatch, or the parameter's own codes, or gathered ones.
 OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   if (auto* parameter = fp8_weight(weight)) {
     const Fp8Tensor w = parameter->operand(weight.detach());
     return {w, w};
+  }
+  if (auto kept = call.first_microbatch == false ? call.state->kept() : std::nullopt) return *std::move(kept);
+  if (const auto gathered = call.state->gathered()) {
+    call.gathered = true;
+    OperandPair pair = gathered_operands(*gathered, weight, call);
+    if (call.first_microbatch.has_value()) call.state->keep(pair);
+    return pair;
   }
   const at::Tensor values = weight.detach().contiguous();
   CastPlan plan = call.plan(Role::weight, 1, call.scales);
@@ -53,8 +76,6 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   plan.need_rows = stays || (call.x_learns && !call.options.minimize_memory);
   plan.both_stay = stays;
   if (!call.first_microbatch.has_value()) return quantize_operand(values, plan);
-  if (!*call.first_microbatch)
-    if (auto kept = call.state->kept()) return *std::move(kept);
   const runtime::OrdinaryTensors ordinary;
   OperandPair pair = quantize_operand(values, plan);
   call.state->keep(pair);
@@ -92,7 +113,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
     const at::Tensor x_codes = without_tensors(call.x_rows, x_grid),
                      w_codes = without_tensors(call.weight_rows, w_grid);
     // Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
-    const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value();
+    const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value() || call.gathered;
     kept->resize(5);
     if (call.weight_learns && call.keeps_input()) (*kept)[0] = x2;
     if (call.weight_learns && !call.keeps_input()) (*kept)[0] = x_codes, (*kept)[1] = x_grid;
@@ -177,6 +198,8 @@ at::Tensor forward_as_node(runtime::Recorder& recorder, const at::Tensor& x, con
                            const std::optional<at::Tensor>& bias, c10::intrusive_ptr<Call>& call, variable_list* kept) {
   if (current_replay_log() != nullptr)
     recorder.refuse("activation checkpointing of the fp8 product '" + call->state->name() + "'");
+  if (call->state->gathered().has_value())
+    recorder.refuse("the weight of '" + call->state->name() + "', whose codes several ranks have gathered");
   const bool keeps = kept != nullptr;
   torch::jit::Stack stack = {x, weight, bias.value_or(at::Tensor())};
   recorder.call(

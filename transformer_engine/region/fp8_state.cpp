@@ -138,6 +138,47 @@ void Fp8State::move_scales(Pass pass, bool due) {
   values_.backward_due = false;
 }
 
+StepScales Fp8State::scales_of_pass(const Fp8Region& region, const recipes::Recipe& recipe, bool training) {
+  StepScales s;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  dialect_ = runtime::device_dialect("fp8_autocast");
+  if (source_ != nullptr) values_ = source_->values();
+  if (training) source_ = nullptr;
+  adopt(recipe);
+  s.step = values_.step + 1;
+  const auto* d = delayed();
+  const auto& forced = region.options().force_measurement;
+  s.trains = training;
+  TensorMeta moved, moved_hybrid;  // where nothing may move
+  const TensorMeta *forward = &values_.forward, *hybrid = &values_.hybrid;
+  if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due &&
+      !(forward_alone_ && shares_amaxes(region))) {
+    const bool due = forced.has_value() || update_since(*d, values_.forward_step, s.step);
+    if (training) {
+      move_scales(Pass::forward, due);
+    } else {
+      moved = values_.forward, moved_hybrid = values_.hybrid;
+      move_forward(moved, moved_hybrid, due);
+      forward = &moved, hybrid = &moved_hybrid;
+    }
+  }
+  if (training) {
+    values_.step = s.step;
+    s.record = d != nullptr && forced.value_or(recipes::measures_amax(*d, s.step));
+    if (s.record) values_.forward_step = s.step;
+    s.reduce = s.record && shares_amaxes(region);
+  }
+  s.scale = to_vector(forward->scale);
+  s.scale_inv = to_vector(forward->scale_inv);
+  if (d != nullptr && keeps_hybrid_copies(*d)) {
+    s.hybrid_scale = to_vector(hybrid->scale);
+    s.hybrid_scale_inv = to_vector(hybrid->scale_inv);
+  }
+  return s;
+}
+
+StepScales Fp8State::next_scales(Fp8Region& region) { return scales_of_pass(region, recipe_in(region), false); }
+
 StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
   const runtime::ModuleScope module(name_);
   const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::begin_forward"});
@@ -160,45 +201,9 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     region.finish_when_backward_ends();
     return first->scales;
   }
-  const recipes::Recipe recipe = recipe_in(region);
-  StepScales s;
-  s.instance = first != nullptr ? first->scales.instance : region.instance_of(*this);
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    dialect_ = runtime::device_dialect("fp8_autocast");
-    if (source_ != nullptr) values_ = source_->values();
-    if (training) source_ = nullptr;
-    adopt(recipe);
-    s.step = values_.step + 1;
-    const auto* d = delayed();
-    const auto& forced = region.options().force_measurement;
-    s.trains = training;
-    TensorMeta moved, moved_hybrid;  // where nothing may move
-    const TensorMeta *forward = &values_.forward, *hybrid = &values_.hybrid;
-    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due &&
-        !(forward_alone_ && shares_amaxes(region))) {
-      const bool due = forced.has_value() || update_since(*d, values_.forward_step, s.step);
-      if (training) {
-        move_scales(Pass::forward, due);
-      } else {
-        moved = values_.forward, moved_hybrid = values_.hybrid;
-        move_forward(moved, moved_hybrid, due);
-        forward = &moved, hybrid = &moved_hybrid;
-      }
-    }
-    if (training) {
-      values_.step = s.step;
-      s.record = d != nullptr && forced.value_or(recipes::measures_amax(*d, s.step));
-      if (s.record) values_.forward_step = s.step;
-      s.reduce = s.record && shares_amaxes(region);
-    }
-    s.scale = to_vector(forward->scale);
-    s.scale_inv = to_vector(forward->scale_inv);
-    if (d != nullptr && keeps_hybrid_copies(*d)) {
-      s.hybrid_scale = to_vector(hybrid->scale);
-      s.hybrid_scale_inv = to_vector(hybrid->scale_inv);
-    }
-  }
+  const int instance = first != nullptr ? first->scales.instance : region.instance_of(*this);
+  StepScales s = scales_of_pass(region, recipe_in(region), training);
+  s.instance = instance;
   if (first != nullptr) {  // what the first run multiplied with, should scales have moved since
     s.scale = first->scales.scale, s.scale_inv = first->scales.scale_inv;
     s.hybrid_scale = first->scales.hybrid_scale, s.hybrid_scale_inv = first->scales.hybrid_scale_inv;
@@ -321,6 +326,16 @@ std::optional<OperandPair> Fp8State::kept() const {
 void Fp8State::keep(OperandPair weight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   kept_ = std::move(weight);
+}
+
+std::optional<GatheredWeight> Fp8State::gathered() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return gathered_;
+}
+
+void Fp8State::set_gathered(std::optional<GatheredWeight> weight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gathered_ = std::move(weight);
 }
 
 CastStatistics Fp8State::take_statistics() {

@@ -36,6 +36,13 @@ struct OperandPair {
   runtime::Fp8Tensor columns, rows;
 };
 
+/// The codes of a whole weight whose parts were cast where they lie, on several ranks, with one scale.
+struct GatheredWeight {
+  runtime::Fp8Tensor operand;
+  float amax = 0.0f;     ///< of the whole
+  bool delayed = false;  ///< the scale is one of a history: that of the pass that takes it
+};
+
 enum class Pass : std::uint8_t { forward, backward };
 
 /// The scales of one pass, fixed when it began.
@@ -97,6 +104,8 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// would take, and nothing moves. Inside a recomputation of activation checkpointing the scales of the first run come
   /// back, and amaxes are recorded once.
   StepScales begin_forward(Fp8Region& region, bool training);
+  /// What begin_forward(region, false) says of scales, where a pass begins later: nothing is noted.
+  StepScales next_scales(Fp8Region& region);
   /// Starts the backward pass of a forward pass that found `forward`; the region's recipe is the captured one.
   StepScales begin_backward(Fp8Region& region, const StepScales& forward);
 
@@ -138,7 +147,12 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   std::optional<OperandPair> kept() const;
   void keep(OperandPair weight);
 
+  /// What products take in place of a cast of their weight; none again.
+  std::optional<GatheredWeight> gathered() const;
+  void set_gathered(std::optional<GatheredWeight> weight);
+
  private:
+  StepScales scales_of_pass(const Fp8Region& region, const recipes::Recipe& recipe, bool training);
   void adopt(const recipes::Recipe& recipe);
   void move_scales(Pass pass, bool due);
   void move_forward(recipes::TensorMeta& forward, recipes::TensorMeta& hybrid, bool due) const;
@@ -159,6 +173,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   bool forward_alone_ = false, backward_alone_ = false;  ///< records have not met the other ranks' yet
   bool warned_of_change_ = false;
   std::optional<OperandPair> kept_;
+  std::optional<GatheredWeight> gathered_;
   CastStatistics statistics_;
   std::shared_ptr<Fp8State> source_;  ///< null: follows none
   const std::unique_ptr<FirstRuns> first_runs_;
