@@ -19,10 +19,11 @@ import tempfile
 import time
 
 # DDP comes last: ZeRO-3 puts a function of its own in the place of F.linear, for as long as the process lives.
-ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "pp", "ddp")
+ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "fsdp2_codes", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "pp", "ddp")
 PRECISIONS, ORDERS, RANKS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), 2, 5, 10
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "tools" / "demo_data"
 CELLS = [":".join(cell) for cell in itertools.product(ENGINES, PRECISIONS, ORDERS) if cell[1] == "fp8" or cell[2] == "before"]
+CELLS = [cell for cell in CELLS if not cell.startswith("fsdp2_codes") or cell.endswith("fp8:before")]  # it is of weights that train in fp8
 
 
 def net(seed=0):
@@ -90,11 +91,15 @@ def taken(model, name, precision):
     if name == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
         return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("hpu", 0))
-    if name == "fsdp2":
+    if name.startswith("fsdp2"):
         from torch.distributed.fsdp import fully_shard
         for layer in (model[0], model[2], model[4]):
             fully_shard(layer)
-        return fully_shard(model)
+        fully_shard(model)
+        if name == "fsdp2_codes":
+            import fp8
+            assert fp8.te.gather_in_fp8(model) == ["0", "2", "4"]
+        return model
     if name.startswith("zero"):
         return _deepspeed(model, name, precision)
     return _parallel(model, name == "tp_sp")
@@ -171,6 +176,9 @@ def run(cell, rank):
         return strategies.run(cell, rank)
     if cell.startswith(("resume", "fault", "inference", "gaudi")):
         return importlib.import_module(f"{cell.partition(':')[0]}s").run(cell, rank)
+    if cell.startswith("gather"):
+        import gathering
+        return gathering.run(cell.partition(":")[2], rank)
     name, precision, order = cell.split(":")
     model = net()
     if precision == "fp8" and order == "before":

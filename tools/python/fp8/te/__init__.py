@@ -22,11 +22,12 @@ from fp8.te._attention import (
                                rotary_position_embedding,
 )
 from fp8.te._convert import convert_modules, export_amax, restore
+from fp8.te._gathered import gather_in_fp8
 from fp8.te._layers import GroupedLinear, LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from fp8.te._region import checkpoint, checkpoint_contexts, fp8_autocast, is_fp8_enabled, quantized_model_init
 
 fp8_model_init = quantized_model_init  # NVIDIA's older name
 __all__ = ["DotProductAttention", "FusedAttention", "GroupedLinear", "LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear",
            "MultiheadAttention", "RMSNorm", "TransformerLayer", "checkpoint", "checkpoint_contexts", "convert_modules", "export_amax",
-           "fp8_autocast", "fp8_model_init", "is_fp8_enabled", "quantized_model_init", "recipe", "restore",
+           "fp8_autocast", "fp8_model_init", "gather_in_fp8", "is_fp8_enabled", "quantized_model_init", "recipe", "restore",
            "rotary_position_embedding"]

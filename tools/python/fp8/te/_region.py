@@ -52,8 +52,13 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
         _exit(self._open, kind is not None)
 
 
+outermost = 0  # how many regions there were that are in no other
+
+
 @unseen
 def _enter(numbers: dict[int, list[int]], arguments: tuple[Any, ...]) -> None:
+    global outermost
+    outermost += not inside()
     _groups.__dict__.setdefault("names", []).append(arguments[5])
     numbers.setdefault(threading.get_ident(), []).append(torch.ops.fp8.enter_autocast(*arguments))
 
