@@ -24,6 +24,8 @@ PRECISIONS, ORDERS, RANKS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "tools" / "demo_data"
 CELLS = [":".join(cell) for cell in itertools.product(ENGINES, PRECISIONS, ORDERS) if cell[1] == "fp8" or cell[2] == "before"]
 CELLS = [cell for cell in CELLS if not cell.startswith("fsdp2_codes") or cell.endswith("fp8:before")]  # it is of weights that train in fp8
+# Compiled with a backend from the first step on, or from the second.
+COMPILED = ["fsdp2:fp8:before:eager:0", "fsdp2:fp8:before:eager:1", "fsdp2_codes:fp8:before:fp8:1", "zero3:fp8:before:eager:1"]
 
 
 def net(seed=0):
@@ -115,17 +117,20 @@ def step(engine, optimizer, loss):
     optimizer.zero_grad()
 
 
-def train(model, engine, precision, rank, whole, group=True):
-    """Each step's loss of the whole batch, dtypes that the first layer gave, and what states() is after each step."""
+def train(model, engine, precision, rank, whole, group=True, backend=()):
+    """Each step's loss of the whole batch, dtypes that the first layer gave, and what states() is after each step. backend: its name, and
+    the first step that is compiled with it."""
     import torch
 
     import fp8
     zero = hasattr(engine, "backward")
     optimizer = None if zero else torch.optim.AdamW(engine.parameters(), lr=1e-2)
-    losses, dtypes, scales = [], set(), []
+    losses, dtypes, scales, forward = [], set(), [], engine
     layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
     layer.register_forward_hook(lambda module, given, out: dtypes.add(str(out.dtype)))
-    for x in batches():
+    for number, x in enumerate(batches()):
+        if backend and number == int(backend[1]):
+            forward = torch.compile(engine, backend=backend[0])
         x = (x if whole else x.chunk(RANKS)[rank]).to("hpu")
         x = x.bfloat16() if zero and precision == "bf16" else x
         with contextlib.ExitStack() as stack:
@@ -133,7 +138,7 @@ def train(model, engine, precision, rank, whole, group=True):
                 stack.enter_context(torch.autocast("hpu", torch.bfloat16))
             if "fp8" in precision:
                 stack.enter_context(fp8.te.fp8_autocast(True, fp8_recipe="nvidia", fp8_group=torch.distributed.group.WORLD if group else None))
-            loss = loss_of(engine(x), x)
+            loss = loss_of(forward(x), x)
         step(engine, optimizer, loss)
         loss = loss.detach().float().cpu()
         if group:
@@ -179,7 +184,7 @@ def run(cell, rank):
     if cell.startswith("gather"):
         import gathering
         return gathering.run(cell.partition(":")[2], rank)
-    name, precision, order = cell.split(":")
+    name, precision, order, *backend = cell.split(":")
     model = net()
     if precision == "fp8" and order == "before":
         fp8.te.convert_modules(model)
@@ -188,7 +193,7 @@ def run(cell, rank):
         fp8.te.convert_modules({"fsdp1": engine, "pp": getattr(engine, "module", None)}.get(name, model))
     if name == "pp":
         return pipelined(engine, precision)
-    return train(model, engine, precision, rank, name.startswith("tp"))
+    return train(model, engine, precision, rank, name.startswith("tp"), backend=backend)
 
 
 def alone(precision):

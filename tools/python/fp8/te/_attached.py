@@ -39,6 +39,7 @@ class Attached:
         self.name, self.kind, self.parameter, self.transposed = weight.name, weight.kind, weight.parameter, weight.transposed
         self.recipe, self.minimize_memory, self.holds = recipe, minimize_memory, holds
         self.known: Callable[[], torch.Tensor | None] = weakref.ref(weight.owned) if holds else _nothing  # that the library knows
+        self.taken = False  # by an engine, when it was multiplied with last
         self.forget(_BEGINNING)
         own = "forward" in weight.owner.__dict__  # of accelerate's hooks, say
         self.replaces = not own and type(weight.owner).forward is torch.nn.Linear.forward and not isinstance(weight.owner, _CALLED_BY_OTHERS)
@@ -145,8 +146,18 @@ def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None,
     weight, attached = getattr(module, parameter), module.__dict__.get(MARK, _UNMARKED).get(parameter)
     if attached is not None and attached.training is not module.training:
         _tell(module, attached)
-    if attached is None or attached.state is None or not attached.holds and (torch.compiler.is_compiling() or not is_taken(weight, attached)):
+    if attached is None or attached.state is None:
         return F.linear(x, weight, bias)
+    if attached.holds:
+        return torch.ops.fp8.linear(x, weight, bias, attached.state)
+    if not torch.compiler.is_compiling():
+        attached.taken = is_taken(weight, attached)
+    return _own_product(x, weight, bias, attached) if attached.taken else F.linear(x, weight, bias)
+
+
+@_region.unseen
+def _own_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, attached: Attached) -> torch.Tensor:
+    """With the weight that an engine gives, which the library does not know: not in a graph of torch.compile."""
     if hasattr(weight, "placements"):
         return _sharded.product(attached.name, x, weight, bias, attached.state) if _region.inside() else F.linear(x, weight, bias)
     return torch.ops.fp8.linear(x, weight, bias, attached.state)
@@ -190,7 +201,7 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
                                       bool(attached.recipe))
         attached.begin(module, tensor)
     attached.state.set_training(module.training)
-    attached.training = module.training
+    attached.training, attached.taken = module.training, is_taken(getattr(module, attached.parameter), attached)
 
 
 def is_sharded(weight: torch.Tensor) -> bool:
