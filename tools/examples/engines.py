@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small model on several processes with one of Python's engines, its products in fp8.
 
-    FP8_HPU_DEVICES=2 torchrun --nproc-per-node 2 engines.py ddp|fsdp|deepspeed|pipeline|tensor_parallel
+    FP8_HPU_DEVICES=2 torchrun --nproc-per-node 2 engines.py ddp|fsdp|fsdp_codes|deepspeed|pipeline|tensor_parallel
     FP8_HPU_DEVICES=2 python3 engines.py lightning        (it starts the processes itself)"""
 
 import os
@@ -32,6 +32,12 @@ def fsdp(model):
     for layer in (model[0], model[2]):
         fully_shard(layer)
     return fully_shard(model)
+
+
+def fsdp_codes(model):
+    engine = fsdp(model)
+    fp8.te.gather_in_fp8(engine)
+    return engine
 
 
 def tensor_parallel(model):
@@ -101,7 +107,7 @@ def main(name):
     model = net()
     torch.manual_seed(0 if name in ("tensor_parallel", "pipeline") else torch.distributed.get_rank())  # data of its own, or the same
     fp8.te.convert_modules(model)  # before the engine takes the model
-    engine = {"ddp": ddp, "fsdp": fsdp, "tensor_parallel": tensor_parallel, "deepspeed": deepspeed, "pipeline": pipeline}[name](model)
+    engine = {take.__name__: take for take in (ddp, fsdp, fsdp_codes, tensor_parallel, deepspeed, pipeline)}[name](model)
     if name == "pipeline":
         loss = engine
     elif name == "deepspeed":

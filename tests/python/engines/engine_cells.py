@@ -20,7 +20,7 @@ import time
 
 # DDP comes last: ZeRO-3 puts a function of its own in the place of F.linear, for as long as the process lives.
 ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "fsdp2_codes", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "pp", "ddp")
-PRECISIONS, ORDERS, RANKS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), 2, 5, 10
+PRECISIONS, ORDERS, RANKS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), int(os.environ.get("ENGINE_RANKS", "2")), 5, 10
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "tools" / "demo_data"
 CELLS = [":".join(cell) for cell in itertools.product(ENGINES, PRECISIONS, ORDERS) if cell[1] == "fp8" or cell[2] == "before"]
 CELLS = [cell for cell in CELLS if not cell.startswith("fsdp2_codes") or cell.endswith("fp8:before")]  # it is of weights that train in fp8
@@ -45,16 +45,16 @@ def loss_of(y, x):
     return (y.float() - x.flatten(1).mean(1)[:, None, None].to(y.device)).square().mean()
 
 
-def _deepspeed(model, name, precision):
+def _deepspeed(model, name, precision, lr=1e-2, **options):
     import torch
 
     import deepspeed
-    zero = {"stage": int(name[4]), "stage3_param_persistence_threshold": 0}
+    zero = {"stage": int(name[4]), "stage3_param_persistence_threshold": 0, **options}
     if name.endswith("offload"):
         zero.update(offload_param={"device": "cpu"}, offload_optimizer={"device": "cpu"})
     config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "bf16": {"enabled": precision == "bf16"},
               "zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), config=config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=lr), config=config)
     return engine
 
 
@@ -181,9 +181,9 @@ def run(cell, rank):
         return strategies.run(cell, rank)
     if cell.startswith(("resume", "fault", "inference", "gaudi")):
         return importlib.import_module(f"{cell.partition(':')[0]}s").run(cell, rank)
-    if cell.startswith("gather"):
-        import gathering
-        return gathering.run(cell.partition(":")[2], rank)
+    kind, _, rest = cell.partition(":")
+    if kind in ("gathering", "sizes", "llama"):
+        return importlib.import_module(kind).run(rest, rank)
     name, precision, order, *backend = cell.split(":")
     model = net()
     if precision == "fp8" and order == "before":
@@ -242,6 +242,7 @@ def work(rank, ranks, cells, folder):
 def pairs(cells, count=RANKS):
     """What all ranks found, cell by cell."""
     cells = list(cells)
+    os.environ["ENGINE_RANKS"] = str(count)
     while cells:
         folder = tempfile.mkdtemp()
         ranks = [multiprocessing.get_context("spawn").Process(target=work, args=(rank, count, cells, folder))

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells of engine_cells.py with weights that FSDP2 gathers in fp8, gather:WHAT: a model that gathers codes beside one that gathers values.
+"""Cells of engine_cells.py with weights that FSDP2 gathers in fp8, gathering:WHAT: a model that gathers codes beside one that gathers values.
 
 Each says the losses of both (in fp8, and without a region, step by step), and the bytes that this rank gave to all_gather in the regions and
 their backward passes."""
 
 import contextlib
+import sys
 
 NAMES = ("habana", "current", "bf16", "uneven", "columns", "values_between", "recomputed", "te")
 REFUSED = ("block", "habana-hybrid", "outside", "twice", "unsharded", "offloaded")
-CELLS = [f"gather:{name}" for name in NAMES + REFUSED]
+CELLS = [f"gathering:{name}" for name in NAMES + REFUSED]
 
 
 def model(name):
@@ -54,18 +55,25 @@ def sharded(name, codes):
 
 @contextlib.contextmanager
 def counted():
-    """Bytes that this rank gives to all_gather."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-    sent, real = [0], _fsdp_collectives.DefaultAllGather.__call__
+    """Bytes that this rank gives to all_gather of one tensor, as FSDP2 and DeepSpeed call it."""
+    import torch
+    deepspeed = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None)
+    places = [(torch.distributed, "all_gather_single"), *([(deepspeed, "all_gather_function")] if deepspeed else ())]
+    sent, real = [0], [getattr(*place) for place in places]
 
-    def call(self, output_tensor, input_tensor, group, async_op=False):
-        sent[0] += input_tensor.numel() * input_tensor.itemsize
-        return real(self, output_tensor, input_tensor, group, async_op)
-    _fsdp_collectives.DefaultAllGather.__call__ = call
+    def counting(call):
+        def count(*args, **kwargs):
+            given = kwargs["input_tensor"] if "input_tensor" in kwargs else args[1]
+            sent[0] += given.numel() * given.itemsize
+            return call(*args, **kwargs)
+        return count
+    for place, call in zip(places, real):
+        setattr(*place, counting(call))
     try:
         yield sent
     finally:
-        _fsdp_collectives.DefaultAllGather.__call__ = real
+        for place, call in zip(places, real):
+            setattr(*place, call)
 
 
 def train(name, codes, rank):

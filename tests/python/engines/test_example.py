@@ -12,7 +12,7 @@ EXAMPLE = ROOT / "tools" / "examples" / "engines.py"
 pytestmark = pytest.mark.xdist_group("engines")
 
 
-ALL = ["ddp", "fsdp", "tensor_parallel", "deepspeed", "pipeline", "lightning"]
+ALL = ["ddp", "fsdp", "fsdp_codes", "tensor_parallel", "deepspeed", "pipeline", "lightning"]
 
 
 @pytest.mark.parametrize("name", ALL if os.environ.get("FP8_ENGINES") == "all" else ["ddp", "deepspeed"])

@@ -12,7 +12,7 @@ import engine_cells  # noqa: E402
 import gathering  # noqa: E402
 
 ALL = os.environ.get("FP8_ENGINES") == "all"
-CELLS = gathering.CELLS if ALL else ["gather:bf16", "gather:values_between", "gather:block"]
+CELLS = gathering.CELLS if ALL else ["gathering:bf16", "gathering:values_between", "gathering:block"]
 SAID = {"block": "'0': found the recipe block", "habana-hybrid": "'0': found the recipe delayed (habana), HYBRID", "offloaded": "0: it is offloaded",
         "outside": "'0': its weight was gathered in fp8: expected the product inside of the region", "unsharded": "then fully_shard()",
         "twice": "'2': its weight was gathered in fp8 with scale_inv"}

@@ -27,6 +27,25 @@ class _FusedAdam:
         torch.ops.fp8.adamw_step(*lists, [step] * len(lists[0]), lr, beta1, beta2, eps, weight_decay, bool(bias_correction), True)
 
 
+class _Quantizer:
+    """What ZeRO-3 sends with zero_quantized_weights: E4M3 codes in the place of int8, and for each group of values a scale, which is a
+    power of two. Products cast the decoded weight again."""
+    Symmetric = 0
+
+    @staticmethod
+    def quantize(values: torch.Tensor, groups: int, *_: typing.Any) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = values.float().reshape(groups, -1)
+        scales = torch.ldexp(torch.ones(()), torch.frexp(rows.abs().amax(1).clamp_min(2.0**-100) / 240).exponent)
+        return (rows / scales[:, None]).to(torch.float8_e4m3fn).view(torch.int8).reshape(values.shape), scales
+
+    @staticmethod
+    def dequantize(codes: torch.Tensor, scales: torch.Tensor, groups: int, *_: typing.Any) -> torch.Tensor:
+        return (codes.view(torch.float8_e4m3fn).float().reshape(groups, -1) * scales[:, None]).reshape(codes.shape)
+
+
+_OURS = {"FusedAdamBuilder": _FusedAdam, "QuantizerBuilder": _Quantizer}
+
+
 class _OnHpu:
     """hpu for DeepSpeed. Operators of the host (CPU Adam, AsyncIO) are DeepSpeed's, which compiles them; FusedAdam is the runtime's."""
 
@@ -55,7 +74,7 @@ class _OnHpu:
     def get_op_builder(self, class_name: str) -> typing.Any:
         # Its operator inference_all_reduce_ reads memory that processes of the CPU share, which tensors on hpu are not in.
         found = super().get_op_builder("NotImplementedBuilder" if class_name == "ShareMemCommBuilder" else class_name)  # type: ignore[misc]
-        return type(class_name, (found,), {"load": lambda *_: _FusedAdam}) if class_name == "FusedAdamBuilder" else found
+        return type(class_name, (found,), {"load": lambda *_: _OURS[class_name]}) if class_name in _OURS else found
 
     def create_op_builder(self, class_name: str) -> typing.Any: return self.get_op_builder(class_name)()
 
