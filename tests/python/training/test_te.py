@@ -270,12 +270,12 @@ def gpt2():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=128, n_positions=64)).to("hpu").train()
 
 
-def train_tokens(model, optimizer=None, steps=4, first=0):
+def train_tokens(model, optimizer=None, steps=4, first=0, enabled=True):
     optimizer, losses = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for step in range(first, first + steps):
         ids = torch.randint(0, 128, (2, 16), generator=torch.Generator().manual_seed(step)).to("hpu")
         torch.manual_seed(step)  # of dropout
-        with fp8.te.fp8_autocast(True, fp8_recipe="nvidia"):
+        with fp8.te.fp8_autocast(enabled, fp8_recipe="nvidia"):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -286,7 +286,7 @@ def train_tokens(model, optimizer=None, steps=4, first=0):
 
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_models_of_transformers_with_gradient_checkpointing(make):
-    model, high = make(), train_tokens(make())
+    model, high = make(), train_tokens(make(), enabled=False)  # an enabled region without products names models of other tests
     report = fp8.te.convert_modules(model)
     expected = train_tokens(model)
     assert len(report.converted) == (15 if make is llama else 9) and expected[0] != high[0] and abs(expected[0][-1] - high[0][-1]) < 0.05
