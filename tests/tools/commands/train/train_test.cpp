@@ -189,14 +189,17 @@ TEST_F(Train, KilledAndResumedIsTheSameRun) {
 
 TEST_F(Train, InterruptedItSavesAndGoesOn) {
   ASSERT_EQ(run_train(folder, "whole").code, 0);
-  const auto list = arguments(folder, "cut", "--resume");
-  ASSERT_EQ(run_and_signal(list, folder / "cut", 9, SIGINT), 130);
-  const auto steps = log_of(folder / "cut").size();
-  ASSERT_GE(steps, 9u);
-  ASSERT_LT(steps, 40u);
-  EXPECT_FALSE(fs::exists(folder / "cut/model.safetensors"));
-  EXPECT_EQ(json_of(run_fp8(list))["resumed_from"], steps);
-  expect_same_run(folder / "whole", folder / "cut");
+  for (const std::string name : {"cut", "lazy"}) {  // the second with work that is queued
+    SCOPED_TRACE(name);
+    const auto list = arguments(folder, name, args(name == "cut" ? "--resume" : "--resume --lazy --last-batch keep"));
+    ASSERT_EQ(run_and_signal(list, folder / name, 9, SIGINT), 130);
+    const auto steps = log_of(folder / name).size();
+    ASSERT_GE(steps, 9u);
+    ASSERT_LT(steps, 40u);
+    EXPECT_FALSE(fs::exists(folder / name / "model.safetensors"));
+    EXPECT_EQ(json_of(run_fp8(list))["resumed_from"], steps);
+    expect_same_run(folder / "whole", folder / name);
+  }
 }
 
 TEST_F(Train, Fp8LogsItsCastsAndResumesBitEqual) {
