@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/environment.h"
 
-#include <limits>
-
 #include "fp8/configs/quant_config.h"
 
 namespace fp8::configs {

@@ -13,10 +13,8 @@
 // NamePatterns is of the first, and of the second for entries of ignore; match_expression() and matches_wildcard() are
 // for the next two, entries of checkpoints' configs (quant/forms/ignore_list.h).
 #pragma once
-#include <cstddef>
 #include <memory>
 #include <set>
-#include <string>
 
 #include "fp8/runtime/io/base/text.h"
 

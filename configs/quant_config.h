@@ -12,7 +12,6 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/recipes/inc_scale.h"
-#include "fp8/runtime/io/base/enum_names.h"
 
 // The observers that a QUANT_CONFIG may name, and their parameters in scale_params. Configs knows no observer itself:
 // the caller passes them (ParseOptions).

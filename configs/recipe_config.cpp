@@ -4,7 +4,6 @@
 
 #include <system_error>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 
 namespace fp8::configs {

@@ -2,7 +2,6 @@
 // Reading scale_method, and which entry a module takes.
 #include "fp8/configs/scale_methods.h"
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 
 namespace fp8::configs {

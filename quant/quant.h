@@ -2,11 +2,7 @@
 // All of quant.
 #pragma once
 #include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/quant/forms/form_table.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/intercept/weight_tag.h"

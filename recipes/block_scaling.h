@@ -7,7 +7,6 @@
 // Partial blocks at the edges have the amax of what is there. In each of the three products at most one operand may
 // have square blocks:  y = x w^T     dx = g w     dw = g^T x
 #pragma once
-#include <vector>
 
 #include "fp8/recipes/scaling.h"
 

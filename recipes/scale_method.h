@@ -7,7 +7,6 @@
 // The spelling is for files and messages; arithmetic (inc_scale.h) sees the product only.
 #pragma once
 
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/registry.h"
 #include "fp8/runtime/kernels/rounding.h"
 

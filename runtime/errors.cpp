@@ -5,10 +5,6 @@
 // TORCH_SHOW_CPP_STACKTRACES=1 brings the backtrace back.
 #include <c10/util/Exception.h>
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-
 #include "fp8/runtime/io/base/environment.h"
 
 #define FP8_FAIL_STRING _ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE

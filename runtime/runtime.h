@@ -3,18 +3,13 @@
 // processes, modules for attention's operations. The hpu:: operators have headers of their own (runtime/ops), as has
 // all that only the folders above need.
 #pragma once
-#include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/custom/custom_op.h"
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/custom/host_call.h"
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/module_cacher.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/modules/op_modules.h"

@@ -7,12 +7,8 @@
 // work to do, and gain nothing on an idle one.
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/tools/commands/cli/command.h"

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <memory>
-#include <string>
 #include <system_error>
 
 namespace fp8::commands {

@@ -6,7 +6,6 @@
 //
 // DeepSpeed itself ignores unknown keys at the top level, and finds the rest one at a time after all processes are up.
 #pragma once
-#include <optional>
 
 #include "fp8/configs/training/key_rows.h"
 

@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include "deepspeed_json.h"
-#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/training/deepspeed_config.h"
 

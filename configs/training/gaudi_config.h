@@ -6,8 +6,6 @@
 //   {"per_device_train_batch_size": 4, "bf16": true, "max_steps": 9}   ->   --precision bf16-mixed --batch 4 --steps 9
 //                                                                           --lr 5e-05 --weight-decay 0 ...
 #pragma once
-#include <optional>
-#include <utility>
 
 #include "fp8/configs/training/key_rows.h"
 

@@ -3,7 +3,6 @@
 
 #include <charconv>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 
 namespace fp8::configs {

@@ -3,9 +3,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "fp8/measure/calibration/recorder.h"
 

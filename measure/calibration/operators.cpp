@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/calibration/watchers.h"
 #include "fp8/runtime/intercept/tag_operators.h"

@@ -6,8 +6,6 @@
 #include <c10/core/UndefinedTensorImpl.h>
 
 #include <chrono>
-#include <cstddef>
-#include <mutex>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/observers/observer.h"

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "fp8/measure/calibration/watchers.h"
-#include "fp8/runtime/device/block.h"
 
 namespace fp8::measure {
 namespace {

@@ -14,11 +14,6 @@
 //   kv_cache             what is stored   what is read
 //   dynamic_moe          hidden states    y, the largest activation of each held expert (0: it got no tokens)
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <utility>
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/modules/node.h"

@@ -2,9 +2,7 @@
 // The watcher that calibration puts into the slot of a module without a weight: lets the operation run, then looks.
 #pragma once
 
-#include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/recorder.h"
-#include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::measure {

@@ -27,7 +27,6 @@
 
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/recipes/scaling.h"
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 // The backup of an earlier measurement in a folder. No torch here.

@@ -7,7 +7,6 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/files/histogram.h"
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/runtime/io/base/registry.h"
 
 namespace fp8::measure {
 

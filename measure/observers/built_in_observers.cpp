@@ -2,11 +2,9 @@
 // The observers of the library: those that keep maxima or sizes (maxabs, maxabs_per_channel, shape), histograms, files.
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <stdexcept>
 #include <typeinfo>
 
 #include "fp8/measure/observers/observer.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {

@@ -13,7 +13,6 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/recipes/scaling.h"
 
 namespace fp8::measure {
 

@@ -14,7 +14,6 @@
 // weight whose last name holds "moe"; its expert values stand behind the first of its outputs (measurements) or of its
 // inputs (scales).
 #pragma once
-#include <cstdint>
 
 #include "fp8/measure/files/measurement_file.h"
 

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "fp8/quant/checkpoint/pipeline.h"
-#include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 

@@ -11,7 +11,6 @@
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
-#include "fp8/quant/forms/form.h"
 
 namespace fp8::quant {
 

@@ -22,7 +22,6 @@
 // a model that the reader's release has no class of (names/readers.h). Names are those of the file and those after the
 // changes that readers make on load (model_names.h).
 #pragma once
-#include <filesystem>
 
 #include "fp8/quant/checkpoint/modules.h"
 namespace fp8::quant {

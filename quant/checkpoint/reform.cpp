@@ -5,7 +5,6 @@
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/version.h"
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <set>
 
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/pipeline.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/kernels/cast.h"
 

@@ -11,7 +11,6 @@
 // exact arithmetic code * scale_inv / scale_inv' is code * 240 / 448, and the only ties (+-14 * 2^-9, which becomes 7.5
 // subnormal steps) are met exactly.
 #pragma once
-#include <array>
 
 #include "fp8/quant/scheme/scheme.h"
 

@@ -10,7 +10,6 @@
 #pragma once
 
 #include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

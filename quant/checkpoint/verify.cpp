@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // verify_conversion() of reform.h: both folders streamed side by side. What was promised comes from the plan; what
 // stands in the folders is read a second way (reading.h), so that a reading that is wrong is not its own witness.
-#include <cmath>
 #include <cstring>
 
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/reading.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {

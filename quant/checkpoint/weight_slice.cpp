@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <cstring>
 
 #include "fp8/quant/checkpoint/stacked_experts.h"

@@ -2,7 +2,6 @@
 // The damage report of a checkpoint folder, read in chunks: memory stays bounded whatever the model's size. No torch
 // here.
 #pragma once
-#include <filesystem>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/damage/damage.h"

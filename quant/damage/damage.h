@@ -12,7 +12,6 @@
 //
 // The loss of the model (KL divergence) also depends on how it uses the output: modules rank differently by it.
 #pragma once
-#include <array>
 
 #include "fp8/quant/scheme/scheme.h"
 

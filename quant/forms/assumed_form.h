@@ -2,7 +2,6 @@
 // Checkpoints whose codes no config explains: weights in codes without a quantization_config, or in U8 and I8. They are
 // refused with what was found, or read as the form that the user names. No torch here.
 #pragma once
-#include <algorithm>
 
 #include "fp8/quant/forms/form.h"
 

@@ -5,7 +5,6 @@
 
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
 
 namespace fp8::quant {
 

@@ -6,7 +6,6 @@
 // scale_grid(), and hand codes and scales over. Whatever a form calls its scales ("weight_scale_inv", "scale_weight"),
 // here they are scale_inv: w ~ code * scale_inv.
 #pragma once
-#include <array>
 
 #include "fp8/quant/names/readers.h"
 #include "fp8/quant/scheme/scheme.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/registry.h"
 
 namespace fp8::quant {
 

@@ -12,7 +12,6 @@
 // scale_fmt "ue8m0": block scales are powers of two. Of the grid's ceil(N / b0) rows transformers derives a block of N
 // / rows: with N or K that is no multiple of the block it reads wrong weights without an error, so such modules stay in
 // high precision.
-#include <optional>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"

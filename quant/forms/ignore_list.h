@@ -8,8 +8,6 @@
 // Readers of the other forms map most names themselves, and are given those that a row of the table changes too; INC's
 // reader has none of its own.
 #pragma once
-#include <memory>
-#include <set>
 
 #include "fp8/quant/forms/form.h"
 

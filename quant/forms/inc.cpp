@@ -19,7 +19,6 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/recipes/scale_method.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant {

@@ -2,9 +2,7 @@
 // Parts that the readers and writers of all checkpoint forms use: messages, checked scale tensors, spellings of
 // key-value scales. Used by forms/*.cpp alone. No torch here.
 #pragma once
-#include <initializer_list>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form.h"
 
 namespace fp8::quant::form_parts {

@@ -11,7 +11,6 @@
 // the values that the casts of q, k and v leave.
 #pragma once
 
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/node_handler.h"
 
 namespace fp8::quant {

@@ -12,7 +12,6 @@
 // Under the own convention the cast rounds once; under INC's x and the product are in hp_dtype, as on the device. The
 // compute dtype is the autocast region's, else x's.
 #pragma once
-#include <atomic>
 
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/runtime/intercept/intercept.h"

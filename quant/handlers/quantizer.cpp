@@ -9,7 +9,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {

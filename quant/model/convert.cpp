@@ -9,10 +9,7 @@
 #include <ostream>
 #include <sstream>
 
-#include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "fp8/runtime/ops/common/edge.h"

@@ -5,7 +5,6 @@
 #pragma once
 #include <iosfwd>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/plan/plan.h"

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/model/convert_inference.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/linear_handler.h"

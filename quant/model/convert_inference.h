@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measuring and quantizing a model in memory as a QUANT_CONFIG asks for, or without one.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include <map>
-#include <utility>
-#include <variant>
-#include <vector>
-
-#include "fp8/configs/configs.h"
 #include "fp8/quant/model/convert.h"
 
 namespace fp8::quant {

@@ -8,7 +8,6 @@
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/device/device.h"
 
 namespace fp8::quant {
 namespace {

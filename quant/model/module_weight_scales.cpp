@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "fp8/configs/module_types.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/ops/common/edge.h"
 

@@ -6,15 +6,9 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/util/accumulate.h>
 
-#include <algorithm>
-#include <map>
-#include <set>
-#include <unordered_map>
-
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/intercept/tag_operators.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::quant {
 namespace {

@@ -3,13 +3,10 @@
 
 #include <ATen/ops/empty.h>
 
-#include <set>
-
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/operators.h"
 #include "fp8/quant/model/rows.h"
 #include "fp8/runtime/intercept/tag_operators.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 
 namespace fp8::quant {

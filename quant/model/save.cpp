@@ -3,17 +3,9 @@
 
 #include <torch/nn/module.h>
 
-#include <set>
-
-#include "fp8/configs/module_types.h"
-#include "fp8/configs/scale_methods.h"
 #include "fp8/quant/checkpoint/pipeline.h"
-#include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/device/block.h"
 
 namespace fp8::quant {
 namespace {

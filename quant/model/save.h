@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A converted model in memory -> checkpoint folder.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <utility>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/io/json/json.h"

@@ -5,12 +5,10 @@
 #include <ATen/ops/full.h>
 #include <c10/util/accumulate.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/operators.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::quant {
 namespace {

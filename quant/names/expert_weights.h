@@ -10,7 +10,6 @@
 //   stacked      P.experts.{gate_up_proj [E, 2 I, H], down_proj [E, H, I]}, of some families [E, H, 2 I], [E, I, H]
 //                P.{input_linear [E, 2 I, H], output_linear [E, H, I]}.weight
 #pragma once
-#include <span>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/names/readers.h"

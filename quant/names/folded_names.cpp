@@ -2,7 +2,6 @@
 #include "fp8/quant/names/folded_names.h"
 
 #include <charconv>
-#include <cstdint>
 
 #include "fp8/runtime/io/base/text.h"
 

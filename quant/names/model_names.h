@@ -12,9 +12,7 @@
 //
 // A cell of the table is a list of patterns, separated by spaces.
 #pragma once
-#include <cstdint>
 #include <map>
-#include <utility>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <optional>
 
 #include "fp8/quant/names/model_stacks.h"
 

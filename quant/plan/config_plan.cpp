@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan that a QUANT_CONFIG makes: INC's selection, methods per module, fixed, searched and dynamic scales.
-#include <algorithm>
 
-#include "fp8/configs/module_types.h"
 #include "fp8/quant/plan/rules.h"
 
 namespace fp8::quant {

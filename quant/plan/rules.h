@@ -2,7 +2,6 @@
 // Rules that both planners use (our own convention, a QUANT_CONFIG). Internal to quant.
 #pragma once
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/plan.h"
 

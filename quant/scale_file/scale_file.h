@@ -13,9 +13,7 @@
 // what they were made of, so that a stale file never wins unseen.
 #pragma once
 
-#include "fp8/measure/files/stats_files.h"
 #include "fp8/measure/ranks/ranks.h"
-#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::quant {
 

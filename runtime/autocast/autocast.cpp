@@ -4,14 +4,10 @@
 #include "fp8/runtime/autocast/autocast.h"
 
 #include <ATen/autocast_mode.h>
-#include <torch/library.h>
 
 #include <memory>
 #include <mutex>
 #include <set>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"

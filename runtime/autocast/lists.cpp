@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/autocast/lists.h"
 
-#include <cstdint>
 #include <unordered_set>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::autocast {

@@ -9,14 +9,10 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <exception>
-#include <optional>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // An operator of a user's own (custom_op.h) and one call of it, for the sources of this folder.
 #pragma once
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 
 #include <atomic>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/custom/custom_op.h"
 #include "fp8/runtime/dispatch/operand_devices.h"

@@ -3,13 +3,11 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <mutex>
-#include <string_view>
 #include <thread>
 
 #include "fp8/runtime/custom/custom_call.h"

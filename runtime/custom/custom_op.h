@@ -17,15 +17,9 @@
 // A kernel of another kind takes the arguments with CPU tensors over the device's memory (strides as they are) and
 // returns new ones, whose memory becomes the device's. Every error of a call names the operator.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
-#include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/custom/host_call.h"
 #include "fp8/runtime/intercept/autocast_rules.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/custom/extension.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/ScopeExit.h>
 #include <dlfcn.h>
 
@@ -12,9 +11,7 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <string_view>
 #include <thread>
-#include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
 

@@ -10,8 +10,6 @@
 // exception may leave a library's start.
 #pragma once
 #include <filesystem>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/custom/custom_op.h"
 

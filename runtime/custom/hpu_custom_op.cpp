@@ -7,7 +7,6 @@
 
 #include <map>
 #include <mutex>
-#include <ranges>
 
 #include "fp8/runtime/custom/custom_call.h"
 #include "fp8/runtime/custom/extension.h"

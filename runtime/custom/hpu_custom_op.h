@@ -6,16 +6,11 @@
 //   auto op = HabanaCustomOpDescriptor::getCustomOpDescriptor("custom_op::relu");
 //   return op.execute({self})[0];                                     in the kernel of TORCH_LIBRARY_IMPL(.., HPU)
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/custom/host_call.h"
 

@@ -8,18 +8,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <numeric>
 #include <random>
 #include <system_error>
-#include <utility>
-
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::data {
 

@@ -11,21 +11,12 @@
 // its batch would have come; after it next() gives nothing until the next seek().
 #pragma once
 #include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 #include <sys/types.h>
 
 #include <atomic>
-#include <cstdint>
 #include <deque>
 #include <exception>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <stdexcept>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/trainer/registry.h"

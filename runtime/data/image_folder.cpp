@@ -4,14 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <stdexcept>
 #include <system_error>
-
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::data {
 namespace {

@@ -2,17 +2,8 @@
 // Transforms of an image before a model gets it. Names, arguments and formulas are torchvision's, over images as
 // Pillow has them: bilinear, smoothed where it gets smaller, rounded to 8 bits.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/io/idx/idx.h"

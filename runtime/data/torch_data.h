@@ -14,20 +14,9 @@
 #include <torch/data/datasets/base.h>
 #include <torch/data/example.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/data/data_loader.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/trainer/training_module.h"
 
 namespace fp8::data {
 

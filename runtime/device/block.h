@@ -12,7 +12,6 @@
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
-#include <cstdint>
 #include <mutex>
 #include <shared_mutex>
 

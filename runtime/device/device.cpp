@@ -10,16 +10,12 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <limits>
 #include <memory>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/device/pending.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/leaf/pending_work.h"

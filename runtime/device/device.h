@@ -4,12 +4,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-
 #include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::runtime {

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/device/memory_report.h"
 
-#include <torch/library.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 

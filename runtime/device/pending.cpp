@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/device/pending.h"
 
-#include <c10/core/StorageImpl.h>
-
 #include "fp8/runtime/device/allocator.h"
 
 namespace fp8::runtime {

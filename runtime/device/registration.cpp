@@ -13,15 +13,11 @@
 #include <link.h>
 
 #include <atomic>
-#include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/text.h"

@@ -1,26 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/dispatch/fallback.h"
 
-#include <ATen/core/jit_type.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/dispatch/minimal_ops.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_has_compatible_shallow_copy_type_native.h>
 #include <ATen/ops/cat_ops.h>
@@ -13,17 +12,12 @@
 #include <ATen/ops/resolve_neg_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/SmallVector.h>
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <vector>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/pointwise.h"
-#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::runtime {
 namespace {

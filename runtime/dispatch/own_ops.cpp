@@ -9,12 +9,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/leaf/pending_work.h"
 
 namespace fp8::runtime {

@@ -7,10 +7,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 
-#include <cstdint>
-#include <optional>
 #include <tuple>
-#include <vector>
 
 #include "fp8/runtime/kernels/attention.h"
 

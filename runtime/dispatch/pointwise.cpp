@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/dispatch/pointwise.h"
 
-#include <c10/core/StorageImpl.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/accumulate.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <optional>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/float_bits.h"

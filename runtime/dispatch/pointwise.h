@@ -9,10 +9,7 @@
 // The bits are the CPU kernels': IEEE 754 leaves no choice but a NaN's. A number is rounded to the tensor's dtype by
 // add and sub, and is f32 to mul and div; mul_(Scalar) alone rounds it too, and so has no row.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
-
-#include <type_traits>
 
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/optim/pointwise.h"

@@ -2,7 +2,6 @@
 // Which kernel each aten op has at DispatchKey::HPU. A table of the own ones; the fallback for the rest, registered per
 // op name: as a mere `_` fallback structured ops would go meta -> empty -> out= (2-3 hops) and convolution would pick
 // another path.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_native.h>
 #include <ATen/ops/_log_softmax_ops.h>
@@ -46,16 +45,10 @@
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
-#include <torch/library.h>
 
-#include <algorithm>
 #include <cstring>
-#include <functional>
 #include <numeric>
-#include <optional>
 #include <set>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/own_ops.h"

@@ -8,26 +8,13 @@
 #pragma once
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/IListRef.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/impl/boxing.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/SmallVector.h>
-#include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"

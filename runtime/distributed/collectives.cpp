@@ -8,25 +8,13 @@
 // The first argument is what a call writes, if it writes. fp8 tensors travel as the bytes that they are; only codes
 // whose scales would stay behind are refused (BlockTag::check_access), and sums of codes, which would be sums of bytes.
 // Sums, means, minima and maxima of the other dtypes are Gloo's own.
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/library.h>
 
-#include <algorithm>
 #include <exception>
 #include <iterator>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"

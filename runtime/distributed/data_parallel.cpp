@@ -7,19 +7,12 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <algorithm>
-#include <optional>
-#include <stdexcept>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <unordered_map>
-#include <utility>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime::distributed {
 namespace {

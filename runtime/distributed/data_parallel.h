@@ -10,14 +10,7 @@
 //
 // Modules are converted before: the Reducer hangs on the parameters as they are when it is made.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/distributed/process_group.h"
 

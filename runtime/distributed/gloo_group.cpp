@@ -9,19 +9,12 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/FunctionRef.h>
 
-#include <array>
 #include <bit>
-#include <cmath>
-#include <exception>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime::distributed {
 namespace {

@@ -5,9 +5,6 @@
 #include <pthread.h>
 
 #include <csignal>
-#include <ctime>
-#include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "fp8/runtime/distributed/process_group.h"

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <condition_variable>
-#include <ctime>
-#include <exception>
-#include <mutex>
 #include <sstream>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime::distributed {
 namespace {

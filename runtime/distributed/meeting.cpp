@@ -8,13 +8,8 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <filesystem>
-#include <functional>
-#include <span>
-#include <string_view>
 #include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -22,8 +17,6 @@
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::distributed {
 namespace {

@@ -10,17 +10,10 @@
 #pragma once
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
-#include <cstdint>
 #include <exception>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/distributed/process_group.h"
 

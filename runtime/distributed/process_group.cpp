@@ -6,21 +6,14 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <climits>
 #include <cstring>
-#include <exception>
-#include <filesystem>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <utility>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::runtime::distributed {

@@ -11,16 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/fp8_tensor/cast.h"
 
-#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <mutex>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/cast.h"

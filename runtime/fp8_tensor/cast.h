@@ -9,12 +9,9 @@
 //   [columns, rows] = quantize_both(x, {.scale = 2}, {.scale = 2, .transpose = true})          one cast, in two layouts
 //   y = dequantize(q, at::kBFloat16)
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <initializer_list>
-#include <optional>
 #include <utility>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"

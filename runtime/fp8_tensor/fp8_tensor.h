@@ -16,8 +16,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
-
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::runtime {

@@ -2,13 +2,8 @@
 // Products of codes whose scales lie along rows and columns of the result: what matmul() (product.h) and
 // hpu::fp8_gemm_v2 have in common. Not traced.
 #pragma once
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"

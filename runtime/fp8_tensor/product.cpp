@@ -11,17 +11,12 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <c10/util/SmallVector.h>
 
-#include <algorithm>
-#include <functional>
 #include <limits>
-#include <utility>
 
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
-#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {

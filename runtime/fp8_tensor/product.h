@@ -13,10 +13,6 @@
 //
 // Equal operands give equal bits in inference and in training.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <optional>
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 

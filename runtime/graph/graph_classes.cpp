@@ -9,16 +9,11 @@
 //     case 2: results = f(*inputs)
 #include <torch/custom_class.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/graph/metrics.h"
 #include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/runtime/lazy/lazy_mode.h"
-#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {

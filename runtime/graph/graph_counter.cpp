@@ -7,8 +7,6 @@
 #include <c10/util/hash.h>
 
 #include <algorithm>
-#include <atomic>
-#include <string_view>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/lazy/lazy_mode.h"

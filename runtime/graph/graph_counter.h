@@ -7,15 +7,9 @@
 //   step 2    mm [8, 64] [64, 64]   gelu [8, 64]   mark      reused
 //   step 3    mm [5, 64] [64, 64]   gelu [5, 64]   mark      compiled: module fc1, aten::mm [5, 64] [64, 64]
 #pragma once
-#include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -8,10 +8,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include <algorithm>
-#include <unordered_set>
-
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime {

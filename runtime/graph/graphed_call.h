@@ -8,12 +8,6 @@
 // are given to autograd as eager mode's are: it adds them up. A function whose backward runs a backward() of its own
 // (activation checkpointing) adds to .grad where no recording hears of it: it runs as it is.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/tape/recorder.h"
 

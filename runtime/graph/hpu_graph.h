@@ -12,12 +12,8 @@
 // Numbers that the host gave stay what they were; random numbers are drawn anew. A capture that can't be repeated
 // (tape/recorder.h) ends in an error with the operation and its module.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <memory>
-#include <optional>
 #include <thread>
-#include <vector>
 
 #include "fp8/runtime/tape/recorder.h"
 

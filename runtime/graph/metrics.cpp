@@ -3,19 +3,13 @@
 
 #include <c10/util/Exception.h>
 
-#include <array>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <span>
 
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime {

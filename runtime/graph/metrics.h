@@ -14,7 +14,6 @@
 //     "statistics": {"TotalNumber": 3, "TotalTime": 0, "AvgTime": 0.0}}, ...]
 #pragma once
 #include <array>
-#include <string>
 
 #include "fp8/runtime/graph/graph_counter.h"
 

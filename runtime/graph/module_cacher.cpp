@@ -9,7 +9,6 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/intercept.h"
 
 namespace fp8::runtime {

@@ -12,16 +12,11 @@
 // (set_data, load, convert) the call is captured anew. What can't be captured runs as it is, and all beyond max_graphs.
 // Results are tensors of their own, not buffers that the next call fills.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <torch/csrc/api/include/torch/nn/module.h>
 #include <torch/csrc/api/include/torch/nn/modules/container/any.h>
 #include <torch/csrc/api/include/torch/nn/modules/container/sequential.h>
 
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/graph/graphed_call.h"
 

@@ -4,17 +4,7 @@
 // while another thread may be in it.
 #include "fp8/runtime/intercept/autocast_rules.h"
 
-#include <torch/library.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstdio>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <shared_mutex>
-#include <span>
-#include <string_view>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"

@@ -17,8 +17,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/autocast/lists.h"
 

@@ -11,24 +11,14 @@
 #include <ATen/ops/matmul_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <c10/core/GradMode.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <memory>
-#include <string_view>
-#include <type_traits>
-#include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/tape/recorder.h"
 

@@ -10,10 +10,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <functional>
-#include <optional>
-#include <string>
-
 #include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::runtime {

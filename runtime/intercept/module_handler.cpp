@@ -9,9 +9,6 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/custom_class.h>
 
-#include <string_view>
-#include <utility>
-
 #include "fp8/runtime/device/registration.h"
 
 namespace fp8::runtime {

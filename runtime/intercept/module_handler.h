@@ -9,9 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/intercept/tag_operators.h"
 
-#include <torch/library.h>
-
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/weight_tag.h"

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/intercept/weight_copy.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/jit/serialization/pickler_helper.h>
-#include <torch/library.h>
 
-#include <algorithm>
 #include <unordered_map>
-#include <vector>
 
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::runtime {

@@ -15,9 +15,7 @@
 // the codes in. Watched weights (plain values): a copy is another weight, whose handler for_copy() may give; where
 // set_data or set_ exchange the memory, the mark follows.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <string>
 #include <utility>
 
 #include "fp8/runtime/intercept/weight_tag.h"

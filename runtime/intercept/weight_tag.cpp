@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/intercept/weight_tag.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "fp8/runtime/device/pending.h"

@@ -5,14 +5,10 @@
 //
 // The meaning of copies of a marked weight, on hpu and on the host: weight_copy.h.
 #pragma once
-#include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <typeinfo>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 

@@ -5,11 +5,9 @@
 #include <ATen/ops/rand_like_native.h>
 #include <ATen/ops/randn_like_native.h>
 #include <dlfcn.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <sstream>
-#include <string>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"

@@ -12,8 +12,6 @@
 // sum_of below. A row whose mask is -inf everywhere gives 0, as in PyTorch; NaN and +inf in a row's scores make the row
 // NaN.
 #pragma once
-#include <cstdint>
-#include <optional>
 
 #include "fp8/runtime/kernels/format.h"
 

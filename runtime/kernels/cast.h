@@ -7,8 +7,6 @@
 //   code = RNE(y)             NaN stays NaN (sign | 0x7F), -0 stays -0, subnormals exact; sign = sign(x) ^ sign(scale)
 //   amax = max |x|            of the unscaled input, f32; NaN if any x is NaN, inf if any is infinite
 #pragma once
-#include <cstdint>
-#include <optional>
 
 #include "fp8/runtime/kernels/format.h"
 

@@ -2,8 +2,6 @@
 #include "fp8/runtime/kernels/device_kind.h"
 
 #include <stdexcept>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/base/environment.h"
 

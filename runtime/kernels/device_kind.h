@@ -14,9 +14,6 @@
 // mm and conv know no scales: float8 codes are multiplied as the numbers that they are by themselves. Products of what
 // was quantized are those of converted weights and of the hpu:: operators.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
 
 #include "fp8/runtime/kernels/format.h"
 

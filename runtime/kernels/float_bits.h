@@ -6,7 +6,6 @@
 #pragma once
 #include <bit>
 #include <cmath>
-#include <cstdint>
 
 #include "fp8/runtime/kernels/format.h"
 

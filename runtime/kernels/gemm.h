@@ -54,7 +54,6 @@
 // Packed layout (a byte permutation of W, same size; N a multiple of 16, K of 4, zero padded otherwise):
 //   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)
 #pragma once
-#include <cstdint>
 #include <span>
 
 #include "fp8/runtime/kernels/cast.h"

@@ -9,7 +9,6 @@
 // it is not allowed, and a scale that is missing or not a positive number. Arrays that are written must not overlap
 // others.
 #pragma once
-#include <cstdint>
 #include <span>
 
 #include "fp8/runtime/kernels/format.h"

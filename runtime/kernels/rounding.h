@@ -16,9 +16,7 @@
 // pool: the same bits on every level and any number of threads. Throw std::invalid_argument for sizes that are negative
 // or do not fit, and missing pointers.
 #pragma once
-#include <cstdint>
 #include <span>
-#include <vector>
 
 #include "fp8/runtime/kernels/format.h"
 

@@ -10,11 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <optional>
-#include <stdexcept>
-#include <string>
 
-#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/simd.h"

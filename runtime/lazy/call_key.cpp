@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <string_view>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/pending.h"

@@ -8,8 +8,6 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
-#include <cstdint>
-
 #include "fp8/runtime/device/device.h"
 
 namespace fp8::runtime {

@@ -4,8 +4,6 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
-#include <string_view>
-#include <utility>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/fallback.h"

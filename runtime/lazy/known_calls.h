@@ -2,12 +2,9 @@
 // How the results of calls looked that have run: sizes by earlier runs, no shape functions.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/SmallVector.h>
 
-#include <cstdint>
 #include <memory>
 #include <unordered_map>
-#include <vector>
 
 #include "fp8/runtime/lazy/call_key.h"
 

@@ -5,14 +5,7 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
-#include <mutex>
-#include <string_view>
-#include <thread>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/pending.h"

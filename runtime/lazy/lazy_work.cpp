@@ -6,9 +6,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
-#include <optional>
-#include <utility>
-
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/pending.h"
 #include "fp8/runtime/dispatch/fallback.h"

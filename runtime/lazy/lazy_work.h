@@ -7,17 +7,10 @@
 //
 // While the worker runs, memory of results is known to it alone (pending.h): operands of its calls are set to it.
 #pragma once
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <exception>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/kernels/work_queue.h"
-#include "fp8/runtime/lazy/call_key.h"
 #include "fp8/runtime/lazy/known_calls.h"
 
 namespace fp8::runtime {

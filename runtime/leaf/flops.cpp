@@ -12,7 +12,6 @@
 //   rotation     y = x cos + turned(x) sin, and back: 3 |x|
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <numeric>
 
 #include "fp8/runtime/leaf/leaf.h"

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <deque>
 #include <exception>
 #include <map>
@@ -16,7 +15,6 @@
 #include <set>
 #include <shared_mutex>
 #include <sstream>
-#include <stdexcept>
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"

@@ -2,14 +2,12 @@
 #include "fp8/runtime/modules/linear_together.h"
 
 #include <ATen/TracerMode.h>
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/dispatch/own_ops.h"
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"
 

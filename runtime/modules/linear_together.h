@@ -8,10 +8,7 @@
 // that are heard (leaf/leaf.h), profilers, torch.jit.trace, autograd, autocast; handlers that watch (measure) or fake;
 // weights that are not all quantized alike (or all in bf16, for one or two rows), inputs with scales of their own.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <torch/nn/modules/linear.h>
-
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/modules/node.h"
 
-#include <utility>
-
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/modules/op_modules.h"
 

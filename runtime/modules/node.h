@@ -8,11 +8,6 @@
 #include <ATen/core/List.h>
 #include <torch/custom_class.h>
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::runtime {

@@ -3,18 +3,12 @@
 // multiplies, takes a softmax, or keeps keys and values, and they can be measured and run in fp8. With an empty slot
 // each does exactly what the plain ATen call does.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
-#include <memory>
-#include <optional>
-#include <string>
 #include <tuple>
-#include <vector>
 
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/tape/recorder.h"
 

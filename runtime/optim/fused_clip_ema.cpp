@@ -7,7 +7,6 @@
 #include <torch/nn/module.h>
 
 #include <cmath>
-#include <unordered_set>
 
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/optim/optim.h"

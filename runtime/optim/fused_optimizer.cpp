@@ -5,7 +5,6 @@
 #include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "fp8/runtime/intercept/weight_tag.h"

@@ -13,11 +13,7 @@
 
 #include <map>
 #include <memory>
-#include <ranges>
-#include <string>
 #include <tuple>
-#include <type_traits>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/text.h"

@@ -7,13 +7,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/serialize/archive.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <sstream>
 
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/optim/optim.h"

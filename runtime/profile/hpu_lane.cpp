@@ -7,13 +7,6 @@
 #include <kineto/output_base.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <deque>
-#include <mutex>
-#include <optional>
-#include <set>
-#include <utility>
-
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/hpu_profiler.h"

@@ -6,20 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <fstream>
-#include <set>
-#include <stdexcept>
-#include <string_view>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::runtime {
 namespace {

@@ -11,16 +11,8 @@
 // what they take. A recording is bounded however long a step is: what it leaves out is counted, in a warning and in the
 // trace ("leavesLeftOut", "hostEventsLeftOut"), and nothing is recorded after that step.
 #pragma once
-#include <ATen/record_function.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/profile/leaf_log.h"
 #include "fp8/runtime/profile/profiler.h"

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <string_view>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/profile/owner.h"

@@ -6,14 +6,10 @@
 //   kind          about 300 bytes and its sizes, at most 2^16    = 20 MiB or more
 #pragma once
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -4,17 +4,12 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iomanip>
 #include <numeric>
 #include <sstream>
-#include <stdexcept>
 #include <system_error>
-#include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/text.h"

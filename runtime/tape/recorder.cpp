@@ -7,13 +7,10 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/tape/heard.h"
 
 namespace fp8::runtime {

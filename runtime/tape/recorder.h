@@ -19,13 +19,9 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <functional>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/tape/tape.h"

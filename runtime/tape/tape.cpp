@@ -9,7 +9,6 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/tape/heard.h"
 
 namespace fp8::runtime {

@@ -4,12 +4,7 @@
 #include <ATen/core/operator_name.h>
 #include <ATen/ops/isinf.h>
 #include <ATen/ops/isnan.h>
-#include <ATen/record_function.h>
 #include <torch/nn/module.h>
-
-#include <algorithm>
-#include <array>
-#include <cmath>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/operand_devices.h"

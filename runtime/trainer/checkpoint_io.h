@@ -5,9 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <cstdint>
 #include <map>
-#include <optional>
 
 #include "fp8/runtime/io/json/json.h"
 

@@ -4,9 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 

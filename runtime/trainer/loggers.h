@@ -4,7 +4,6 @@
 //
 //   {"step": 3, "DeviceStatsMonitor.on_train_batch_start/Limit": 67396767744, ...}      a line for each row
 #pragma once
-#include <string_view>
 
 #include "fp8/runtime/trainer/training_module.h"
 

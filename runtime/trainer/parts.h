@@ -12,7 +12,6 @@
 //     return std::make_shared<LitClassifier>(a.integer("hidden", 128, 1));
 //   });
 #pragma once
-#include <c10/core/Device.h>
 
 #include "fp8/runtime/io/base/registry.h"
 #include "fp8/runtime/trainer/registry.h"

@@ -11,8 +11,6 @@
 #include <iterator>
 #include <map>
 #include <numbers>
-#include <stdexcept>
-#include <utility>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/environment.h"

@@ -19,7 +19,6 @@
 // with the next batch. Callbacks are called on every rank: give loggers to rank 0 alone.
 #pragma once
 #include <deque>
-#include <limits>
 
 #include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/runtime/profile/profiler.h"

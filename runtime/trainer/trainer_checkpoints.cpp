@@ -5,7 +5,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
-#include <algorithm>
 #include <system_error>
 
 #include "fp8/runtime/trainer/trainer_run.h"

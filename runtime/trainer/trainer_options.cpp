@@ -3,12 +3,8 @@
 // and its messages to loggers.
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <bit>
-#include <iterator>
-#include <set>
 
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/trainer_run.h"

@@ -15,13 +15,6 @@
 #include <ATen/Context.h>
 #include <c10/util/ScopeExit.h>
 
-#include <chrono>
-#include <map>
-#include <optional>
-#include <unordered_map>
-
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/graphed_steps.h"
 
 namespace fp8::trainer {

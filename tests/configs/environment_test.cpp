@@ -3,7 +3,6 @@
 #include "fp8/configs/environment.h"
 
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/launchers.h"
 #include "support/throws_with.h"
 

@@ -2,11 +2,9 @@
 // The rule of allowlist and blocklist: every combination against its formula, the documented cases, and unused
 // entries.
 #include <random>
-#include <set>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/golden.h"
 #include "support/throws_with.h"
 

@@ -2,10 +2,7 @@
 // The configurations that INC, Optimum Habana and vllm-gaudi publish, as facts: repository, path, keys and values. And
 // which of them are refused, with the reason.
 #pragma once
-#include <filesystem>
 #include <map>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 

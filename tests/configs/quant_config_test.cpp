@@ -3,8 +3,6 @@
 // error.
 #include "fp8/configs/quant_config.h"
 
-#include <set>
-
 #include "configs/quant_config_text.h"
 #include "fp8/configs/module_types.h"
 #include "support/command.h"

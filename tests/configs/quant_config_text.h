@@ -3,8 +3,6 @@
 #pragma once
 
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "support/throws_with.h"
 
 namespace fp8::test {

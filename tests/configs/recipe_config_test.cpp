@@ -3,7 +3,6 @@
 // shipped files against the structs' defaults.
 #include "fp8/configs/recipe_config.h"
 
-#include <cmath>
 #include <random>
 
 #include "support/golden.h"

@@ -2,8 +2,6 @@
 // scale_method as an object: who gets which method, which pairs exist, and the path in every error.
 #include "fp8/configs/scale_methods.h"
 
-#include <set>
-
 #include "configs/quant_config_text.h"
 #include "support/golden.h"
 

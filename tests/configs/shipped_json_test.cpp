@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configurations in configs/json: all of them parse and say what their names say; and the JSON Schema knows the
 // keys and values that the parser knows.
-#include <set>
-#include <stdexcept>
 
 #include "configs/published_configs.h"
 #include "configs/quant_config_text.h"
 #include "fp8/configs/configs.h"
-#include "fp8/configs/environment.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/configs/scale_methods.h"
 
 namespace fp8::configs {
 namespace {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calibration as programs: observers, shapes, files in between. Ranks: tests/measure/calibration/files_test.cpp and
 // shares_test.
-#include <optional>
 
 #include "e2e/e2e.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules for checkpoints that hold at every door of the program: whose codes they are, what explains them, NaN and Inf,
 // and what a second run on a finished output does.
-#include <cmath>
 
 #include "e2e/e2e.h"
 

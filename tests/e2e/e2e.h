@@ -4,9 +4,7 @@
 #pragma once
 #include <sys/resource.h>
 
-#include <cstdint>
 #include <cstring>
-#include <functional>
 
 #include "support/launchers.h"
 #include "tools/commands/run_fp8.h"

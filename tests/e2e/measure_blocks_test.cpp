@@ -3,9 +3,6 @@
 // kind of model and every observer, within the memory limit. Runs that are killed: below.
 #include "e2e/measure_blocks.h"
 
-#include <cmath>
-#include <cstdio>
-
 namespace fp8::e2e {
 namespace {
 

@@ -9,7 +9,6 @@
 //   is twice that, for ranges that are not log-uniform and values below the smallest normal number.
 
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/transformer_engine/te.h"
 #include "support/f64.h"
 #include "support/hpu_test.h"

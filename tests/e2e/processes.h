@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs of the program beside each other: by themselves, and as the ranks of one work.
 #pragma once
-#include <ctime>
 #include <memory>
 
 #include "e2e/e2e.h"

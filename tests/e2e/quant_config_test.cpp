@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // QUANT_CONFIG in the environment against the explicit way: measuring changes no bit of the logits and writes what fp8
 // measure writes; a model quantized on load gives the logits of measure + quantize --config + evaluate, bit for bit.
-#include <set>
 
 #include "configs/published_configs.h"
 #include "e2e/e2e.h"

@@ -3,8 +3,6 @@
 // 448), the largest of q, k, v and of gate, up where scales are shared; rows of zeros have scale 1 and codes 0.
 #include <sys/inotify.h>
 
-#include <cmath>
-
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One work on several processes: by ranks, and in shares that are taken one after the other, by processes that are
 // killed at random moments too. What comes of it has the bytes that one process writes.
-#include <random>
 
 #include "e2e/processes.h"
 

@@ -3,7 +3,6 @@
 // a user of Intel Neural Compressor sets it: one run measures, the next quantizes on load. Gated on the KL divergence
 // to the high precision model, which bounds simulated on these models and texts give with room for the rounding grid's
 // luck (1.25 times the worst measured).
-#include <cmath>
 #include <random>
 #include <set>
 

@@ -7,32 +7,18 @@
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
-#include <stdexcept>
-#include <vector>
 
-#include "fp8/configs/quant_config.h"
-#include "fp8/configs/recipe_config.h"
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/gaudi_config.h"
-#include "fp8/measure/files/measurement_file.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/quant/names/model_names.h"
-#include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/idx/idx.h"
 #include "fp8/runtime/io/images/image.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/pickle/pickle.h"
 #include "fp8/runtime/io/tensors/npz.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
-#include "fp8/tools/text/chat/chat_template.h"
-#include "fp8/tools/text/data/data_file.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
-#include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/tokenizer.h"
 
 namespace fp8::fuzz {

@@ -10,9 +10,6 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/torch.h>
 
-#include <cstdio>
-
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main kernels, on 64 rows of 1000 elements (no multiple of any vector); products with a weight of 128 rows.
-#include <cstdint>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/attention/decoder_math.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -7,10 +7,6 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
-#include <cstdio>
-#include <map>
-#include <string>
-
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/thread_pool.h"

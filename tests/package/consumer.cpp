@@ -4,13 +4,11 @@
 // symbol of the runtime, which must be loaded all the same: that library registers the device.
 #include <link.h>
 
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 
 #include "fp8/fp8.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/format.h"
 
 /// Called per loaded library: nonzero, which ends the walk, for the one whose name holds `wanted`.
 static int is_library(dl_phdr_info* info, std::size_t, void* wanted) {

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The profilers and the callbacks of a Trainer in a program outside the tree: their headers are installed with all that
 // they include.
-#include <cstdio>
-#include <string>
 
 #include "fp8/runtime/profile/hpu_profiler.h"
-#include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/loggers.h"
 

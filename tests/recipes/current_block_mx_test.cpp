@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 #include <random>
-#include <stdexcept>
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/kernels/cast.h"

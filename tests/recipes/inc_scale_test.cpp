@@ -4,10 +4,8 @@
 #include "fp8/recipes/inc_scale.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <random>
-#include <stdexcept>
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/kernels/cast.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
-#include <stdexcept>
 
 #include "fp8/recipes/inc_scale.h"
 #include "support/throws_with.h"

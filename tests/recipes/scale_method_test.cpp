@@ -5,10 +5,8 @@
 #include <cctype>
 #include <cmath>
 #include <random>
-#include <stdexcept>
 
 #include "fp8/recipes/inc_scale.h"
-#include "fp8/recipes/scaling.h"
 #include "support/enum_names.h"
 #include "support/threads.h"
 #include "support/throws_with.h"

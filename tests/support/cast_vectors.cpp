@@ -3,10 +3,7 @@
 //
 //   IN   safetensors with in.bf16 BF16 [n], in.f32 F32 [n], in.scaled.f32 F32 [n], scale.<k> F32 []
 //   OUT  codes.<dialect>.bf16 | .f32 | .scaled.<k> U8 [n] for gaudi2, gaudi3, ocp and e5m2, decode.<dialect> F32 [256]
-#include <cstdio>
 #include <exception>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/cast.h"

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A command line as one text, and what a command answers. Tests of the program need no other include or using.
 #pragma once
-#include <algorithm>
 #include <fstream>
 #include <map>
 #include <sstream>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "support/matchers.h"

@@ -8,11 +8,9 @@
 #include <torch/torch.h>
 
 #include <cstring>
-#include <memory>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "support/throws_with.h"
 
 namespace fp8::test {

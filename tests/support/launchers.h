@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdlib>
 #include <map>
-#include <string>
 
 #include "fp8/runtime/io/base/environment.h"
 

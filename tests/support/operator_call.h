@@ -7,8 +7,6 @@
 #include <torch/torch.h>
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 

@@ -13,11 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <thread>
-#include <vector>
 
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "support/temp_dir.h"

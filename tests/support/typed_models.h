@@ -6,8 +6,6 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/modules/op_modules.h"
 

@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <stdexcept>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/simd.h"

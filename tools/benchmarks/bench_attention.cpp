@@ -10,7 +10,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
-#include <cstdint>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/tools/benchmarks/bench.h"

@@ -7,7 +7,6 @@
 // amax over a whole tensor, beside torch's abs().amax(). gbps counts the bytes read.
 //
 // Decode with a scale, beside torch's bare .to(bf16 | f32) (no scale). gbps counts the codes.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -15,7 +14,6 @@
 #include <cstring>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/benchmarks/bench.h"

@@ -11,9 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
-#include <memory>
 #include <system_error>
 
 #include "fp8/quant/checkpoint/quantize.h"

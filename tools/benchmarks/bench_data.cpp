@@ -9,7 +9,6 @@
 //                        step and a module that logs, beside the same operations in a loop: own_share of the step's
 //                        time. The logger gets a row every 50 steps, as the trainer's default is; or for every one
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
@@ -18,14 +17,8 @@
 #include <png.h>
 #include <torch/nn/module.h>
 
-#include <cstdint>
-#include <limits>
-#include <memory>
-
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/image_folder.h"
-#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/optim/optimizers.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"

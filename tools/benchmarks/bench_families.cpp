@@ -16,24 +16,12 @@
 //   3B        3200    8640       26     32, 32            32000      Open Llama's shape; 12 GB of memory
 //
 // Without a filter the smallest alone. bytes: of all weights.
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/embedding.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <iterator>
-#include <memory>
-#include <set>
-
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/tools/models/decoder/decoder.h"
-#include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"

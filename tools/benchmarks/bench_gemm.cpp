@@ -7,7 +7,6 @@
 // Products of one or two bf16 rows with a bf16 weight that no cache holds (the head of a language model: 32000 x 2048,
 // 125 MiB) beside torch's linear. It lies in memory of the device, as a model's does. gbps counts the weight's bytes.
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp2.h>
 #include <ATen/ops/linear.h>
@@ -19,7 +18,6 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/tools/benchmarks/bench.h"
 
 namespace fp8::bench::gemm_cases {

@@ -11,8 +11,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
 #include <random>
 
 #include "fp8/runtime/kernels/simd.h"

@@ -8,26 +8,17 @@
 // alternately; the begin and end of a recording are not counted. hpu_op_share: the share of a recorded step's time that
 // its leaves explain.
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 
-#include <array>
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <optional>
-
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
-#include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace fp8::bench::training_cases {
 namespace {

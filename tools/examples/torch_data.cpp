@@ -8,13 +8,7 @@
 
 #include <torch/torch.h>
 
-#include <cstdio>
-#include <filesystem>
-#include <memory>
-#include <string>
-
 #include "fp8/fp8.h"
-#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace {

@@ -4,11 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/checksum.h"
 

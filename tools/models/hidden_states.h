@@ -8,8 +8,6 @@
 //
 // A snapshot is the current file, synced, with its size and checksum. No torch here.
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <memory>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"

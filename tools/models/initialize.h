@@ -5,8 +5,6 @@
 #pragma once
 #include <c10/core/Device.h>
 
-#include <cstdint>
-
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {

@@ -3,13 +3,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <unordered_map>
 
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::models {
 namespace {

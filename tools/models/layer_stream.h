@@ -10,9 +10,6 @@
 // Memory: placeholders for all modules, and what is loaded. The files stay open: replacing them does not change what is
 // read.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/tools/models/load.h"

@@ -2,17 +2,11 @@
 #include "fp8/tools/models/load.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <torch/nn/module.h>
-
-#include <algorithm>
-#include <set>
-#include <unordered_set>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/model_source.h"

@@ -2,15 +2,7 @@
 // Checkpoint folder -> model with its weights, read a few megabytes at a time: peak memory is the model and no more.
 #pragma once
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/kernels/format.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {

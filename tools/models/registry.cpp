@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/registry.h"
 
-#include <ranges>
-#include <stdexcept>
 #include <system_error>
-#include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/models/families/families.h"
 
 namespace fp8::models {

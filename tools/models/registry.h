@@ -6,10 +6,6 @@
 //
 //   fp8::models::ModelRegistration mine({.model_type = "mine", .read_config = read_mine, .make = make_mine});
 #pragma once
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/registry.h"
 #include "fp8/tools/models/base/causal_lm.h"

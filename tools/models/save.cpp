@@ -4,10 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 
-#include <algorithm>
-#include <vector>
-
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/file_dtype.h"

@@ -2,10 +2,6 @@
 // A model in memory -> a checkpoint folder that load_model(), transformers and vLLM read: config.json, tokenizer files,
 // model.safetensors.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <filesystem>
-#include <string>
 
 #include "fp8/tools/models/base/causal_lm.h"
 

@@ -4,12 +4,8 @@
 // within a word), so a part counts as enough when kMargin tokens more than wanted came out of it.
 #include "fp8/tools/text/dataset.h"
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
-#include <string>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::text {

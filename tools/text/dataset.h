@@ -17,7 +17,6 @@
 //
 // Of several files the documents come one after the other.
 #pragma once
-#include <functional>
 
 #include "fp8/tools/text/data/data_file.h"
 #include "fp8/tools/text/tokenizer.h"

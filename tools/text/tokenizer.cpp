@@ -6,13 +6,10 @@
 //   ids -> tokens, special ones left out -> decoder -> joined text
 #include "fp8/tools/text/tokenizer.h"
 
-#include <algorithm>
-#include <limits>
 #include <unordered_set>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/steps.h"
-#include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"
 
 namespace fp8::text {

@@ -4,13 +4,7 @@
 // An unknown part of the file is refused by name. "truncation" and "padding" are not applied (transformers switches
 // them off, too).
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 

@@ -20,11 +20,8 @@
 #pragma once
 #include <tuple>
 
-#include "fp8/configs/recipe_config.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
-#include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace fp8::te {
 

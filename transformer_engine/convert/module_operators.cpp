@@ -2,7 +2,6 @@
 // What modules of Transformer Engine's names compute beside their products, as operators made of ATen's: modules in
 // Python (tools/python/fp8/te) have the bits of those here. Autocast is in force inside of them, as it is in a module.
 
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"

@@ -4,11 +4,8 @@
 #pragma once
 
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/region/fp8_autocast.h"
 
 namespace fp8::te {
 

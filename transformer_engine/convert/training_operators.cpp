@@ -3,21 +3,16 @@
 #include <ATen/ops/linear.h>
 
 #include <cstring>
-#include <set>
 #include <thread>
 
 #include "fp8/configs/training/gaudi_config.h"
 #include "fp8/quant/model/operators.h"
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {
 namespace {

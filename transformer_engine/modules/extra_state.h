@@ -14,8 +14,6 @@
 // high-precision copy, if any.
 #pragma once
 
-#include <map>
-
 #include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {

@@ -4,7 +4,6 @@
 #pragma once
 #include <torch/nn/cloneable.h>
 
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 

@@ -5,8 +5,6 @@
 //   RMSNorm    y = x / sqrt(mean(x^2) + eps) * gamma
 #pragma once
 
-#include <string>
-
 #include "fp8/transformer_engine/modules/linear.h"
 
 namespace fp8::te {

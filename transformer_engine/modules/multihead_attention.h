@@ -11,10 +11,6 @@
 // [G, H / G + 2, D] with qkv_weight_interleaved, else [H, D], [G, D], [G, D] one after the other.
 // Without, each has its own weight and its own fp8 scales.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
-#include <torch/nn/modules/common.h>
-#include <torch/nn/modules/container/any_value.h>
 
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/layer_norm.h"

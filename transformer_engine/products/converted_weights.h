@@ -9,7 +9,6 @@
 //
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once
-#include <mutex>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/intercept.h"

@@ -5,15 +5,9 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <array>
-
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention.h"
-#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/recomputation.h"

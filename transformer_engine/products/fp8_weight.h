@@ -14,7 +14,6 @@
 #pragma once
 #include <torch/custom_class.h>
 
-#include "fp8/recipes/recipe.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 

@@ -10,7 +10,6 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/graph/graphed_call.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace fp8::te {

@@ -15,8 +15,6 @@
 // it would multiply in high precision.
 #pragma once
 #include <deque>
-#include <map>
-#include <mutex>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/region/fp8_state.h"

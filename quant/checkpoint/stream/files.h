@@ -4,7 +4,6 @@
 #pragma once
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant::stream {
 

@@ -9,7 +9,6 @@
 // together they cover it. A tensor that was written in many small pieces (transposed codes) is read back when it is
 // finished, and is one.
 #pragma once
-#include <atomic>
 #include <exception>
 
 #include "fp8/quant/checkpoint/stream/files.h"

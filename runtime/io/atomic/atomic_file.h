@@ -10,13 +10,6 @@
 #pragma once
 #include <sys/types.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <string_view>
-
 #include "fp8/runtime/io/base/file.h"
 
 // The table behind remove_temporaries(): which temporary files and folders are open now. Fixed size and no locks,

@@ -11,18 +11,14 @@
 // system or the kernel knows no such step, two renames do it.
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <fstream>
-#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::io {
 namespace {

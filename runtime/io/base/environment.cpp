@@ -3,10 +3,8 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <charconv>
 #include <cstdlib>
-#include <stdexcept>
 #include <unordered_map>
 
 #include "fp8/runtime/io/base/key_table.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/runtime_flags.h"
 
-#include <cstddef>
 #include <map>
 #include <mutex>
 

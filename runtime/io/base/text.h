@@ -9,10 +9,8 @@
 //   is_file_name("run.csv")    true; "../run.csv" is a path
 #pragma once
 #include <algorithm>
-#include <concepts>
 #include <ranges>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"

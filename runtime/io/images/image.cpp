@@ -2,7 +2,6 @@
 // libpng and libjpeg end a function with longjmp() where something is wrong (error_exit() of libjpeg must not return).
 // The functions that call setjmp() have no object with a destructor, and what they leave is false and a message.
 // clang-format off: each needs what stands above it
-#include <cstdio>
 #include <jpeglib.h>
 #include <jerror.h>
 // clang-format on
@@ -10,12 +9,10 @@
 
 #include <png.h>
 
-#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstring>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {

@@ -4,9 +4,7 @@
 // tensors).
 #include "fp8/runtime/io/json/json.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cstdint>
 #include <system_error>
 #include <unordered_set>
 

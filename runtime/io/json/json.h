@@ -2,12 +2,9 @@
 // Strict JSON: UTF-8, no duplicate keys, bounded depth and size, errors with file, line and column. No torch here.
 #pragma once
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/base/text.h"
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/json/json_edit.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace fp8::io {
 namespace {
 

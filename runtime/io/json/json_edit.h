@@ -9,9 +9,6 @@
 //                                          "d": [
 //                                      ...
 #pragma once
-#include <cstddef>
-#include <optional>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 

@@ -2,12 +2,9 @@
 #include "fp8/runtime/io/json/resumable_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/base/checksum.h"
 

@@ -6,10 +6,7 @@
 //
 // A line that was cut short or is damaged counts as not written. No torch here.
 #pragma once
-#include <cstddef>
-#include <cstdint>
 #include <mutex>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 

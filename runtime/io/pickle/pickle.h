@@ -8,11 +8,7 @@
 //   an array within it:
 //     _reconstruct(ndarray, (0,), b'b')  BUILD (1, shape, dtype 'f4', fortran False, bytes)
 #pragma once
-#include <cstdint>
-#include <string>
-#include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <variant>
 #include <vector>
 

@@ -10,7 +10,6 @@
 #include <array>
 #include <cstring>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 

@@ -3,17 +3,13 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <fstream>
 #include <sstream>
-#include <string_view>
-#include <utility>
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"

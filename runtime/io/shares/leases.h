@@ -11,20 +11,13 @@
 // once where the holder is known to be gone or has given it back (a time of change of 0). To be wrong about a holder
 // does no harm: each taking writes into a place of its own, and the first to finish counts.
 #pragma once
-#include <sys/types.h>
 
 #include <condition_variable>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/json/json.h"

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/shares/shares.h"
 
-#include <algorithm>
 #include <chrono>
 #include <system_error>
-#include <thread>
-#include <utility>
 
 namespace fp8::io {
 namespace {

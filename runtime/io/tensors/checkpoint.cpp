@@ -2,7 +2,6 @@
 // Checkpoint of safetensors.h. model.safetensors.index.json: {"metadata": {..}, "weight_map": {tensor name: file
 // name}}.
 #include <numeric>
-#include <string_view>
 #include <unordered_set>
 
 #include "fp8/runtime/io/json/json.h"

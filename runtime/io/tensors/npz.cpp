@@ -2,7 +2,6 @@
 #include "fp8/runtime/io/tensors/npz.h"
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/zip.h"
 
 namespace fp8::io {

@@ -7,9 +7,6 @@
 //   'shape': (), }
 //                             | pickle of the 0-dim object array
 #pragma once
-#include <filesystem>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/pickle/pickle.h"
 

@@ -2,9 +2,7 @@
 // SafetensorsFile of safetensors.h.
 #include "fp8/runtime/io/tensors/safetensors.h"
 
-#include <array>
 #include <cstring>
-#include <limits>
 
 #include "fp8/runtime/io/json/json.h"
 

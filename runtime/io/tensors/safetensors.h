@@ -16,7 +16,6 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/tensors/tensor_file.h"

@@ -2,7 +2,6 @@
 #include "fp8/runtime/io/tensors/tensor_file.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
 

@@ -2,12 +2,8 @@
 // A file of named tensors as its readers see it, be it safetensors or torch.save's zip: names, dtypes, shapes, and
 // bytes in row-major order. No torch here.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 

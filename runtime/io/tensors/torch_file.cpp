@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <string_view>
 
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 

@@ -4,7 +4,6 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace fp8::io {
 namespace {

@@ -7,10 +7,6 @@
 //   "PK\5\6" end: where the central headers start    (and a comment of at most 65535 bytes)
 // Sizes are taken from the central header: numpy fills the local one's with 0xffffffff and a zip64 field.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"

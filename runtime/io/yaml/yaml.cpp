@@ -8,15 +8,9 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <limits>
-#include <optional>
 #include <sstream>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 namespace fp8::io {
 namespace {

@@ -10,11 +10,7 @@
 // aliases and merge keys (<<) are followed. Refused by line: a key twice, keys that are no text, tags other than those
 // of JSON's types, more than one document, an alias within its own anchor, and what is larger than the limits below.
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <map>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/json/json.h"
 

@@ -3,14 +3,10 @@
 #include "fp8/runtime/kernels/attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <stdexcept>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -2,7 +2,6 @@
 // Attention's products (simd_kernels.h) in Highway's portable vectors, compiled once per target. Products of two bf16
 // are exact, so that a fused multiply-add and two operations give the same bits; f32 takes two.
 #include <cstring>
-#include <type_traits>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

@@ -4,10 +4,7 @@
 #include "fp8/runtime/kernels/attention/decoder_math.h"
 
 #include <algorithm>
-#include <cmath>
-#include <stdexcept>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -13,7 +13,6 @@
 // Every level gives the same bits: a sum runs in 32 sums, sum j over i = j, j + 32, ... in that order, which are added
 // as s[j] += s[j + 16], s[j + 8], ... s[j + 1]; the relative error of sums of squares is at most (n / 32 + 7) * 2^-24.
 #pragma once
-#include <cstdint>
 
 #include "fp8/runtime/kernels/cast.h"
 

@@ -6,10 +6,7 @@
 
 #include <algorithm>
 #include <mutex>
-#include <stdexcept>
-#include <vector>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"

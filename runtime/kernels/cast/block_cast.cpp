@@ -7,11 +7,8 @@
 // Blocks narrower than kWide columns share one cast per row: their scales are spread to one per element first, so that
 // a run is long however small the block is.
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <stdexcept>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

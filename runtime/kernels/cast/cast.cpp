@@ -5,12 +5,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <span>
-#include <stdexcept>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
-#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/simd.h"

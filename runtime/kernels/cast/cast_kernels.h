@@ -10,7 +10,6 @@
 //
 // Magnitudes below flush_below count as 0 before that.
 #pragma once
-#include <cstdint>
 
 #include "fp8/runtime/kernels/format.h"
 

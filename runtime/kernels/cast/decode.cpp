@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrices, scales, threads and levels around the decodes of one run (cast_kernels.h).
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <cmath>
-#include <stdexcept>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

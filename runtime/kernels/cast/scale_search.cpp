@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 
 #include "fp8/runtime/kernels/cast/cast_kernels.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

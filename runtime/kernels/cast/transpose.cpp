@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"

@@ -9,11 +9,7 @@
 #include "fp8/runtime/kernels/gemm.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <optional>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "fp8/runtime/io/base/fail.h"

@@ -11,7 +11,6 @@
 // stays in L1: x comes from L2 all the time, and a panel of decoded weights would drive both out. Only BF16 and fp8
 // activations; groups of whole tiles, whose scales are folded in as weights are decoded or end the sums in C.
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 
 #include "fp8/runtime/kernels/gemm/gemm_avx512.h"

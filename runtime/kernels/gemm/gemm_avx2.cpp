@@ -10,10 +10,7 @@
 // as 480: ranges of k are scanned, and those with a NaN take a decode with two more instructions.
 #include <immintrin.h>
 
-#include <cstdint>
-
 #include "fp8/runtime/kernels/gemm/gemm_groups-inl.h"
-#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 
 namespace fp8::kernels {
 namespace {

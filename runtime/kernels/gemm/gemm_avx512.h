@@ -5,9 +5,6 @@
 //
 // One accumulator per (row, channel), k ascending: the same chain for every tile size (see gemm_kernels.h).
 #pragma once
-#include <immintrin.h>
-
-#include <cstdint>
 
 #include "fp8/runtime/kernels/gemm/gemm_avx512_tiles.h"
 

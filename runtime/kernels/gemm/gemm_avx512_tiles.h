@@ -8,8 +8,6 @@
 #pragma once
 #include <immintrin.h>
 
-#include <cstdint>
-
 #include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 
 namespace fp8::kernels {

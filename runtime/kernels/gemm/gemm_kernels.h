@@ -10,7 +10,6 @@
 // Every output is one chain of sums in ascending k (per accumulator lane), carried through acc between ranges of k. So
 // its bits depend on neither m, tile_rows, blocks, the ranges of k, the layout nor the threads.
 #pragma once
-#include <cstdint>
 
 #include "fp8/runtime/kernels/format.h"
 

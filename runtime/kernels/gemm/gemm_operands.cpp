@@ -5,8 +5,6 @@
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <limits>
 
 #include "fp8/runtime/kernels/thread_pool.h"

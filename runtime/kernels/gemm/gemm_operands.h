@@ -2,9 +2,7 @@
 // Operands of a gemm that its kernels do not take as they are: activations in the order of a level, scales folded into
 // values, panels of row-major weights, infinite and NaN codes.
 #pragma once
-#include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"

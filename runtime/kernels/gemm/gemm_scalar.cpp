@@ -2,12 +2,10 @@
 // gemm with no SIMD level: the same steps in plain C++, for machines without AVX2 and as something to compare with.
 // A sum takes one f32 rounding per product (the product itself, and its sum, are formed in f64), like a fused
 // multiply-add.
-#include <cmath>
 
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm/gemm_groups-inl.h"
-#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 
 namespace fp8::kernels {
 namespace {

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sums of gemv() in Highway's portable vectors, compiled once per target; threads and rounding around them.
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
-#include <functional>
-#include <stdexcept>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/simd.h"

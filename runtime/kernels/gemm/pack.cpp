@@ -7,8 +7,6 @@
 // sums.
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
-#include <vector>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/gemm.h"

@@ -4,7 +4,6 @@
 #include "fp8/runtime/kernels/gemm/software_tiles.h"
 
 #include <cstring>
-#include <stdexcept>
 
 #include "fp8/runtime/io/base/fail.h"
 

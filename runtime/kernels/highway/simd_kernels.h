@@ -3,11 +3,9 @@
 // gives those of the level in force. highway/levels.h has the choice.
 #pragma once
 #include <atomic>
-#include <cstdint>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/kernels/optim.h"
 
 namespace fp8::kernels {

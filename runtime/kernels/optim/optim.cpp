@@ -5,16 +5,9 @@
 #include "fp8/runtime/kernels/optim.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <stdexcept>
-#include <vector>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/attention.h"

@@ -2,8 +2,6 @@
 // pointwise.h in Highway's portable vectors, compiled once per target, and the checks around them.
 #include "fp8/runtime/kernels/optim/pointwise.h"
 
-#include <stdexcept>
-
 #include "fp8/runtime/kernels/highway/simd_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

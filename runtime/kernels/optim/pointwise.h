@@ -7,7 +7,6 @@
 // A NaN's sign and payload are the one thing that IEEE 754 leaves open, and each library's own: where a result is NaN,
 // the kernel says so, and the caller computes otherwise.
 #pragma once
-#include <cstdint>
 
 #include "fp8/runtime/kernels/format.h"
 

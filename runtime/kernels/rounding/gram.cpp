@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The matrix of the inputs and its quadratic form: only what is right of the diagonal is computed.
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <stdexcept>
 

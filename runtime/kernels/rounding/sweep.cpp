@@ -7,9 +7,7 @@
 //   owed [rows, block]  =  e [rows, end ..] . F [first .. end, end ..]^T          multiply()
 //   block, right to left   w' = w + owed;  r, e;  owed of the block's columns on the left += e F[., k]
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
-#include <vector>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/cast/cast_kernels.h"

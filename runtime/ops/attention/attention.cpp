@@ -3,14 +3,11 @@
 
 #include <ATen/ExpandUtils.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/gemm.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -13,16 +13,9 @@
 // threads nor the blocks; those of fp8 forwards on the SIMD level, as kernels::gemm's do. Dropout of element e of P
 // (counted through heads, rows, keys) is a function of (seed, e) alone.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <bit>
-#include <cstdint>
-#include <optional>
-#include <string_view>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/ops/common/edge.h"
 

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "fp8/runtime/ops/common/edge.h"

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention. Forward: a task is a block of query rows of one head. A thread keeps K and V of the head it works on.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
 
 #include "fp8/runtime/kernels/attention.h"
-#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/attention/attention.h"
 

@@ -3,10 +3,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
-#include <vector>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/float_bits.h"

@@ -3,9 +3,6 @@
 // argument order and defaults are the vendor's (bridge 1.19; fp8_sdpa_recomp_bwd a later one), down to softmax_modem
 // and is_amax_0. The names with _dropout and _non_dropout are the same op; those with _dropout_seed take the seed
 // first.
-#include <torch/library.h>
-
-#include <string>
 
 #include "fp8/runtime/ops/attention/attention.h"
 #include "fp8/runtime/ops/cast/cast.h"

@@ -4,8 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <mutex>
-
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention.h"
 

@@ -8,10 +8,8 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
-#include <torch/library.h>
 
 #include <cmath>
-#include <mutex>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"

@@ -10,9 +10,7 @@
 // PT_HPU_STOCHASTIC_ROUNDING_MODE=0 (default 1) makes products below the smallest number, 2^-16, 0; any other value of
 // the variable is an error.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <tuple>
 
 #include "fp8/runtime/ops/common/edge.h"

@@ -20,14 +20,8 @@
 #include <ATen/ops/result_type.h>
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
-#include <torch/library.h>
 
-#include <algorithm>
-#include <string_view>
-
-#include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/pointwise.h"
-#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/cast/cast.h"
 

@@ -14,14 +14,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sub.h>
-#include <torch/library.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <limits>
-#include <optional>
-#include <string_view>
 
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"

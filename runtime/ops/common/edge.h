@@ -9,25 +9,11 @@
 //
 // Operators made of ATen ops that ask themselves (copies, experts in high precision) have no need of the second.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <initializer_list>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <ranges>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
@@ -35,7 +21,6 @@
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::runtime::ops {
 

@@ -3,7 +3,6 @@
 #pragma once
 #include <c10/core/ScalarType.h>
 
-#include <optional>
 #include <utility>
 
 #include "fp8/runtime/io/tensors/tensor_file.h"

@@ -3,7 +3,6 @@
 // as [C_out / groups, C_in / groups * R * S].
 #include <ATen/ops/empty.h>
 
-#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/gemm/gemm.h"

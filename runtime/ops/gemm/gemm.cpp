@@ -3,7 +3,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <torch/library.h>
 
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "fp8/runtime/leaf/leaf.h"

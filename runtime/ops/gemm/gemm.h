@@ -7,9 +7,6 @@
 //
 // The *_scale_inv are dequantization multipliers: our scale_inv. bias and D are unscaled. Products are exact, sums f32.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <optional>
 
 #include "fp8/runtime/ops/common/edge.h"
 

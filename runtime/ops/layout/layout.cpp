@@ -8,9 +8,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
-#include <torch/library.h>
-
-#include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/gemm/gemm.h"

@@ -12,10 +12,6 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <string_view>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/leaf/leaf.h"

@@ -13,11 +13,8 @@
 // and are passed over. A list of experts_max - experts_min + 1 weights is this rank's (position = id - experts_min); a
 // longer one is that of all ranks (position = id).
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "fp8/runtime/ops/common/edge.h"
 

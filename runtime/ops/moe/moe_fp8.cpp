@@ -9,11 +9,9 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/moe/moe.h"

@@ -3,17 +3,9 @@
 // and by the number of the step, from 1. Optimizers in Python call them (tools/python/fp8/optim.py).
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <torch/library.h>
 
 #include <cmath>
-#include <cstdint>
-#include <initializer_list>
-#include <map>
-#include <optional>
-#include <utility>
-#include <vector>
 
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/optim/optim.h"
 

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/strides.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "fp8/runtime/leaf/leaf.h"

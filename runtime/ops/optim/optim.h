@@ -10,9 +10,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-#include <vector>
-
 #include "fp8/runtime/kernels/optim.h"
 
 namespace fp8::runtime::ops {

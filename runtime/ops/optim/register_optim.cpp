@@ -9,11 +9,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <torch/library.h>
-
-#include <cmath>
-#include <initializer_list>
-#include <utility>
 
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"

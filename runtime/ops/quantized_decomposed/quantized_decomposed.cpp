@@ -16,13 +16,9 @@
 #include <ATen/ops/round.h>
 #include <ATen/ops/sub.h>
 #include <dlfcn.h>
-#include <torch/library.h>
 
-#include <algorithm>
 #include <iterator>
 #include <limits>
-#include <optional>
-#include <type_traits>
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"

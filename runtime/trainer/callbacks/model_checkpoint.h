@@ -9,10 +9,6 @@
 // One is written after each validation, after each epoch where nothing is validated, or every so many steps. What a
 // killed run wrote beyond the checkpoint that it is resumed from is written again.
 #pragma once
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <vector>
 
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 

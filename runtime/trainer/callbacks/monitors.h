@@ -4,7 +4,6 @@
 //   LearningRateMonitor   lr-AdamW; lr-AdamW/pg1, lr-AdamW/pg2 for groups of parameters, lr-AdamW-1 for a second AdamW
 //   GradientNorms         grad_2.0_norm/PARAMETER for each parameter with a gradient, grad_2.0_norm_total
 #pragma once
-#include <chrono>
 #include <deque>
 
 #include "fp8/runtime/trainer/training_module.h"

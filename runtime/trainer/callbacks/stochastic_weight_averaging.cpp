@@ -5,9 +5,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/optimizer.h>
 
-#include <numbers>
-#include <unordered_set>
-
 #include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/trainer.h"
 

@@ -3,7 +3,6 @@
 #include <set>
 
 #include "fp8/configs/training/deepspeed_config.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "support/golden.h"
 #include "support/throws_with.h"

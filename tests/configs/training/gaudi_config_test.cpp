@@ -3,11 +3,8 @@
 #include "fp8/configs/training/gaudi_config.h"
 
 #include <set>
-#include <string_view>
-#include <vector>
 
 #include "fp8/configs/training/deepspeed_config.h"
-#include "fp8/configs/training/key_rows.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "support/command.h"
 #include "support/golden.h"

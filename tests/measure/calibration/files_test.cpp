@@ -3,9 +3,7 @@
 // and made once. Files written in between, at the end of a program, and what a failed write leaves.
 #include <fstream>
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/child.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

@@ -6,9 +6,7 @@
 
 #include <fstream>
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"

@@ -2,10 +2,7 @@
 // A model that is watched piece by piece, or by two processes one after the other, gives what the whole one gives at
 // once.
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/files/measurement_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

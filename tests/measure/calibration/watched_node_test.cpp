@@ -2,10 +2,8 @@
 // Every kind of module with a weight: which tensors are measured, in which shape, and which never are.
 #include <c10/core/InferenceMode.h>
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/device/block.h"
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 

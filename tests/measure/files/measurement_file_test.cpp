@@ -4,9 +4,6 @@
 
 #include <fstream>
 
-#include "fp8/measure/files/stats_files.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "support/enum_names.h"
 #include "support/temp_dir.h"

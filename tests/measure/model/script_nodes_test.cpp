@@ -6,8 +6,6 @@
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/runtime/intercept/module_handler.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

@@ -2,9 +2,7 @@
 // An observer of one's own: a class and a row. From then on configs name it, calibrations use it, files are called
 // after it, ranks merge, and runs go on from snapshots.
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/observers/observer.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

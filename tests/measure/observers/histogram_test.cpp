@@ -2,12 +2,9 @@
 // Counts against a plain recount, whatever the order, the division into calls and the order of merging.
 #include "fp8/measure/files/histogram.h"
 
-#include <cmath>
 #include <random>
 
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -2,10 +2,7 @@
 // Every observer against plain ATen, on ordinary and on hostile tensors; what is written beside.
 #include "fp8/measure/observers/observer.h"
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/files/observer_types.h"
-#include "fp8/runtime/io/base/file.h"
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

@@ -2,9 +2,6 @@
 // Unify, expand and merge: elementwise largest values, experts side by side, and back.
 #include "fp8/measure/ranks/ranks.h"
 
-#include <cmath>
-
-#include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 
 namespace fp8::measure {

@@ -3,10 +3,8 @@
 // reading by which a conversion is verified. Expected values are LibTorch's products of codes and scales that the test
 // made.
 
-#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reading.h"
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "quant/forms/form_checkpoint.h"
 

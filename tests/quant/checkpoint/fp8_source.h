@@ -4,7 +4,6 @@
 #pragma once
 
 #include "fp8/quant/checkpoint/reform.h"
-#include "fp8/runtime/io/json/json.h"
 #include "quant/checkpoint/small_checkpoint.h"
 
 namespace fp8::test {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // INC checkpoints of several ranks: split, put together again, with equal and with different scales.
 #include "fp8/quant/checkpoint/reform.h"
-#include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -3,9 +3,7 @@
 // Then whole checkpoints of unknown families.
 #include "fp8/quant/checkpoint/modules.h"
 
-#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/forms/ignore_list.h"
-#include "fp8/quant/names/model_stacks.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -2,9 +2,6 @@
 // One rule for NaN and Inf, whoever reads: refused with tensor and number, or copied and noted in fp8.json.
 #include "fp8/quant/forms/nonfinite.h"
 
-#include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "quant/forms/form_checkpoint.h"
 

@@ -3,7 +3,6 @@
 // one.
 #include "fp8/quant/checkpoint/quantize_plan.h"
 
-#include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/damage/checkpoint_damage.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "quant/checkpoint/stacked_checkpoint.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What stops the work: bad tensors, bad folders, a caller that says stop. Nothing stands under the output's name then.
 
-#include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

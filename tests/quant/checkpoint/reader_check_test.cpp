@@ -3,10 +3,7 @@
 // found with its module.
 #include "fp8/quant/checkpoint/reader_check.h"
 
-#include "fp8/quant/checkpoint/modules.h"
-#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/enum_names.h"

@@ -3,8 +3,6 @@
 // codes and scales that the test itself put into the source, compared bit for bit.
 #include "fp8/quant/checkpoint/reform.h"
 
-#include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "support/enum_names.h"
 #include "support/temp_dir.h"

@@ -2,7 +2,6 @@
 // Rescaled codes against exact rational arithmetic on integers: a code is n * 2^-9, n an integer.
 #include "fp8/quant/checkpoint/requantize.h"
 
-#include <cmath>
 #include <random>
 
 #include "support/enum_names.h"

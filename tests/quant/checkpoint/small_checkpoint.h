@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoint folders made in the test: named CPU tensors in, config.json and model files out, and back.
 #pragma once
-#include <torch/torch.h>
 
 #include <fstream>
 

@@ -2,11 +2,7 @@
 // A checkpoint folder with stacked experts that is quantized, and its codes and scales against the formulas.
 #pragma once
 
-#include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "quant/checkpoint/small_checkpoint.h"
-#include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 

@@ -7,7 +7,6 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/models_for_tests.h"

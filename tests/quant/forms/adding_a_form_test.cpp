@@ -6,14 +6,12 @@
 //   X.row_scale   F32 [N]          activations are dynamic per token
 //   config.json   quantization_config {"quant_method": "sample", "kept": [names of modules in high precision]}
 
-#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/models_for_tests.h"

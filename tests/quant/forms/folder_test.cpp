@@ -2,10 +2,7 @@
 // Types told from names, files carried, shards cut.
 #include "fp8/quant/forms/folder.h"
 
-#include <sys/stat.h>
-
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

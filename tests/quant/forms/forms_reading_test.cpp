@@ -2,7 +2,6 @@
 // Other tools' spellings of each form are read, and what a reader would take for something else is refused by file,
 // tensor or key.
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/golden.h"
 

@@ -2,7 +2,6 @@
 // What every form calls its tensors, in which shapes and dtypes (as the readers of these forms have them), what it
 // refuses to hold, and that what a form writes, and what peers wrote, is read.
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/test_data.h"

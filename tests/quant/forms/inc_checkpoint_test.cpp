@@ -2,12 +2,9 @@
 // INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way
 // back.
 #include "fp8/measure/calibration/session.h"
-#include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

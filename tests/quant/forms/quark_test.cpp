@@ -5,7 +5,6 @@
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/base/file.h"
 #include "quant/forms/form_checkpoint.h"
 
 namespace fp8::quant {

@@ -7,7 +7,6 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/version.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

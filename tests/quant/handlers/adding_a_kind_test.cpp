@@ -2,7 +2,6 @@
 // A kind of modules of one's own: a module, its handler and a row. From then on configs select it by its class, it is
 // measured and quantized, and descriptions say its name.
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert_inference.h"

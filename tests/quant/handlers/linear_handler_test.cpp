@@ -4,7 +4,6 @@
 #include "fp8/quant/handlers/linear_handler.h"
 
 #include <ATen/autocast_mode.h>
-#include <c10/core/InferenceMode.h>
 
 #include "fp8/quant/model/convert.h"
 #include "support/f64.h"

@@ -4,13 +4,9 @@
 #include "fp8/runtime/modules/linear_together.h"
 
 #include <ATen/autocast_mode.h>
-#include <c10/core/InferenceMode.h>
 
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "support/hpu_test.h"
 

@@ -4,7 +4,6 @@
 
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/f64.h"

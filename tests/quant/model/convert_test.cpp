@@ -10,7 +10,6 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 

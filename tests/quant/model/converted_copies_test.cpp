@@ -3,14 +3,9 @@
 // stay where they are, and a part of a weight is copied only where its scale is one number.
 #include <fstream>
 
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/handlers/node_handler.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/models_for_tests.h"

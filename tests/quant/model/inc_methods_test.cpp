@@ -3,7 +3,6 @@
 // results within the tolerances that INC's own device tests accept, and the values its tests read off the devices.
 
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/f64.h"

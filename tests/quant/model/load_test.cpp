@@ -8,7 +8,6 @@
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"

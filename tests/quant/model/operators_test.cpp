@@ -3,8 +3,6 @@
 // a checkpoint and comes out of it, and what is refused.
 #include "fp8/quant/model/operators.h"
 
-#include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"
 #include "support/temp_dir.h"

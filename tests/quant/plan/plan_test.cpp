@@ -2,7 +2,6 @@
 // Which modules are quantized, how, and why the others are not.
 #include "fp8/quant/plan/plan.h"
 
-#include "fp8/runtime/io/base/file.h"
 #include "support/enum_names.h"
 #include "support/throws_with.h"
 

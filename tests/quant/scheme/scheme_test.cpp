@@ -2,7 +2,6 @@
 // Scales and codes of both conventions against their formulas, element by element.
 #include "fp8/quant/scheme/scheme.h"
 
-#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/model/convert.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/enum_names.h"

@@ -2,7 +2,6 @@
 // Regions and tagged weights: a watched layer gives the bits of an untagged one, its handler gets what the model gave,
 // and codes are never cast.
 
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/hpu_test.h"

@@ -2,7 +2,6 @@
 // Operators for the tests of this folder, and calls of operators by name.
 #pragma once
 #include <ATen/Dispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/torch.h>
 
 #include "fp8/runtime/custom/custom_op.h"

@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include "fp8/runtime/device/block.h"
 #include "support/hpu_test.h"
 #include "support/peak_memory.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes that products put into another order read as the same codes everywhere else.
 
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "support/hpu_test.h"

@@ -3,10 +3,8 @@
 // refused; FallbackPlan beside what schemas say.
 #include "fp8/runtime/dispatch/fallback.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include "fp8/runtime/device/block.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

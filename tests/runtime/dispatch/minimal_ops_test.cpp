@@ -2,7 +2,6 @@
 // Make, resize, re-seat, copy, save and load on hpu, against the CPU's answers.
 #include "fp8/runtime/dispatch/minimal_ops.h"
 
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "support/hpu_test.h"
 

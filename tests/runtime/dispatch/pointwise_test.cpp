@@ -4,7 +4,6 @@
 #include "fp8/runtime/dispatch/pointwise.h"
 
 #include "fp8/runtime/dispatch/own_ops.h"
-#include "fp8/runtime/kernels/attention.h"
 #include "runtime/dispatch/any_bits.h"
 #include "support/hpu_test.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels without a stack: the CPU's bits in the common case, the fallback's rules in all others.
-#include <ATen/core/dispatch/Dispatcher.h>
 
-#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "runtime/dispatch/any_bits.h"
 #include "support/hpu_test.h"

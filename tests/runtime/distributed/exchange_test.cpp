@@ -2,8 +2,6 @@
 // Messages between ranks: numbers, texts, errors and differences; parts of a group; one buffer of gradients; and
 // how they meet, or don't.
 #include "fp8/runtime/distributed/data_parallel.h"
-#include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
 

@@ -7,7 +7,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/distributed/process_group.h"
 #include "support/hpu_test.h"
 #include "support/launchers.h"
 #include "support/ports.h"

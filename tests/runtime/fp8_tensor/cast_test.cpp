@@ -2,10 +2,6 @@
 // Casts and decodes of every layout, on hpu and cpu: sizes, dtypes, and the formulas by torch's own operators.
 #include "fp8/runtime/fp8_tensor/cast.h"
 
-#include <c10/core/InferenceMode.h>
-
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "runtime/ops/op_call.h"
 

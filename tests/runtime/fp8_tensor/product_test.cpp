@@ -5,7 +5,6 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/kernels/gemm.h"
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {

@@ -2,8 +2,6 @@
 // Counted graphs: what makes one that is compiled, what ends one, and what is said of it.
 #include "fp8/runtime/graph/graph_counter.h"
 
-#include <torch/torch.h>
-
 #include <nlohmann/json.hpp>
 
 #include "fp8/runtime/graph/metrics.h"

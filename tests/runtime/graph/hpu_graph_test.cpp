@@ -5,7 +5,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <random>
-#include <thread>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/fp8_tensor/cast.h"

@@ -4,7 +4,6 @@
 
 #include <stdexcept>
 
-#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "runtime/kernels/amx_reference.h"

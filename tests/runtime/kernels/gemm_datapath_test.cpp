@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <random>
 
-#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"

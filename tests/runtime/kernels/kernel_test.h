@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
-#include <memory>
 #include <random>
 #include <stdexcept>
 

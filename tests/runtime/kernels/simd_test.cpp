@@ -4,11 +4,9 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
 
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {

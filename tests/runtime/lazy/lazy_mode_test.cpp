@@ -7,13 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <thread>
-
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/graph/hpu_graph.h"
-#include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/lazy/lazy_work.h"
 #include "lazy_test.h"
 

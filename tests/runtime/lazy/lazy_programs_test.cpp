@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generated programs, each in eager mode, captured and replayed, and in lazy mode: equal bits.
-#include <functional>
 #include <random>
 
 #include "fp8/runtime/graph/hpu_graph.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lazy mode for tests, with and without the worker.
 #pragma once
-#include <optional>
 
 #include "fp8/runtime/lazy/lazy_mode.h"
 #include "support/hpu_test.h"

@@ -3,7 +3,6 @@
 // bytes and flops by hand.
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "runtime/leaf/heard.h"
 #include "support/hpu_test.h"

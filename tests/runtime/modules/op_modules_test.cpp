@@ -3,11 +3,9 @@
 // handler's.
 #include "fp8/runtime/modules/op_modules.h"
 
-#include <ATen/record_function.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include "fp8/runtime/dispatch/own_ops.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/modules/linear_together.h"
 #include "fp8/runtime/modules/node.h"
 #include "support/hpu_test.h"

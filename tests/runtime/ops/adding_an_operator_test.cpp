@@ -3,7 +3,6 @@
 // Fp8Tensor. Scripts, meta tensors, profilers and the checks of operands know it then as they know the vendor's.
 #include <ATen/ops/empty.h>
 
-#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "runtime/ops/op_call.h"

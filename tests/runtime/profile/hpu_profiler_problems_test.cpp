@@ -4,8 +4,6 @@
 
 #include <fstream>
 
-#include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/profile/leaf_log.h"
 #include "runtime/profile/recorded.h"
 #include "support/temp_dir.h"
 

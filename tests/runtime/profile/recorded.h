@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small training under a profiler, and the events of the trace that it writes.
 #pragma once
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"

@@ -3,8 +3,6 @@
 // batches, the file of predictions, rows of speed, a profiler's file for each loop. Several ranks: trainer_ranks_test.
 #include <fstream>
 
-#include "fp8/runtime/profile/profiler.h"
-#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "runtime/trainer/toy_task.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Losses and gradients that are not finite or zero, data that is none, options out of range.
-#include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/trainer/trainer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/enum_names.h"
 #include "support/hpu_test.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of a step: averaged before they are judged and clipped, accumulated as one large batch has them,
 // clipped to their common norm, and gone after it.
-#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 

@@ -10,11 +10,9 @@
 #include <fstream>
 #include <random>
 
-#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
-#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
 

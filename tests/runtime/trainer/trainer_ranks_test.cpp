@@ -2,9 +2,7 @@
 // Two and three processes that train together: what one process with batches as large as theirs would do, whatever the
 // strategy; checkpoints that any number of ranks goes on from; and that they skip, stop and fail together.
 
-#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "fp8/runtime/trainer/training_module.h"
 #include "runtime/trainer/ranks_task.h"
 
 namespace fp8::trainer {

@@ -3,9 +3,7 @@
 // says.
 #include <fstream>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -4,8 +4,6 @@
 // trainer_resume_test.
 #include "fp8/runtime/trainer/trainer.h"
 
-#include <numbers>
-
 #include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 #include "runtime/trainer/toy_task.h"

@@ -2,10 +2,8 @@
 // Ranks that differ: none of them decides alone, every gradient is averaged or its parameter named, and where one
 // stands still or asks for what all do together, all end by name.
 
-#include <csignal>
 #include <future>
 
-#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "runtime/trainer/ranks_task.h"
 

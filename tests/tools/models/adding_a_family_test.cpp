@@ -8,14 +8,8 @@
 #include <ATen/Functions.h>
 #include <torch/torch.h>
 
-#include <iterator>
-#include <stdexcept>
-
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/evaluate/scoring.h"
-#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/families/families.h"
-#include "fp8/tools/models/families/keys.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "support/in_process.h"
 #include "support/throws_with.h"

@@ -6,24 +6,15 @@
 //
 // on both sides. "bytes" are the upper 8 bits, "exponents" 118 + the upper 8 bits modulo 6.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
 
-#include <algorithm>
 #include <cctype>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
 #include <fstream>
-#include <functional>
 #include <set>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"

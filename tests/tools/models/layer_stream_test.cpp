@@ -6,9 +6,7 @@
 #include <torch/torch.h>
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/hidden_states.h"
-#include "fp8/tools/models/load.h"
 #include "fp8/tools/text/dataset.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"

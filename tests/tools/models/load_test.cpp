@@ -4,10 +4,6 @@
 #include <ATen/Functions.h>
 #include <torch/torch.h>
 
-#include <cmath>
-#include <limits>
-
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"

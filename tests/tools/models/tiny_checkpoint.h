@@ -4,12 +4,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <filesystem>
 #include <fstream>
-#include <map>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

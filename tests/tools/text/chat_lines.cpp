@@ -2,7 +2,6 @@
 // chat_lines IN.json OUT.json: renders [{"template", "variables"}, ...]; writes [{"text"} or {"error"}, ...].
 #include <iostream>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/jinja/machine.h"
 
 int main(int argc, char** argv) {

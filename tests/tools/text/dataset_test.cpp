@@ -2,7 +2,6 @@
 // load_chunks against the plain way: read everything, split, tokenize each document, join, cut.
 #include "fp8/tools/text/dataset.h"
 
-#include <algorithm>
 #include <random>
 
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -3,10 +3,7 @@
 #pragma once
 
 #include <fstream>
-#include <string_view>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/steps/vocabulary.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

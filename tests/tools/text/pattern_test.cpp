@@ -5,12 +5,9 @@
 
 #include <random>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/steps.h"
-#include "fp8/tools/text/steps/vocabulary.h"
 #include "fp8/tools/text/tokenizer.h"
-#include "fp8/tools/text/unicode/characters.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

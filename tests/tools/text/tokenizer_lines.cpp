@@ -5,17 +5,9 @@
 //                                                "decoded": ["text of these ids", ...]}
 //   tokenizer_lines FOLDER TEXT.txt              encodes each line of TEXT; prints {"seconds": s, "lines": n, "ids": n}
 #include <chrono>
-#include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <fstream>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/tokenizer.h"
 
 namespace {

@@ -2,7 +2,6 @@
 // WordPiece, Unigram, WordLevel and the table of rules: what their parts of a tokenizer.json may say; below,
 // that they give the right ids.
 
-#include <map>
 #include <random>
 
 #include "fp8/tools/text/files/tokenizer_files.h"

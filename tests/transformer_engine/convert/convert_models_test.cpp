@@ -5,8 +5,6 @@
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/user_models.h"
 

@@ -5,11 +5,7 @@
 #include <ATen/functorch/TensorWrapper.h>
 
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/tag_operators.h"
-#include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {

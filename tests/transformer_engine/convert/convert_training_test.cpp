@@ -3,9 +3,7 @@
 // about them changes.
 #include "fp8/transformer_engine/convert/convert_training.h"
 
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/f64.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/training_models.h"

@@ -4,10 +4,8 @@
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/enum_names.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

@@ -6,8 +6,6 @@
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/fp8_reference.h"
 #include "support/launchers.h"
 #include "support/models_for_tests.h"

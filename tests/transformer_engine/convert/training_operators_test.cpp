@@ -4,7 +4,6 @@
 // train: training_operators_in_vain_test.
 #include "transformer_engine/convert/training_operators.h"
 
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/base/base64.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "runtime/io/tensors/safetensors_bytes.h"

@@ -5,9 +5,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/optimizers.h"
-#include "fp8/transformer_engine/convert/convert_training.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {

@@ -3,7 +3,6 @@
 // What it counts and keeps in memory: training_state_memory_test.
 #include "fp8/runtime/optim/optimizers.h"
 #include "fp8/transformer_engine/modules/linear.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/training_models.h"
 

@@ -2,10 +2,7 @@
 // What the modes of training are compared by: one of four small networks, in a precision, with an optimizer, and all
 // that a step leaves behind.
 #pragma once
-#include <torch/torch.h>
 
-#include "fp8/configs/recipe_config.h"
-#include "fp8/runtime/optim/optimizers.h"
 #include "fp8/transformer_engine/te.h"
 #include "support/hpu_test.h"
 

@@ -2,12 +2,10 @@
 // Ways to run the same steps: as they are called, as graphs, and in lazy mode. Losses, norms of gradients, parameters,
 // scales with their histories, and the state of random numbers have to be equal, bit for bit. All pairs of what a
 // training can be are met by some seventy trainings; FP8_ALL_MODES=1 runs each combination (hours).
-#include <gtest/gtest.h>
 
 #include <random>
 
 #include "support/ranks.h"
-#include "support/temp_dir.h"
 #include "transformer_engine/modes/modes_task.h"
 
 namespace fp8::test {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of te modules share: the recipes, one training step, and the comparison of fp8 with f32.
 #pragma once
-#include "fp8/recipes/recipe.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 #include "support/f64.h"
 #include "support/hpu_test.h"

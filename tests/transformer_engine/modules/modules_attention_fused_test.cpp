@@ -3,7 +3,6 @@
 // with scales, dropout and state of its own.
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/transformer_engine/modules/attention.h"
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "transformer_engine/modules/module_checks.h"
 
 // Attention by its formula in f64 on the CPU, for the tests of the attention modules.

@@ -6,9 +6,7 @@
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 #include "transformer_engine/modules/module_checks.h"
 
 namespace fp8::te {

@@ -3,7 +3,6 @@
 // dtype. Arguments that change no bit: modules_edges_arguments_test.
 
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
 #include "transformer_engine/modules/module_checks.h"
 

@@ -3,9 +3,7 @@
 // bit; in fp8 near f32.
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/layer_norm.h"
-#include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "transformer_engine/modules/module_checks.h"
 

@@ -3,7 +3,6 @@
 // against masks written out, and rows padded for GroupedLinear against rows that are not.
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
 #include "transformer_engine/modules/module_checks.h"
 

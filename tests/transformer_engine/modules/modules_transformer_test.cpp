@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // TransformerLayer: the composition of torch's functions bit for bit with fp8 off, near f32 in fp8, and the same bits
 // with checkpointing and after a restart. Then MultiheadAttention.
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/multihead_attention.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/operator_call.h"
 #include "transformer_engine/modules/module_checks.h"
 

@@ -3,11 +3,8 @@
 //
 //   squares   E4M3 forward, E5M2 backward; each block x block square by its own amax
 
-#include "fp8/configs/recipe_config.h"
-#include "fp8/recipes/recipe.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/transformer_engine/modules/linear.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/temp_dir.h"
 #include "support/threads.h"
 #include "transformer_engine/training_models.h"

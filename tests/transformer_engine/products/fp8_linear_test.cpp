@@ -3,10 +3,8 @@
 // recipe computes.
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/attention.h"
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/hpu_test.h"

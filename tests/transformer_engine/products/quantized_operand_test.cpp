@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the bits of a step come from: stochastic rounding by seed, product, step and element, and never from the number
 // of threads.
-#include <ATen/record_function.h>
 
-#include <cstdio>
 #include <fstream>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/transformer_engine/modules/linear.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/ranks.h"
 #include "transformer_engine/training_models.h"
 

@@ -2,7 +2,6 @@
 // Two processes that share amaxes: the same scales from different data, at every step and in every order of regions and
 // backward passes.
 
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

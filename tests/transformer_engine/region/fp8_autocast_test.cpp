@@ -3,7 +3,6 @@
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 
 #include "fp8/runtime/graph/hpu_graph.h"
-#include "fp8/runtime/graph/module_cacher.h"
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "transformer_engine/training_models.h"

@@ -2,8 +2,6 @@
 // Recipes as a user meets them, by whole training steps: the vendor's worked numbers for every tensor and format, the
 // interval's schedule, the other vendor's table of cached weights, and recipe files whose rules name single modules.
 
-#include "fp8/configs/recipe_config.h"
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/linear.h"

@@ -3,9 +3,7 @@
 // it.
 #include "fp8/transformer_engine/region/recomputation.h"
 
-#include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/attention.h"
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/layer_norm.h"
 #include "support/operator_call.h"
 #include "transformer_engine/training_models.h"

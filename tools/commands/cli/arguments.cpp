@@ -8,13 +8,8 @@
 //   --to bf16              a former name stands for the name
 //
 // A model is a folder, or a file with an ending of TorchScript: no data is either.
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <string_view>
 #include <system_error>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/terminal/message.h"
 

@@ -2,13 +2,9 @@
 // The table of commands, and their pages.
 #include "fp8/tools/commands/cli/command.h"
 
-#include <filesystem>
-#include <memory>
 #include <system_error>
-#include <utility>
 
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
 #include "fp8/version.h"

@@ -2,10 +2,6 @@
 // A command of the fp8 program: a row of the table in command.cpp. add() declares its options and returns what
 // runs it.
 #pragma once
-#include <CLI/App.hpp>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/commands/cli/options.h"
 

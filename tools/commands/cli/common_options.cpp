@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <iterator>
-#include <limits>
 #include <system_error>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/terminal/message.h"
 

@@ -9,9 +9,7 @@
 #include <atomic>
 #include <csignal>
 
-#include "fp8/configs/configs.h"
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/simd.h"

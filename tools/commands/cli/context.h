@@ -1,17 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The context of a command: the common options, the output, and the user's request to stop.
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
 

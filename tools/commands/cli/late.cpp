@@ -4,11 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program: finds the command, and is the one place where errors become exit codes.
-#include <algorithm>
-#include <cstddef>
 #include <exception>
 #include <new>
-#include <ranges>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
-#include "fp8/tools/commands/terminal/page.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {

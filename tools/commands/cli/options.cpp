@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/cli/options.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <iterator>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/message.h"
 

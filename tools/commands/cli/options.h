@@ -6,16 +6,8 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <map>
-#include <optional>
 #include <set>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/terminal/page.h"

@@ -2,11 +2,6 @@
 // Standard streams by plain write(2): nothing is buffered, so nothing is lost unseen. Numbers never follow a locale.
 #pragma once
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <string_view>
 
 #include "fp8/tools/commands/cli/context.h"
 

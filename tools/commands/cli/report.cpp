@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/cli/report.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {

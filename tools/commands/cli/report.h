@@ -2,14 +2,6 @@
 // The result of a command: a JSON object for programs and a table for people, whose columns have no borders, so that
 // awk and cut read it too.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <initializer_list>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/tools/commands/cli/output.h"
 

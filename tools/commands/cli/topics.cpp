@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `fp8 help TOPIC` explains beside the commands: each text is made of the table that the program itself reads.
-#include <string>
-#include <vector>
 
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/format.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {

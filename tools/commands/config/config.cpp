@@ -3,14 +3,9 @@
 // JSON that a strategy makes.
 #include "fp8/tools/commands/config/config.h"
 
-#include <algorithm>
-#include <memory>
 #include <system_error>
 
-#include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The report of `fp8 config explain` on a QUANT_CONFIG, without and with a model.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "fp8/configs/configs.h"
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/gaudi_config.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/autocast/lists.h"
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 config explain: keys, environment, and the modules of a model as the config sees them.
-#include <algorithm>
-#include <map>
-#include <set>
 
-#include "fp8/configs/module_types.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
-#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/config/config.h"
 
 namespace fp8::commands {

@@ -2,19 +2,10 @@
 // fp8 doctor: what the kernels run with, which LibTorch, which flags are in force and why (--all: every one), and which
 // dtypes the device takes (--device). What is wrong is listed under "problems" and makes the exit code 1.
 
-#include <array>
 #include <fstream>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <vector>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -6,15 +6,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <limits>
-#include <memory>
-#include <utility>
-
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/commands/cli/output.h"
 

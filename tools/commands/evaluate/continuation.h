@@ -4,16 +4,9 @@
 // (CausalLM::join()). Models that answer a source text (Task::answer) have the prompt for it and begin their answers as
 // their configs say.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <functional>
-#include <optional>
 #include <random>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/kernels/format.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/text/tokenizer.h"
 

@@ -5,22 +5,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
-#include <algorithm>
-#include <array>
-#include <limits>
 #include <numeric>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/models/base/model_config.h"
-#include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::commands {
 namespace {

@@ -9,20 +9,12 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <optional>
-#include <utility>
-
-#include "fp8/configs/configs.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/evaluate/scoring.h"
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inspect/cost_page.h"
-#include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 namespace {

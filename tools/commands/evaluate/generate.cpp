@@ -3,18 +3,9 @@
 // is shown as soon as it is whole: a token may end inside a UTF-8 sequence.
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/evaluate/continuation.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::commands {
 namespace {

@@ -4,28 +4,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <torch/csrc/jit/api/module.h>
 
-#include <algorithm>
-#include <cmath>
-#include <optional>
-
-#include "fp8/configs/configs.h"
-#include "fp8/measure/calibration/recorder.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/script_input.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
 namespace {

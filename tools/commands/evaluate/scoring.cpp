@@ -6,18 +6,9 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <filesystem>
-#include <iterator>
 #include <numeric>
-#include <utility>
 
-#include "fp8/configs/configs.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {

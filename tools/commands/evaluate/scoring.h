@@ -4,19 +4,10 @@
 //
 // Logits are made and judged in slices of at most 1 GiB of f32, however long a chunk and large a vocabulary.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <array>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/model/logit_scores.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 

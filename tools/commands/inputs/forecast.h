@@ -7,8 +7,6 @@
 //                                    (Kaplan et al. 2020, section 2.1)
 //   speed    tried for a moment: products [256, 2048] x [2048, 2048] in the compute dtype on the run's device
 #pragma once
-#include <cstdint>
-#include <string>
 
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/models/base/causal_lm.h"

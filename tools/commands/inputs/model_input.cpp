@@ -3,23 +3,12 @@
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 
-#include <algorithm>
-#include <utility>
-
-#include "fp8/configs/configs.h"
-#include "fp8/configs/module_types.h"
-#include "fp8/measure/calibration/recorder.h"
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 

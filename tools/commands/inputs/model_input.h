@@ -8,21 +8,11 @@
 //
 // The answer is shifted as in training: column i predicts its token i.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/profile/profiler.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/text/dataset.h"
 

@@ -6,12 +6,8 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/print_handler.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <set>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/models/load.h"
 

@@ -14,16 +14,6 @@
 #include <ATen/core/jit_type_base.h>
 #include <ATen/core/symbol.h>
 
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
 
 namespace torch::jit {

@@ -16,13 +16,11 @@
 #include <torch/csrc/jit/serialization/import_read.h>
 #include <torch/csrc/jit/serialization/import_source.h>
 
-#include <algorithm>
 #include <new>
 #include <unordered_set>
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/module_handler.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 
 namespace fp8::commands {

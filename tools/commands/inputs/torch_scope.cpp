@@ -7,10 +7,8 @@
 #include <c10/util/Logging.h>
 
 #include <exception>
-#include <mutex>
 
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/terminal/message.h"

@@ -6,11 +6,6 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

@@ -3,12 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <ctime>
-#include <map>
-#include <set>
-
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/tools/commands/cli/output.h"

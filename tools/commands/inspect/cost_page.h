@@ -3,14 +3,8 @@
 // (inspect.h) of the weights' damage, below quality with its intervals, sizes, modules by precision, the worst modules
 // and how all of it was made. Names stand on it without the folders they lie in. No torch here.
 #pragma once
-#include <array>
-#include <filesystem>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/quant/damage/checkpoint_damage.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::commands {
 

@@ -4,12 +4,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <system_error>
 
-#include "fp8/measure/files/stats_files.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/quant/names/model_stacks.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"

@@ -1,22 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The report of `fp8 inspect` on a file: one JSON object, and for people a summary and tables.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
-#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/damage/checkpoint_damage.h"
-#include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {

@@ -3,18 +3,9 @@
 // numbers.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <ranges>
-
-#include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/commands/cli/report.h"

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <tuple>
 
-#include "fp8/measure/files/measurement_file.h"
-#include "fp8/quant/forms/form.h"
 #include "fp8/quant/names/folded_names.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 

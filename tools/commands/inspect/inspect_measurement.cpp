@@ -6,17 +6,7 @@
 //   t = a number, nested lists of numbers, an array, or {axis: t}
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <map>
-#include <type_traits>
-#include <unordered_map>
-#include <variant>
-
 #include "fp8/quant/names/folded_names.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"

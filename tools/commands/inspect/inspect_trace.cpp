@@ -3,13 +3,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <fstream>
-#include <string_view>
-#include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "trace_page_html.h"
 

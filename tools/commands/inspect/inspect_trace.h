@@ -2,13 +2,7 @@
 // `fp8 inspect` of a trace in Chrome's form: what HPUProfiler, --profile and torch.profiler write. It is read as a
 // stream: memory does not grow with the file, beside its longest string.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <istream>
-#include <map>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/commands/inspect/inspect.h"
 

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <map>
 #include <system_error>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/work/snapshots.h"

@@ -2,15 +2,9 @@
 // The page and the pictures of a report.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <map>
-#include <set>
 #include <tuple>
 
 #include "fp8/quant/names/folded_names.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 #include "report_page_html.h"

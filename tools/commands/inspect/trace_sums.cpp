@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/profile/owner.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 

@@ -5,21 +5,12 @@
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/module.h>
 
-#include <algorithm>
-#include <iterator>
-
-#include "fp8/configs/configs.h"
-#include "fp8/configs/module_types.h"
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
-#include "fp8/tools/models/weights/parameters.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {

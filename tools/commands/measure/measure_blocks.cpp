@@ -6,10 +6,6 @@
 //   head        norm and head, if it is measured: whole, or as many rows at a time as fit
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <set>
-#include <utility>
-
 #include "fp8/runtime/device/block.h"
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/measure/measure_run.h"

@@ -10,16 +10,9 @@
 // from all of them.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <deque>
-#include <set>
-#include <utility>
 
-#include "fp8/measure/calibration/recorder.h"
-#include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 
 namespace fp8::commands {

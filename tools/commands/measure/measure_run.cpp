@@ -4,14 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <system_error>
-#include <utility>
 
-#include "fp8/configs/module_types.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/registry.h"
 
 namespace fp8::commands {

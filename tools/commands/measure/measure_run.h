@@ -2,20 +2,8 @@
 // The common parts of the ways to measure a model: whole (measure.cpp), one decoder layer at a time
 // (measure_blocks.cpp), and decoder layers divided over processes (measure_pipeline.cpp).
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "fp8/measure/files/measurement_file.h"
-#include "fp8/measure/files/stats_files.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/models/layer_stream.h"
 

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <map>
-#include <set>
 #include <system_error>
-#include <utility>
 
-#include "fp8/measure/observers/observer.h"
-#include "fp8/measure/ranks/ranks.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/version.h"

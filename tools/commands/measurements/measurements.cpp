@@ -4,17 +4,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <memory>
-#include <optional>
 #include <system_error>
-#include <utility>
 
-#include "fp8/measure/ranks/ranks.h"
-#include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 
 namespace fp8::commands {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 measurements merge | unify | expand | postprocess | diff | show: what the commands share.
 #pragma once
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/tools/commands/cli/command.h"

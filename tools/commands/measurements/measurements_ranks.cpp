@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 measurements unify and expand: which files make up the ranks, and what is written from them.
-#include <memory>
-#include <set>
 
-#include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measurements/measurements.h"
 
 namespace fp8::commands {

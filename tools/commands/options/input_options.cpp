@@ -3,15 +3,9 @@
 
 #include <fnmatch.h>
 
-#include <initializer_list>
-#include <memory>
 #include <numeric>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options that say what a model sees and how it runs, and those of the commands that run one. No torch here.
 #pragma once
-#include <algorithm>
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/profile/profiler.h"
-#include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/models/base/attention_kind.h"
 #include "fp8/tools/text/data/data_file.h"

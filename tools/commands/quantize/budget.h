@@ -11,14 +11,9 @@
 //   5. smallest n such that KL(model with the first n units kept) <= X, by bisection; every KL is measured,
 //      none is estimated
 #pragma once
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <string>
 
 #include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {

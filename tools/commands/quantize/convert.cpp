@@ -2,14 +2,8 @@
 // fp8 convert: an fp8 checkpoint into another form, or back into high precision, tensor by tensor.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <map>
-#include <memory>
-
 #include "fp8/quant/checkpoint/reform.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/names/folded_names.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/quantize/scheme_option.h"

@@ -3,18 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <memory>
-#include <ranges>
-
-#include "fp8/configs/configs.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/cost_page.h"
@@ -22,8 +15,6 @@
 #include "fp8/tools/commands/quantize/budget.h"
 #include "fp8/tools/commands/quantize/rounding.h"
 #include "fp8/tools/commands/quantize/scheme_option.h"
-#include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {

@@ -5,8 +5,6 @@
 #include <cstdlib>
 #include <system_error>
 
-#include "fp8/runtime/io/base/fail.h"
-
 namespace fp8::commands {
 namespace {
 

@@ -8,15 +8,8 @@
 //   --rank, --shares  each process takes the next layer that no other has (io/shares/leases.h): all run the layers,
 //                     each rounds some, and each waits for the files of the others
 #pragma once
-#include <filesystem>
-#include <functional>
-#include <memory>
-#include <optional>
 
 #include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/shares/leases.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/commands/work/snapshots.h"
 

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/quantize/scheme_option.h"
 
-#include <algorithm>
-
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 
 namespace fp8::commands {

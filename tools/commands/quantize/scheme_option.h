@@ -5,14 +5,8 @@
 //   --scheme    tensor  tensor:unfused  channel  block  block:64  block:e8m0  block:64,e8m0  mx
 //   --kv-cache  auto  auto:head  off  fp8  fp8:head  fp8:query
 #pragma once
-#include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
 
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/commands/cli/options.h"
 
 namespace fp8::commands {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <ranges>
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/page.h"

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of the library in the words of the command line.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/environment.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/terminal/page.h"
 
-#include <algorithm>
-#include <ranges>
-
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/message.h"
 

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of a command's name and options: help, completions and man pages are made of it.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 

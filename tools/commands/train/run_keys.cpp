@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <charconv>
-#include <iterator>
-#include <ranges>
-#include <set>
-#include <span>
 
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {

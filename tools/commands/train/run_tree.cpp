@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/run_tree.h"
 
-#include <algorithm>
-#include <iterator>
-
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
-
 namespace fp8::commands {
 namespace {
 

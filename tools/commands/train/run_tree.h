@@ -7,15 +7,7 @@
 // Objects merge key by key; lists are replaced, and so is {class_path, init_args} by one of another class. No torch
 // here.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "fp8/runtime/trainer/registry.h"
 

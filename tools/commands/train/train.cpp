@@ -13,20 +13,12 @@
 //
 // Of several processes that a launcher started each does its part of every batch; OUT is rank 0's alone.
 #include <fmt/format.h>
-#include <torch/nn/module.h>
-
-#include <algorithm>
-#include <cmath>
-#include <utility>
 
 #include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_run.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 

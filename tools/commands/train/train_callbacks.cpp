@@ -3,21 +3,10 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 
-#include <algorithm>
-#include <cmath>
-#include <utility>
-
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/profile/profiler.h"
-#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_run.h"
-#include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 namespace {

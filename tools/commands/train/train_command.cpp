@@ -2,14 +2,6 @@
 // The command `fp8 train`: its options, the files that add to them, and what options demand of each other.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
-#include <set>
-#include <stdexcept>
-
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/train/train_options.h"
 

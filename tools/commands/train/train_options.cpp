@@ -3,16 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <iterator>
-#include <ranges>
-#include <utility>
-
 #include "fp8/configs/recipe_config.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::commands {
 namespace {

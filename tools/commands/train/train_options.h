@@ -5,27 +5,10 @@
 //   OUT/metrics.csv, OUT/tensorboard/events.out.tfevents.*      --logger: the numbers of log.jsonl
 //   OUT/best/step=200-val_loss=1.2345/                          --save-best: a checkpoint as those to go on from
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <variant>
-#include <vector>
 
 #include "fp8/configs/training/gaudi_config.h"
-#include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/kernels/format.h"
-#include "fp8/runtime/trainer/registry.h"
-#include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/commands/train/run_tree.h"
-#include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::commands {
 

@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 
-#include <algorithm>
 #include <sstream>
-#include <utility>
 
-#include "fp8/configs/name_patterns.h"
-#include "fp8/configs/recipe_config.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/train/train_run.h"
-#include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 

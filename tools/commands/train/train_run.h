@@ -1,26 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of a run of `fp8 train`: its folder and processes, model and data, precision, callbacks and log.
 #pragma once
-#include <c10/core/Device.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/data/data_loader.h"
-#include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/loggers.h"
 #include "fp8/runtime/trainer/parts.h"
-#include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/trainer.h"
-#include "fp8/runtime/trainer/training_module.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/models/base/causal_lm.h"

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
-#include <iterator>
 #include <system_error>
-#include <utility>
 
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"
-#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_run.h"
 

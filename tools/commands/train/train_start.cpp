@@ -5,34 +5,20 @@
 #include <ATen/ops/gather.h>
 #include <ATen/ops/log_softmax.h>
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <tuple>
-#include <unordered_set>
-#include <utility>
-
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/optim/optimizers.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_run.h"
-#include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/models/initialize.h"
-#include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "fp8/tools/models/save.h"
 

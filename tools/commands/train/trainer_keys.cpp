@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <cmath>
-#include <iterator>
-#include <stdexcept>
-#include <utility>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {

@@ -2,17 +2,10 @@
 // meet_budget(): the search.
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-
-#include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/quant/names/model_names.h"
 #include "fp8/tools/commands/evaluate/scoring.h"
 #include "fp8/tools/commands/quantize/budget.h"
 

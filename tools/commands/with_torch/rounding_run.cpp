@@ -2,29 +2,16 @@
 // round_weights(): all samples through one layer after the other.
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
-#include <iterator>
-#include <map>
-#include <optional>
-#include <set>
-#include <thread>
 
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/layer_rounding.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/quantize/rounding.h"
-#include "fp8/tools/commands/work/process.h"
-#include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/models/hidden_states.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/registry.h"

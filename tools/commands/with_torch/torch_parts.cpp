@@ -8,19 +8,10 @@
 #include <torch/version.h>
 
 #include <exception>
-#include <map>
-#include <memory>
-#include <utility>
 
-#include "fp8/configs/module_types.h"
-#include "fp8/measure/model/module_tree.h"
-#include "fp8/measure/observers/observer.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
-#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/tools/commands/config/config.h"
 #include "fp8/tools/commands/inputs/model_input.h"

@@ -10,7 +10,6 @@
 #include <fstream>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/commands/cli/report.h"
 
 namespace fp8::commands {

@@ -2,14 +2,6 @@
 // Which part of the work this process does: --rank R/N, or what a launcher put into the environment, or
 // the shares that it can get of --shares.
 #pragma once
-#include <algorithm>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/shares/shares.h"
 #include "fp8/tools/commands/cli/options.h"

@@ -3,12 +3,9 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <iterator>
-#include <string_view>
 #include <system_error>
 
 #include "fp8/runtime/io/base/checksum.h"

@@ -9,15 +9,9 @@
 // identity: the options and files of the run, key by key; a snapshot is resumed only by a run with the same identity.
 #pragma once
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <memory>
-#include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::commands {

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lit_classifier.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/relu.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/schedulers/step_lr.h>
-
-#include <stdexcept>
-#include <string>
 
 namespace mnist {
 

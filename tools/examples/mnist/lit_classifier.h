@@ -3,10 +3,6 @@
 #pragma once
 #include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
 #include "fp8/runtime/trainer/training_module.h"
 
 namespace mnist {

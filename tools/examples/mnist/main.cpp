@@ -7,15 +7,9 @@
 // FOLDER has MNIST's files, or gets drawn pictures that take their place: the column says which.
 #include <ATen/Context.h>
 
-#include <cstdio>
 #include <cstdlib>
-#include <exception>
-#include <memory>
-#include <string>
-#include <utility>
 
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
-#include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/trainer.h"
 #include "lit_classifier.h"
 #include "mnist_data_module.h"

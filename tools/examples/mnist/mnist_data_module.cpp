@@ -1,19 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mnist_data_module.h"
 
-#include <cmath>
-#include <cstdio>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/image_folder.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/idx/idx.h"
-#include "fp8/runtime/kernels/float_bits.h"
 
 namespace mnist {
 

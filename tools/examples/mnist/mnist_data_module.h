@@ -3,14 +3,8 @@
 // can be told apart takes their place: files of the same form, with pictures drawn by rule, always the same. What
 // a model reaches on those says nothing of MNIST, so the module says which it has.
 #pragma once
-#include <c10/core/Device.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <memory>
 
 #include "fp8/runtime/data/data_loader.h"
-#include "fp8/runtime/trainer/training_module.h"
 
 namespace mnist {
 

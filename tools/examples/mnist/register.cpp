@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both under their names, for run files: `fp8 train --load mnist.so --config mnist.yaml`.
-#include <memory>
 
 #include "fp8/runtime/trainer/parts.h"
 #include "lit_classifier.h"

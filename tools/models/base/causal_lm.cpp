@@ -10,10 +10,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <limits>
-#include <unordered_set>
-
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

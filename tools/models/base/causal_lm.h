@@ -14,16 +14,8 @@
 // config (model_config.h) and a row (registry.h). Modules and parameters have the names of the family's checkpoints.
 // Shapes: batch B, length L, vocabulary V, hidden H.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
-
-#include <functional>
-#include <memory>
-#include <optional>
-#include <utility>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/modules/op_modules.h"

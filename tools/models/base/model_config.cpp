@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/base/model_config.h"
 
-#include <limits>
-#include <utility>
-
 namespace fp8::models {
 namespace {
 

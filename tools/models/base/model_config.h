@@ -3,11 +3,6 @@
 #pragma once
 #include <c10/core/ScalarType.h>
 
-#include <initializer_list>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/models/base/attention_kind.h"
 

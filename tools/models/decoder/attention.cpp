@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/decoder/attention.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
@@ -10,9 +9,6 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-
-#include <limits>
-#include <tuple>
 
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/modules/linear_together.h"

@@ -14,7 +14,6 @@
 // k_cache holds [c, k_rope]; v_cache nothing: its scale, that engines ask for, is of c.
 // Soft caps and sinks, which no fused operation computes, are eager whatever is asked for.
 #pragma once
-#include <torch/nn/modules/container/modulelist.h>
 
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/decoder_math.h"

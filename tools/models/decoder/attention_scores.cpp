@@ -13,14 +13,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <limits>
-#include <memory>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/decoder/mlp.h"

@@ -5,11 +5,6 @@
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/tanh.h>
 
-#include <algorithm>
-#include <optional>
-#include <utility>
-
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {

@@ -6,7 +6,6 @@
 // Casts follow transformers: norms and rotary angles in f32, their results in the compute dtype. Nothing here names a
 // device: positions, masks and caches are made where the ids are.
 #pragma once
-#include <torch/nn/modules/embedding.h>
 
 #include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/decoder/mlp.h"

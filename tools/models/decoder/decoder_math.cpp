@@ -2,7 +2,6 @@
 #include "fp8/tools/models/decoder/decoder_math.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -12,19 +11,11 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
-#include <c10/core/InferenceMode.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <initializer_list>
 #include <numbers>
-#include <utility>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/attention/decoder_math.h"
-#include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/tape/recorder.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {

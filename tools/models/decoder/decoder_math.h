@@ -7,7 +7,6 @@
 // `next`: what the result will be cast to (modules/linear_together.h, input_cast). One pass makes and keeps the codes
 // too.
 #pragma once
-#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 

@@ -9,10 +9,6 @@
 //
 // Shapes: hidden H, heads A, key/value heads K (A a multiple of K), head_dim D, inner F, vocabulary V; E experts.
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/models/base/model_config.h"
 

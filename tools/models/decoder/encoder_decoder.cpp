@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/cat.h>
 
-#include <optional>
-
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/weights/parameters.h"
 

@@ -14,10 +14,6 @@
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <limits>
-#include <tuple>
-#include <utility>
-
 #include "fp8/runtime/modules/linear_together.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/decoder_math.h"

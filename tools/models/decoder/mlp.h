@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The MLP of a decoder layer, and of one expert that all tokens pass.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/nn/pimpl.h>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/modules/op_modules.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Encoders: BERT and what descends from it.
-#include <algorithm>
 #include <cctype>
-#include <cmath>
-#include <utility>
 
 #include "fp8/tools/models/families/families.h"
 

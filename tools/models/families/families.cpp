@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/families/families.h"
 
-#include <memory>
-
 namespace fp8::models {
 namespace {
 

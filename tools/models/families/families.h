@@ -2,7 +2,6 @@
 // The families of decoders: a row for each model_type, with what reads its config.json. Of readers there is one per
 // line of descent; a family that combines known parts is a row and a reader of a few lines.
 #pragma once
-#include <span>
 
 #include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/families/keys.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The descendants of GPT: plain MLPs and layer norms; positions are learned, turned or biases.
-#include <cmath>
 
 #include "fp8/tools/models/families/families.h"
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/families/keys.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace fp8::models::families {
 namespace {
 

@@ -5,10 +5,6 @@
 // Two spellings of the rotary embedding are met: "rope_theta" + "rope_scaling" (transformers 4) and "rope_parameters"
 // (5), which may have an object for each kind of layer.
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/models/decoder/description.h"
 

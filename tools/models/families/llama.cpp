@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The descendants of Llama: gated MLPs, RMS norms and rotary embeddings in many places.
-#include <cmath>
 
 #include "fp8/tools/models/families/families.h"
 

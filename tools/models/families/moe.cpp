@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mixtures of experts, and what the same families do without them.
-#include <algorithm>
-#include <cmath>
 
 #include "fp8/tools/models/families/families.h"
 

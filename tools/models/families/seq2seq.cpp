@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Encoders and decoders: T5 and BART.
-#include <algorithm>
-#include <cmath>
-#include <memory>
 
 #include "fp8/tools/models/families/families.h"
 

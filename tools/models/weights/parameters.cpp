@@ -6,14 +6,10 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
-#include <algorithm>
-#include <utility>
-
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 
 namespace fp8::models {

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors of a checkpoint as weights, read a few megabytes at a time and checked.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/base/causal_lm.h"

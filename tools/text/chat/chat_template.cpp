@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/chat/chat_template.h"
 
-#include <string_view>
-#include <vector>
-
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {

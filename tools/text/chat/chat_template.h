@@ -9,13 +9,7 @@
 // It sees messages, tools, documents (none), add_generation_prompt, and bos_token and its like as the folder's
 // tokenizer_config.json and special_tokens_map.json have them: what transformers' apply_chat_template() gives it.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <map>
-#include <optional>
-#include <string>
-#include <utility>
 
 #include "fp8/tools/text/jinja/machine.h"
 

@@ -9,17 +9,7 @@
 //
 // Text and rows are read only: what is packed or binary is refused with the way to make text of it.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/chat/chat_template.h"
 
 namespace fp8::text {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <set>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/files/tokenizer_files.h"
 
-#include <algorithm>
 #include <charconv>
 #include <set>
-
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::text {
 namespace {

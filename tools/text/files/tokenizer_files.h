@@ -9,16 +9,7 @@
 //
 // Special tokens and options then come from tokenizer_config.json and its neighbours (TokenSettings).
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <initializer_list>
 #include <map>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/tools/text/steps/vocabulary.h"
 #include "fp8/tools/text/unicode/characters.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tokenizer_files.h. Defaults are transformers': BertTokenizer, GPT2Tokenizer, RobertaTokenizer, CLIPTokenizer,
 // Qwen2Tokenizer.
-#include <algorithm>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tests of templates, see filters.h, and the values of expressions, see renderer.h.
-#include <algorithm>
 
 #include "fp8/tools/text/jinja/renderer.h"
 

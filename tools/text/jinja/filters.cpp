@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/jinja/filters.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <functional>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {

@@ -7,9 +7,7 @@
 //   ... %}        a newline right behind it goes           (trim_blocks; not of }})
 //   ... +%}       it stays
 #include <charconv>
-#include <optional>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/jinja/parser.h"
 #include "fp8/tools/text/unicode/characters.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/jinja/machine.h"
 
-#include <algorithm>
 #include <bit>
 
 #include "fp8/tools/text/jinja/filters.h"

@@ -5,13 +5,7 @@
 // cost about the same whatever a template does. What it holds are the bytes of all values that are alive: each counts
 // itself, by a Charge, and gives them back when it goes.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "fp8/runtime/io/json/json.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The methods and attributes of values. A method of Python's that is not in the tables is refused: without it, its name
 // would be looked for among the keys of a mapping. See filters.h.
-#include <algorithm>
-#include <span>
 
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/unicode/characters.h"

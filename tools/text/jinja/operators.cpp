@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arithmetic, slices and the functions that every template has. See filters.h and renderer.h.
-#include <algorithm>
-#include <cmath>
-#include <ctime>
 
 #include "fp8/tools/text/jinja/renderer.h"
 #include "fp8/tools/text/unicode/characters.h"

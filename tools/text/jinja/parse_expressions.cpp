@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See parser.h.
-#include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/jinja/parser.h"
 
 namespace fp8::text::jinja {

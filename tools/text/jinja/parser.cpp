@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/jinja/parser.h"
 
-#include <functional>
-#include <utility>
-
 namespace fp8::text::jinja {
 namespace {
 

@@ -3,10 +3,6 @@
 //
 // The tree that it makes: statements, and expressions as trees of bounded height.
 #pragma once
-#include <algorithm>
-#include <cstddef>
-#include <initializer_list>
-#include <string_view>
 
 #include "fp8/tools/text/jinja/filters.h"
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/jinja/renderer.h"
 
-#include <algorithm>
-
-#include "fp8/runtime/io/base/fail.h"
-
 namespace fp8::text::jinja {
 
 Template::Template(std::string_view source, std::string name)

@@ -2,9 +2,7 @@
 // See value.h.
 #include <utf8proc.h>
 
-#include <algorithm>
 #include <bitset>
-#include <cstdio>
 
 #include "fp8/tools/text/jinja/value.h"
 #include "fp8/tools/text/unicode/characters.h"

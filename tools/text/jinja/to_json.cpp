@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // json.dumps() of a value, with the settings of transformers' tojson: letters stay, nothing is sorted or escaped for
 // HTML.
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <optional>
 
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/unicode/characters.h"

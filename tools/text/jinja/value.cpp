@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/jinja/value.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <limits>
-#include <optional>
 
 #include "fp8/tools/text/unicode/characters.h"
 

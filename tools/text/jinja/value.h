@@ -4,7 +4,6 @@
 #pragma once
 #include <map>
 #include <variant>
-#include <vector>
 
 #include "fp8/tools/text/jinja/machine.h"
 

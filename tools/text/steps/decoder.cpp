@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See steps.h.
-#include <algorithm>
 #include <charconv>
-#include <optional>
-#include <utility>
 
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"

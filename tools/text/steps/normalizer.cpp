@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // See steps.h.
-#include <algorithm>
-#include <utility>
 
 #include "fp8/tools/text/steps/sentence_piece.h"
 #include "fp8/tools/text/steps/steps.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See steps.h. Steps are closures; a Sequence chains their sinks, so that no list of words is ever built.
-#include <algorithm>
 #include <sstream>
-#include <utility>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/text/steps/steps.h"

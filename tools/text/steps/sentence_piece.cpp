@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/steps/sentence_piece.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <unordered_set>
-#include <utility>
 
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"

@@ -3,11 +3,8 @@
 // Strip, StripAccents, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, Replace, ByteLevel, Sequence, null; and
 // SentencePiece, which tokenizer_files.h writes.
 #pragma once
-#include <functional>
 #include <memory>
-#include <string_view>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/vocabulary.h"
 
 namespace fp8::text {

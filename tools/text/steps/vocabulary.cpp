@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/steps/vocabulary.h"
 
-#include <algorithm>
-#include <cstdio>
-
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {

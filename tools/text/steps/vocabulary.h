@@ -2,15 +2,7 @@
 // The tokens of a model and their ids, both ways.
 #pragma once
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 

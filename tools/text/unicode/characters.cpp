@@ -3,9 +3,7 @@
 
 #include <utf8proc.h>
 
-#include <algorithm>
 #include <array>
-#include <vector>
 
 #include "fp8/runtime/io/base/text.h"
 

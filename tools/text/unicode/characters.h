@@ -5,9 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include "fp8/runtime/io/base/base64.h"
 

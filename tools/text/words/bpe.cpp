@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See word_model.h.
-#include <algorithm>
-#include <functional>
-#include <optional>
-#include <unordered_map>
 #include <unordered_set>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"

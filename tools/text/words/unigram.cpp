@@ -3,11 +3,8 @@
 //
 // The best path is found up to a position that no token reaches across, written down, and forgotten: a text without
 // spaces takes memory for its longest such stretch alone. Sums go on, so that ties fall as for one long stretch.
-#include <algorithm>
 #include <cfloat>
-#include <cmath>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"

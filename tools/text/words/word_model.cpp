@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/words/word_model.h"
 
-#include <algorithm>
-
 namespace fp8::text {
 
 bool WordModel::Scratch::recall(std::string_view word, std::vector<std::int64_t>& ids) const {

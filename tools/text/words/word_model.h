@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The "model" of a tokenizer.json: words -> ids. BPE, WordPiece, Unigram and WordLevel are such models.
 #pragma once
-#include <array>
-#include <cstdint>
 #include <memory>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "fp8/tools/text/steps/vocabulary.h"
 

@@ -3,10 +3,7 @@
 // changes, and several processes' shares. Runs that were cut short: stream_resume_test.
 #include "fp8/quant/checkpoint/stream/stream.h"
 
-#include <cmath>
-
 #include "fp8/quant/checkpoint/stream/files.h"
-#include "fp8/quant/forms/folder.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/stream/stream_work.h"
 

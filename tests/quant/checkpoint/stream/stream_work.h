@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Units made here for the tests of the engine, and what stands in a folder after a run.
 #pragma once
-#include <atomic>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 

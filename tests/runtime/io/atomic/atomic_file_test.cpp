@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/atomic/atomic_file.h"
 
-#include <sys/stat.h>
-
 #include "runtime/io/atomic/small_disk.h"
 #include "runtime/io/io_test.h"
 #include "support/child.h"

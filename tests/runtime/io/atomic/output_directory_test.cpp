@@ -2,7 +2,6 @@
 // OutputDirectory and refuse_same_path of atomic_file.h.
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "runtime/io/atomic/small_disk.h"

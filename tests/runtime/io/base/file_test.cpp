@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/file.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <stdexcept>
-
-#include "fp8/runtime/io/base/fail.h"
 #include "runtime/io/io_test.h"
 
 namespace fp8::io {

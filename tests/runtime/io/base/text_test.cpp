@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/text.h"
 
-#include <initializer_list>
-
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/registry.h"
 #include "support/throws_with.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/json/json.h"
 
-#include <cmath>
 #include <cstring>
 
 #include "fp8/runtime/io/json/json_edit.h"

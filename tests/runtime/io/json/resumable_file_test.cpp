@@ -3,7 +3,6 @@
 #include "fp8/runtime/io/json/resumable_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "runtime/io/atomic/small_disk.h"

@@ -5,15 +5,10 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <atomic>
-#include <fstream>
 #include <random>
-#include <thread>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/shares/leases.h"
 #include "runtime/io/io_test.h"
 #include "support/child.h"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // DType and SafetensorsFile of safetensors.h.
-#include <cmath>
 #include <cstring>
 
 #include "fp8/runtime/io/json/json.h"

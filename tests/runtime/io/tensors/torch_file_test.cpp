@@ -2,14 +2,12 @@
 // TorchFile of torch_file.h: files that PyTorch wrote (fixtures/make_torch.py), files written by hand, and refusals.
 #include "fp8/runtime/io/tensors/torch_file.h"
 
-#include <cmath>
 #include <cstring>
 #include <random>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/runtime/io/tensors/zip.h"
 #include "runtime/io/io_test.h"
 #include "runtime/io/tensors/safetensors_bytes.h"
 #include "runtime/io/tensors/torch_bytes.h"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/yaml/yaml.h"
 
-#include <cmath>
 #include <fstream>
 
-#include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

@@ -4,12 +4,9 @@
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 
 #include <fstream>
-#include <numbers>
 
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

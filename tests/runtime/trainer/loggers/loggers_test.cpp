@@ -6,7 +6,6 @@
 #include <fstream>
 
 #include "fp8/runtime/trainer/callbacks/monitors.h"
-#include "fp8/runtime/trainer/metrics.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/device/allocator.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/parts.h"
-#include "fp8/runtime/trainer/strategy.h"
-#include "fp8/runtime/trainer/training_module.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/launchers.h"

@@ -2,8 +2,6 @@
 // Every command and every common option: the option does what it says, or is refused with the names of the commands
 // where it would. What ran on the device, and in which dtype, is seen in the trace of FP8_TRACE.
 #include <cctype>
-#include <cstddef>
-#include <functional>
 #include <set>
 
 #include "support/launchers.h"

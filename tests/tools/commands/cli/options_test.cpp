@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/cli/options.h"
 
-#include <algorithm>
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <set>
-
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/context.h"
 #include "support/command.h"
 #include "support/scoped_variable.h"
 #include "support/throws_with.h"

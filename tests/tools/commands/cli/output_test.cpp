@@ -6,17 +6,10 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
 #include <fstream>
-#include <functional>
 #include <sstream>
-#include <stdexcept>
-#include <string>
 #include <thread>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Perplexities against those that transformers gave for the same chunks in f32 (chunks of 256 tokens).
-#include <cmath>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "tools/commands/run_fp8.h"

@@ -4,13 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <memory>
-
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/evaluate/continuation.h"
 #include "fp8/tools/commands/evaluate/scoring.h"
 #include "support/test_data.h"

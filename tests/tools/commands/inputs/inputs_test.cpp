@@ -5,12 +5,8 @@
 
 #include <cstring>
 #include <fstream>
-#include <limits>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/inputs/forecast.h"
-#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/models/registry.h"

@@ -2,9 +2,7 @@
 
 #include <fstream>
 
-#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/commands/work/process.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

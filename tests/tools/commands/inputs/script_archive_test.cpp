@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that a TorchScript file may make, and those that are refused before any of it runs.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/runtime/print_handler.h>
 #include <torch/script.h>
 #include <torch/torch.h>
 
 #include <fstream>
-#include <set>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/custom/extension.h"

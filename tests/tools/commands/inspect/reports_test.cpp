@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
 #include <fstream>
-#include <limits>
 #include <regex>
-#include <set>
 
-#include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/inspect/cost_page.h"
-#include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoint folders whose values are all 1.0 (BF16): for tests that look at names, not at numbers. No torch here.
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 

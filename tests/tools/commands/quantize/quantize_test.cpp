@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of fp8 quantize for modules, experts and towers, run as a process.
-#include <functional>
 #include <set>
 
 #include "runtime/io/tensors/safetensors_bytes.h"

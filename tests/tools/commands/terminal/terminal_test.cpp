@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scripts in the shells themselves, as far as they are there: what each offers for a command line.
-#include <cstdio>
-#include <set>
 
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/terminal/message.h"
-#include "fp8/tools/commands/terminal/page.h"
 #include "support/command.h"
 
 namespace fp8::commands {

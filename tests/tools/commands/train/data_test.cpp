@@ -5,19 +5,12 @@
 #include <ATen/ops/full.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
 #include <fstream>
-#include <map>
 
-#include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/image_folder.h"
-#include "fp8/runtime/io/idx/idx.h"
-#include "fp8/runtime/trainer/parts.h"
 #include "fp8/tools/commands/train/train_run.h"
 #include "fp8/tools/examples/mnist/lit_classifier.h"
 #include "fp8/tools/examples/mnist/mnist_data_module.h"
-#include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/trainer.h"
 #include "support/enum_names.h"
 #include "support/temp_dir.h"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of Optimum Habana as options: which of command line and files counts, and what a file is refused for.
-#include <cmath>
-#include <functional>
-#include <optional>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/work/snapshots.h"

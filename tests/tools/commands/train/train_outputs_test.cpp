@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program ends early, keeps its best checkpoints and logs in other forms, and a killed run ends with the files of
 // one that was not.
-#include <cmath>
-#include <limits>
 #include <set>
 
 #include "tools/commands/train/train_run.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run goes on as what it was started as, or not at all: what --resume compares, what --overwrite leaves alone, and
 // precisions that have a state or a setting of their own.
-#include <cmath>
 #include <numbers>
 
 #include "tools/commands/train/train_run.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was
 // killed or interrupted and resumed is the run that was not, and what it refuses.
-#include <cmath>
 
 #include "support/golden.h"
 #include "support/peak_memory.h"

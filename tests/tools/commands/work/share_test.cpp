@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which share of the work a process takes: options, launchers' variables, shares on disk.
-#include <algorithm>
-#include <functional>
-#include <limits>
 #include <numeric>
 #include <random>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/commands/work/process.h"
 #include "support/launchers.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

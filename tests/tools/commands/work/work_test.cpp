@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files that change underneath are told apart, each way with its own words.
-#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <thread>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/commands/work/process.h"

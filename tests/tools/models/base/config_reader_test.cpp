@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <cstdint>
-#include <limits>
-
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/base/model_config.h"
 #include "support/throws_with.h"
 

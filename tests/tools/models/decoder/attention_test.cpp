@@ -3,14 +3,9 @@
 #include "fp8/tools/models/decoder/attention.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/nn/modules/linear.h>
 
-#include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/runtime/leaf/leaf.h"
-#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/decoder.h"
-#include "fp8/tools/models/decoder/mlp.h"
 #include "fp8/tools/models/load.h"
 #include "support/hpu_test.h"
 #include "support/test_data.h"

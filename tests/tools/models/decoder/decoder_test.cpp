@@ -7,13 +7,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-#include <cmath>
-#include <set>
-
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/tools/models/decoder/decoder_math.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"

@@ -3,10 +3,6 @@
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 
-#include <cmath>
-#include <cstdint>
-#include <vector>
-
 #include "fp8/tools/models/decoder/decoder_math.h"
 #include "support/matchers.h"
 

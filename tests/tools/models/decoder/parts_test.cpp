@@ -5,15 +5,10 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/modules/linear_together.h"
 #include "fp8/tools/models/decoder/decoder.h"
-#include "fp8/tools/models/decoder/decoder_math.h"
 #include "fp8/tools/models/load.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -3,12 +3,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <numbers>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/models/decoder/decoder_math.h"
 #include "fp8/tools/models/registry.h"

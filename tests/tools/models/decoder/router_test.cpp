@@ -2,13 +2,8 @@
 // Routers against loops in double.
 #include <ATen/Functions.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
 #include <numeric>
 #include <set>
-#include <vector>
 
 #include "fp8/tools/models/decoder/mlp.h"
 #include "support/matchers.h"

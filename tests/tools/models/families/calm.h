@@ -2,7 +2,6 @@
 // Random weights that bear fp8 as trained ones do.
 #pragma once
 
-#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "tools/models/fixture.h"
 

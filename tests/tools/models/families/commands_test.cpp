@@ -3,8 +3,6 @@
 // Results are recorded as properties, from which make_table.py makes the table in tools/pages/families.md.
 #include <ATen/Functions.h>
 
-#include <iterator>
-
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "support/in_process.h"

@@ -3,10 +3,8 @@
 // says nothing about the numbers and is listed here. Nothing is allocated before that: all of it runs in little memory.
 #include <sys/resource.h>
 
-#include <limits>
 #include <regex>
 
-#include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 #include "tools/models/fixture.h"
 

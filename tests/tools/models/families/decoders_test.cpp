@@ -4,10 +4,6 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 
-#include <map>
-#include <memory>
-
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/save.h"

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/families/keys.h"
 
-#include <cmath>
-#include <cstdint>
-
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/registry.h"
 #include "support/golden.h"
 #include "support/throws_with.h"

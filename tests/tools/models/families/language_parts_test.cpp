@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <cstdint>
 #include <set>
-#include <tuple>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/registry.h"
 #include "support/throws_with.h"

@@ -2,7 +2,6 @@
 // Nodes of a family besides projections: attention's products, softmax and cache are nodes of the same names in all of
 // them, so that the lists of a QUANT_CONFIG mean them, alone and by layer; routers stay in high precision; experts that
 // no token came to are told by name.
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "tools/models/families/answers.h"

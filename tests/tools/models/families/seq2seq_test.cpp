@@ -3,9 +3,6 @@
 // alone compute.
 #include <ATen/Functions.h>
 
-#include <memory>
-
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "support/throws_with.h"
 #include "tools/models/fixture.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Texts and the answers to them: pairs of any lengths, measured without padding; generate, embed; what is refused.
-#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/decoder.h"
 #include "tools/models/families/answers.h"
 

@@ -3,16 +3,9 @@
 
 #include <ATen/Functions.h>
 
-#include <array>
 #include <bit>
-#include <cmath>
-#include <cstdint>
 #include <fstream>
-#include <limits>
-#include <map>
-#include <tuple>
 
-#include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

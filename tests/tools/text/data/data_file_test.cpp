@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include "fp8/tools/text/chat/chat_template.h"
 #include "support/golden.h"
 #include "tools/text/fixture.h"
 

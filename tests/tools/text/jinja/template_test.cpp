@@ -2,10 +2,8 @@
 // Templates against Jinja itself: fixtures/jinja.json has what it makes of them (make_jinja_fixtures.py).
 
 #include <sstream>
-#include <stdexcept>
 
 #include "fp8/tools/text/chat/chat_template.h"
-#include "fp8/tools/text/jinja/machine.h"
 #include "support/golden.h"
 #include "tools/text/fixture.h"
 

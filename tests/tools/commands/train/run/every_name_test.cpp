@@ -2,7 +2,6 @@
 // Everything with a name in a run file runs by that name: every row of every registry, by its short name and by
 // Lightning's path, from a file, with the output that it is there for. The rows are those that the program itself lists
 // where it refuses an unknown name, so none can be forgotten here.
-#include <functional>
 #include <set>
 
 #include "tools/commands/train/train_run.h"

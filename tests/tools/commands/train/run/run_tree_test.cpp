@@ -3,8 +3,6 @@
 
 #include <fstream>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
