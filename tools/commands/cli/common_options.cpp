@@ -132,7 +132,7 @@ void Options::common(Context& context) {
   flag("--no-sandbox", context.no_sandbox, "Keep what no command needs: to start other programs, and the network");
   for (const CommonOption& common : kCommon) {  // taken, so that check() can name its readers, but not offered
     if (common.reads != kNothing && reader_of(common, app_.get_name()) == nullptr)
-      app_.get_option(common.name)->group("");
+      app_.get_option(common.name)->group(kHidden);
   }
 }
 

@@ -321,7 +321,7 @@ std::vector<std::pair<std::string, std::string>> Options::defaults() const {
 std::vector<OptionRow> Options::rows() const {
   std::vector<OptionRow> arguments, own, last;
   for (const CLI::Option* option : app_.get_options()) {
-    if (option->get_group().empty()) continue;
+    if (option->get_group() == kHidden) continue;
     OptionRow row;
     row.positional = option->get_positional();
     if (!row.positional)
@@ -405,7 +405,7 @@ void fail_missing(const std::string& command, const std::vector<std::string>& na
 void Options::renamed(const std::string& from, const std::string& to) { renamed_[from] = to; }
 
 void Options::replaced(const std::string& name, const std::string& by) {
-  app_.get_option(name)->group("");
+  app_.get_option(name)->group(kHidden);
   replaced_[name] = by;
 }
 

@@ -23,6 +23,9 @@ std::optional<double> parse_number(std::string_view text);
 /// Throws UsageError: "--steps: found 'x', allowed: an integer from 1 on".
 [[noreturn]] void bad_value(const std::string& name, const std::string& found, const std::string& allowed);
 
+/// The group of options that the help leaves out. (Those of the group "" have no name in the messages of CLI11.)
+inline constexpr char kHidden[] = "hidden";
+
 /// The help of --overwrite.
 inline constexpr char kOverwriteHelp[] = "Replace an output that is there already";
 
