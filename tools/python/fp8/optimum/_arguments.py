@@ -114,7 +114,6 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
             "'hpu_amp' with use_habana, 'cpu_amp' with bf16 on the CPU")
         yield "minimize_memory", not self.minimize_memory or bool(self.fp8), "with fp8=True"
         yield "fp8", not self.fp8 or torch.hpu.get_device_name() != "GAUDI", "False on GAUDI: Gaudi2 or higher required"
-        yield "fp8", not (self.fp8 and (self.fsdp or self.deepspeed)), "False with fsdp or deepspeed: convert_modules() before they take the model"
         yield "throughput_warmup_steps", self.throughput_warmup_steps >= 0, "0 or more"
 
     def __post_init__(self) -> None:

@@ -81,6 +81,9 @@ class _OnHpu:
         super()._move_model_to_device(model, device)  # type: ignore[misc]
         if self.args.attn_implementation is not None:
             model.set_attn_implementation("eager" if self.args.attn_implementation == "eager" else "sdpa")
+        self._convert(model)
+
+    def _convert(self, model: Any) -> None:
         if self.args.fp8 and not _attached.within(model):
             self.fp8_report = te.convert_modules(model, minimize_memory=bool(self.args.minimize_memory))
 
@@ -117,6 +120,8 @@ class _OnHpu:
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         given = self.args
+        if given.fp8 and (given.fsdp or given.deepspeed):  # which have left it on the host
+            self._convert(self.model.to(given.device))
         self._watch = _Watch(given, "train", given.profiling_steps, given.profiling_warmup_steps, given.gradient_accumulation_steps)
         with self._watch.profile:
             return super()._inner_training_loop(*args, **kwargs)  # type: ignore[misc]
