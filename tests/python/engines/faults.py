@@ -43,7 +43,7 @@ def kill(name, when, folder, rank):
 
 def devices(rank):
     import torch
-    torch.hpu.set_device(rank + 1)
+    torch.hpu.set_device(rank)
     return {"error": "no error"}
 
 

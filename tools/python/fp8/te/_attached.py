@@ -152,6 +152,8 @@ def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None,
         return torch.ops.fp8.linear(x, weight, bias, attached.state)
     if not torch.compiler.is_compiling():
         attached.taken = is_taken(weight, attached)
+        if weight.is_cpu:
+            _refuse_on_host(module, attached)
     return _own_product(x, weight, bias, attached) if attached.taken else F.linear(x, weight, bias)
 
 
@@ -182,9 +184,19 @@ def follow(module: torch.nn.Module, _: Any) -> None:
     for attached in of(module).values():
         if attached.training is not module.training:
             _tell(module, attached)
+        if attached.live and getattr(module, attached.parameter).is_cpu:
+            _refuse_on_host(module, attached)
         if not attached.multiplies and attached.live and _region.inside() and is_taken(getattr(module, attached.parameter), attached):
             raise RuntimeError(f"{attached.name}: an engine that shards parameters has its weight, and {type(module).__name__} multiplies with it "
                                "by itself, in high precision: have the engine leave it out, or convert_modules() (a rule of the recipe)")
+
+
+@_region.unseen
+def _refuse_on_host(module: torch.nn.Module, attached: Attached) -> None:
+    """An engine that computes on the host would train in high precision."""
+    if _region.is_fp8_enabled() and not is_taken(getattr(module, attached.parameter), attached):
+        raise RuntimeError(f"{attached.name}: found its weight on cpu inside of fp8_autocast, expected hpu (DeepSpeed takes the CPU unless "
+                           "fp8.deepspeed is imported before it)")
 
 
 @_region.unseen
