@@ -20,7 +20,8 @@ import time
 
 # DDP comes last: ZeRO-3 puts a function of its own in the place of F.linear, for as long as the process lives.
 ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "fsdp2_codes", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "pp", "ddp")
-PRECISIONS, ORDERS, RANKS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), int(os.environ.get("ENGINE_RANKS", "2")), 5, 10
+PRECISIONS, ORDERS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), 5, 10
+RANKS = int(os.environ.get("ENGINE_RANKS", "2"))
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "tools" / "demo_data"
 CELLS = [":".join(cell) for cell in itertools.product(ENGINES, PRECISIONS, ORDERS) if cell[1] == "fp8" or cell[2] == "before"]
 CELLS = [cell for cell in CELLS if not cell.startswith("fsdp2_codes") or cell.endswith("fp8:before")]  # it is of weights that train in fp8

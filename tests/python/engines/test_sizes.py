@@ -40,7 +40,11 @@ def test_a_rank_has_its_share(found, alone, cell):
         assert said["parameters"] >= 20e6 and said["one"] <= one * 1.15 / engine_cells.RANKS
 
 
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.endswith("codes")])
-def test_codes_are_half_of_bf16(found, cell):
-    bf16 = found["sizes:fsdp2_bf16"][0]["sent"]
-    assert 0 < found[cell][0]["sent"] <= 0.55 * bf16
+def test_codes_are_half_of_bf16(found):
+    assert 0 < found["sizes:fsdp2_codes"][0]["sent"] <= 0.55 * found["sizes:fsdp2_bf16"][0]["sent"]
+
+
+@pytest.mark.skipif(not ALL, reason="half a minute: ./tools/test --engines")
+def test_zero3_gathers_codes_in_forward(found):
+    """A quarter of f32 there; in backward DeepSpeed gathers values."""
+    assert 0 < found["sizes:zero3_codes"][0]["sent"] <= 0.65 * found["sizes:zero3"][0]["sent"]
