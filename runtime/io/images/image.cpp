@@ -2,6 +2,7 @@
 // libpng and libjpeg end a function with longjmp() where something is wrong (error_exit() of libjpeg must not return).
 // The functions that call setjmp() have no object with a destructor, and what they leave is false and a message.
 // clang-format off: each needs what stands above it
+#include <cstdio>
 #include <jpeglib.h>
 #include <jerror.h>
 // clang-format on
