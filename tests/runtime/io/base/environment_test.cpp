@@ -261,8 +261,8 @@ std::string without_comments(const fs::path& path) {
 
 /// A child gets the environment as it is; nothing is read from it.
 const std::set<std::string> kHandOn = {"tools/benchmarks/bench_startup.cpp", "tools/benchmarks/distributed.py",
-                                       "tools/benchmarks/peer_packages.py", "tools/benchmarks/python.py",
-                                       "tools/python/fp8/_program.py"};
+                                       "tools/benchmarks/engines.py",        "tools/benchmarks/peer_packages.py",
+                                       "tools/benchmarks/python.py",         "tools/python/fp8/_program.py"};
 
 TEST(Sources, AskTheTable) {
   const std::regex read(R"(\b(secure_)?getenv\b|\benviron\b|/proc/(self|\d+)/environ)");

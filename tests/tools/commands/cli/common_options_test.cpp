@@ -346,7 +346,7 @@ const std::set<std::string> kOtherWords = {
     "FP8_WEIGHT_ONLY",           "FP8_KV"};
 
 /// The texts of a binary, as `strings` finds them: whole, so that what the compiler laid into code is none.
-std::set<std::string> names_in(const fs::path& path) {
+std::set<std::string> variables_in(const fs::path& path) {
   const std::string bytes = read_file(path);
   std::set<std::string> names;
   for (std::size_t begin = 0; begin < bytes.size();) {
@@ -372,7 +372,7 @@ TEST(Flags, EveryNameInTheBinariesHasARow) {
   std::set<std::string> rows, found;
   for (const io::Variable& row : io::variables()) rows.insert(row.name);
   for (const fs::path& binary : binaries) {
-    for (const std::string& name : names_in(binary)) {
+    for (const std::string& name : variables_in(binary)) {
       EXPECT_TRUE(rows.contains(name) || kOtherWords.contains(name)) << binary << ": " << name;
       found.insert(name);
     }

@@ -237,10 +237,10 @@ TEST(OptionShelves, NoCommandGrowsUnseen) {
       {"man", {1, 1}},
       {"help", {0, 0}},
   };
-  const std::set<std::string> shared = {"--json",    "--overwrite", "--device",  "--dialect", "--dtype",
-                                        "--threads", "--seed",      "--load",    "--quiet",   "--color",
-                                        "--verbose", "--help",      "--version", "--data",    "--skip",
-                                        "--batch",   "--help-all",  "--samples", "--seq-len"};
+  const std::set<std::string> shared = {"--json",       "--overwrite", "--device",   "--dialect", "--dtype",
+                                        "--threads",    "--seed",      "--load",     "--quiet",   "--color",
+                                        "--verbose",    "--help",      "--version",  "--data",    "--skip",
+                                        "--no-sandbox", "--batch",     "--help-all", "--samples", "--seq-len"};
   std::map<std::string, Count> found;
   const auto count = [&](const CommandPage& page) {
     auto own = page.options;
