@@ -102,12 +102,38 @@ namespace {
   {of(MagnitudeMax<std::uint32_t>),     of(MagnitudeMax<std::uint16_t>),       of(MagnitudeMaxInto<std::uint32_t>), \
    of(MagnitudeMaxInto<std::uint16_t>), of(MagnitudeMaxGroups<std::uint32_t>), of(MagnitudeMaxGroups<std::uint16_t>)}
 
-constexpr AmaxKernels kBaseline = FP8_AMAX_KERNELS(HWY_STATIC_DISPATCH), kAvx2 = FP8_AMAX_KERNELS(FP8_AT_AVX2),
-                      kAvx512 = FP8_AMAX_KERNELS(FP8_AT_AVX512);
+// Plain loops: SSE2, the baseline of Highway, has no maximum of 16-bit words, and needs six times the instructions.
+template <class T>
+T magnitude_max(const T* x, std::int64_t n) {
+  T best = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T bits = static_cast<T>(x[i] & static_cast<T>(static_cast<T>(~T{0}) >> 1));
+    best = best < bits ? bits : best;
+  }
+  return best;
+}
+
+template <class T>
+void magnitude_max_into(const T* x, std::int64_t n, T* best) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T bits = static_cast<T>(x[i] & static_cast<T>(static_cast<T>(~T{0}) >> 1));
+    best[i] = best[i] < bits ? bits : best[i];
+  }
+}
+
+template <class T>
+void magnitude_max_groups(const T* x, std::int64_t n, std::int64_t width, T* best) {
+  for (std::int64_t i = 0; i < n; i += width) *best++ = magnitude_max(x + i, n - i < width ? n - i : width);
+}
+
+constexpr AmaxKernels kScalar = {magnitude_max<std::uint32_t>,        magnitude_max<std::uint16_t>,
+                                 magnitude_max_into<std::uint32_t>,   magnitude_max_into<std::uint16_t>,
+                                 magnitude_max_groups<std::uint32_t>, magnitude_max_groups<std::uint16_t>};
+constexpr AmaxKernels kAvx2 = FP8_AMAX_KERNELS(FP8_AT_AVX2), kAvx512 = FP8_AMAX_KERNELS(FP8_AT_AVX512);
 
 }  // namespace
 
-const AmaxKernels& amax_kernels_in_force() { return of_level(kBaseline, kAvx2, kAvx512); }
+const AmaxKernels& amax_kernels_in_force() { return of_level(kScalar, kAvx2, kAvx512); }
 
 namespace {
 
