@@ -70,7 +70,8 @@ def test_fp8_is_fp8(found, alone, cell):
     said = found[cell][0]
     each = 2 if cell.startswith("pp") else 1  # micro-batches
     assert [[state[0] for state in states] for states in said["states"]] == [[each * (step + 1)] * 3 for step in range(engine_cells.STEPS)]
-    assert near(said["losses"], alone["fp8"]["losses"], 0.02) and not near(said["losses"], alone["f32"]["losses"], 1e-4)
+    # The second micro-batch of a pipeline has the scale that the first one's amax gave.
+    assert near(said["losses"], alone["fp8"]["losses"], 0.01 * (1 + each)) and not near(said["losses"], alone["f32"]["losses"], 1e-4)
     for state, expected in zip(said["states"][0], alone["fp8"]["states"][0]):
         assert near(state[1][each - 1:], expected[1][each - 1:], 1e-6)  # of inputs and weights: those of the whole
     if cell.startswith("pp"):
