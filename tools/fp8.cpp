@@ -37,7 +37,8 @@ std::string sandboxed(int argc, char** argv) {
   using fp8::io::environment_value;
   const char* setting = environment_value("FP8_SANDBOX");
   if (setting != nullptr && std::string_view(setting) == "0") return "off: FP8_SANDBOX=0";
-  if (std::find(argv, argv + argc, std::string_view("--no-sandbox")) != argv + argc) return "off: --no-sandbox";
+  char** const options_end = std::find(argv, argv + argc, std::string_view("--"));  // what follows are no options
+  if (std::find(argv, options_end, std::string_view("--no-sandbox")) != options_end) return "off: --no-sandbox";
   bool ranks_talk = false;
   try {
     ranks_talk = fp8::io::launched().has_value();
