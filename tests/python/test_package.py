@@ -81,7 +81,7 @@ def test_what_is_in_the_wheel(wheel):
     assert said["Version"] == VERSION and said["License-Expression"] == "Apache-2.0" and "# fp8-toolkit" in said.get_payload()
     assert said.get_all("Requires-Dist") == ['torch<2.14,>=2.13; extra == "torch"']  # a bare install leaves torch as it is
     assert {f"fp8_toolkit-{VERSION}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= set(names)
-    assert {"fp8/py.typed", "fp8/bin/fp8", "fp8/lib/libfp8_transformer_engine.so.0"} <= set(names)
+    assert {"fp8/py.typed", "fp8/names.json", "fp8/bin/fp8", "fp8/lib/libfp8_transformer_engine.so.0"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"fp8", f"fp8_toolkit-{VERSION}.dist-info"}
     assert not [name for name in names if "__pycache__" in name or "torch" in name]
 

@@ -14,7 +14,7 @@ import typing
 import fp8
 from fp8 import _library
 
-_TRAINER, _CONNECTOR = "trainer.connectors.accelerator_connector", "fp8.lightning._connector"
+_TRAINER, _CONNECTOR = "trainer.connectors.accelerator_connector", "fp8.lightning"
 
 
 def autoload() -> None:

@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import pathlib
 import sys
 import types
 import warnings
@@ -16,6 +17,9 @@ from typing import Any, Callable
 import torch
 
 from fp8 import _autoload
+
+# What other packages call things, and what of it is here: of lightning-habana, of optimum.habana, arguments of Transformer Engine.
+NAMES: dict[str, Any] = json.loads(pathlib.Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
 
 @functools.cache  # once

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Lightning's accelerator, precision, strategy, checkpoints and profiler do on hpu, and the image folders of lightning-habana.
-Each class stands before one of Lightning's own (_stack.py), whose package is `package`."""
+Each class stands before one of Lightning's own (__init__.py), whose package is `package`."""
 
 import contextlib
 import os
@@ -8,8 +8,7 @@ import typing
 
 import torch
 
-from fp8 import _config
-from fp8.lightning import _stack
+from fp8 import _config, lightning
 
 Path = typing.Union[str, "os.PathLike[str]"]
 _PRECISIONS = {"32": "32-true", "32-true": "32-true", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16-mixed": "16-mixed", "fp8": "fp8"}
@@ -22,7 +21,7 @@ class Accelerator:
 
     def setup_device(self, device: torch.device) -> None:
         if device.type != "hpu":
-            raise _stack.misconfiguration(self.package)(f"Device should be HPU, got {device} instead.")
+            raise lightning.misconfiguration(self.package)(f"Device should be HPU, got {device} instead.")
         torch.hpu.set_device(device)
 
     def teardown(self) -> None:
@@ -35,7 +34,7 @@ class Accelerator:
     @classmethod
     def parse_devices(cls, devices: typing.Union[int, str, None]) -> int:
         """A count. -1 and None: all."""
-        wrong = _stack.misconfiguration(cls.package)
+        wrong = lightning.misconfiguration(cls.package)
         if not isinstance(devices, (int, str, type(None))) or isinstance(devices, bool):
             raise wrong(f"`devices` for `HPUAccelerator` must be int, string or None. Found {devices!r}.")
         there = torch.hpu.device_count()
@@ -111,14 +110,17 @@ class Precision:
     @contextlib.contextmanager
     def forward_context(self) -> typing.Iterator[None]:
         """Around each step. Regions of torch.autocast(enabled=False) inside of it are in the precision of their inputs."""
-        with contextlib.ExitStack() as stack:
-            if self.precision != "32-true":
-                stack.enter_context(torch.autocast("hpu", dtype=_DTYPES[self.precision], cache_enabled=False))
-            if self.precision == "fp8" and not self._inference:
-                from fp8 import te
-                several = torch.distributed.is_available() and torch.distributed.is_initialized()
-                stack.enter_context(te.fp8_autocast(enabled=True, fp8_recipe=self.recipe, fp8_group=torch.distributed.group.WORLD if several else None))
+        if self.precision == "32-true":
             yield
+            return
+        in_fp8 = self.precision == "fp8" and not self._inference
+        with torch.autocast("hpu", dtype=_DTYPES[self.precision], cache_enabled=False), self._region() if in_fp8 else contextlib.nullcontext():
+            yield
+
+    def _region(self) -> typing.ContextManager[typing.Any]:
+        from fp8 import te
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return te.fp8_autocast(enabled=True, fp8_recipe=self.recipe, fp8_group=torch.distributed.group.WORLD if several else None)
 
     def autocast_context_manager(self) -> typing.ContextManager[None]: return self.forward_context()
 
@@ -154,7 +156,7 @@ class OnHpu:
     @property
     def checkpoint_io(self) -> typing.Any:
         if self._checkpoint_io is None:
-            self._checkpoint_io = _stack.made(self.package, "HPUCheckpointIO")()
+            self._checkpoint_io = lightning.made(self.package, "HPUCheckpointIO")()
         return super().checkpoint_io  # type: ignore[misc]
 
     @checkpoint_io.setter
@@ -182,6 +184,16 @@ class OnHpu:
             quant.finalize_calibration(self.lightning_module)  # type: ignore[attr-defined]
 
     on_validation_end = on_test_end = on_predict_end = _measured
+
+
+class Single(OnHpu):
+    """Strategy for one hpu in one process."""
+    strategy_name = "hpu_single"
+
+    def __init__(self, device: typing.Any = "hpu", *args: typing.Any, **kwargs: typing.Any) -> None:
+        if torch.device(device).type != "hpu":
+            raise ValueError(f"SingleHPUStrategy: device: found {device}, allowed: hpu")
+        super().__init__(device, *args, **kwargs)  # type: ignore[call-arg]
 
 
 class CheckpointIO:

@@ -23,16 +23,14 @@ from fp8.optimum.utils import adapt_transformers_to_gaudi
 __all__ = ["GaudiConfig", "GaudiSeq2SeqTrainer", "GaudiSeq2SeqTrainingArguments", "GaudiTrainer", "GaudiTrainingArguments",
            "adapt_transformers_to_gaudi", "distributed", "utils"]
 
-# Modules of optimum.habana below its transformers.
-_MODULES = ("", "gaudi_configuration", "modeling_utils", "trainer", "trainer_seq2seq", "training_args", "training_args_seq2seq")
-
 
 def aliases(root: str) -> None:
     """The modules of optimum.habana below `root`."""
-    for name in ("distributed", "distributed.fast_ddp", "utils", "utils.misc"):
-        _trainers.put(f"{root}.{name}", utils)
-    for name in _MODULES:
-        _trainers.alias(f"{root}.transformers.{name}".rstrip("."), _trainers.names_of(__name__), "optimum.habana's names, on the emulated hpu")
+    names = _trainers.NAMES["optimum"]
+    for name in names["modules of utils"]:
+        _trainers.put(root + name, utils)
+    for name in names["modules"]:
+        _trainers.alias(f"{root}.transformers{name}", _trainers.names_of(__name__), "optimum.habana's names, on the emulated hpu")
 
 
 aliases(__name__)

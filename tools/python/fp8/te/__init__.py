@@ -14,13 +14,7 @@
 Recipes are in fp8.te.recipe. What regions and recipes do, and what is refused: tools/pages/fp8_training.md."""
 
 from fp8.te import recipe
-from fp8.te._attention import (
-                               DotProductAttention,
-                               FusedAttention,
-                               MultiheadAttention,
-                               TransformerLayer,
-                               rotary_position_embedding,
-)
+from fp8.te._attention import DotProductAttention, FusedAttention, MultiheadAttention, TransformerLayer, rotary_position_embedding
 from fp8.te._convert import convert_modules, export_amax, restore
 from fp8.te._gathered import gather_in_fp8
 from fp8.te._layers import GroupedLinear, LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm

@@ -7,25 +7,17 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from fp8 import _modules
+from fp8 import _modules, _trainers
 from fp8._trainers import expect
 from fp8.te import _attached, _region
 
 Init = Callable[[torch.Tensor], Any] | None
 Results = torch.Tensor | tuple[Any, ...]
 _ACTIVATIONS, _GATED = ("gelu", "relu", "silu", "qgelu", "srelu"), ("glu", "geglu", "reglu", "swiglu", "qgeglu", "sreglu")
-
 _HIGH = (torch.float32, torch.bfloat16, torch.float16)
-# Of several processes, of CUDA, and of products that are not here: the values that ask for nothing.
-_NOTHING: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys("""sequence_parallel skip_weight_param_allocation fuse_wgrad_accumulation delay_wgrad_compute fp8_output
-        fp8_grad fp8_dpa fp8_mha save_original_input return_layernorm_output_gathered rotary_pos_interleaved ub_tp_comm_overlap ub_overlap_ag
-        ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad""".split(), (False, None)),
-    **dict.fromkeys("""tp_group get_rng_state_tracker rng_tracker_name parameters_split cp_group cp_global_ranks cp_stream inference_params
-        core_attention_bias alibi_slopes qk_norm_type activation_params""".split(), (None,)),
-    "tp_size": (1,), "parallel_mode": (None, "row", "column"), "softmax_type": ("vanilla",), "core_attention_bias_type": ("no_bias",),
-    "drop_path_rate": (0,), "set_parallel_mode": (False, True), "fast_zero_fill": (True, False), "pad_between_seqs": (None, False)}
-_IGNORED = {"layer_number", "seq_length", "micro_batch_size", "ub_name", "cp_comm_type"}  # they choose kernels and name buffers
+# Arguments of several processes, of CUDA, and of products that are not here, with the values that ask for nothing; and those that choose
+# kernels and name buffers.
+_NOTHING, _IGNORED = (_trainers.NAMES["te"][key] for key in ("nothing", "ignored"))
 _HINTS = {"fp8_mha": "fp8_dpa has attention in fp8, whose q, k and v come in high precision"}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies of one process and of several. Engines are torch's and DeepSpeed's: what stands here is which device and which precision.
-Each class stands before one of Lightning's own (_stack.py)."""
+"""Strategies of several processes. Engines are torch's and DeepSpeed's: what stands here is which device and which precision.
+Each class stands before one of Lightning's own (__init__.py)."""
 
 import contextlib
 import importlib
@@ -8,38 +8,7 @@ import typing
 
 import torch
 
-from fp8.lightning import _classes, _stack
-
-# By name: the class, and its arguments.
-_BY_NAME: dict[str, tuple[str, dict[str, typing.Any]]] = {
-    "hpu_single": ("SingleHPUStrategy", {}), "hpu_parallel": ("HPUParallelStrategy", {}), "hpu_ddp": ("HPUDDPStrategy", {}),
-    "hpu_fsdp": ("HPUFSDPStrategy", {}), "hpu_deepspeed": ("HPUDeepSpeedStrategy", {}),
-    **{f"hpu_deepspeed_stage_{stage}": ("HPUDeepSpeedStrategy", {"stage": stage}) for stage in (1, 2, 3)},
-    "hpu_deepspeed_stage_2_offload": ("HPUDeepSpeedStrategy", {"stage": 2, "offload_optimizer": True}),
-    "hpu_deepspeed_stage_3_offload": ("HPUDeepSpeedStrategy", {"stage": 3, "offload_optimizer": True, "offload_parameters": True}),
-    "hpu_deepspeed_stage_3_offload_nvme": ("HPUDeepSpeedStrategy", {
-        "stage": 3, "offload_optimizer": True, "offload_parameters": True, "remote_device": "nvme", "offload_params_device": "nvme",
-        "offload_optimizer_device": "nvme"})}
-
-
-NAMES = tuple(_BY_NAME)
-
-
-def register(package: str, registry: typing.Any, refused: typing.Callable[[str], typing.Any]) -> None:
-    """In Lightning's registry; refused(name) stands for a class that a half of Lightning has not."""
-    for name, (kind, arguments) in _BY_NAME.items():
-        known = _stack.has(package, kind)
-        registry.register(name, _stack.made(package, kind) if known else refused(name), description=kind, **arguments if known else {})
-
-
-class Single(_classes.OnHpu):
-    """Strategy for one hpu in one process."""
-    strategy_name = "hpu_single"
-
-    def __init__(self, device: typing.Any = "hpu", *args: typing.Any, **kwargs: typing.Any) -> None:
-        if torch.device(device).type != "hpu":
-            raise ValueError(f"SingleHPUStrategy: device: found {device}, allowed: hpu")
-        super().__init__(device, *args, **kwargs)  # type: ignore[call-arg]
+from fp8.lightning import _classes
 
 
 class _Several(_classes.OnHpu):
