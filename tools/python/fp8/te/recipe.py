@@ -11,6 +11,7 @@ Ranges are the library's: a value out of its range raises ValueError with what w
 
 import dataclasses
 import enum
+import functools
 import json
 import os
 from typing import Any, ClassVar, Mapping, Union, cast
@@ -31,13 +32,15 @@ class Format(enum.Enum):
 class Recipe:
     """The base of the recipes. Each is a value; to_dict() is its JSON, as files of recipes have it."""
     _name: ClassVar[dict[str, Any]] = {}
+    text: str
 
     def __post_init__(self) -> None:
         for name in ("amax_compute_algo", "scaling_factor_compute_algo"):
             if callable(getattr(self, name, None)):
                 raise ValueError(f"{type(self).__name__}: {name}: found a callable, allowed: a name (C++ takes callables)")
         _library.require()
-        _parse(text_of(cast(Argument, self)), type(self).__name__)
+        object.__setattr__(self, "text", json.dumps(self.to_dict()))  # regions of every step ask for it
+        _parse(self.text, type(self).__name__)
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: value.value if isinstance(value, Format) else value for name, value in dataclasses.asdict(cast(Any, self)).items()}
@@ -112,7 +115,7 @@ def text_of(recipe: Argument) -> str:
     if recipe is None or isinstance(recipe, str):
         return recipe or ""
     if isinstance(recipe, Recipe):
-        return json.dumps(recipe.to_dict())
+        return recipe.text
     return json.dumps(recipe) if isinstance(recipe, Mapping) else os.fspath(recipe)
 
 
@@ -124,6 +127,7 @@ def check(recipe: Argument) -> str:
     return text
 
 
+@functools.lru_cache  # regions of every step come here
 def _parse(text: str, what: str) -> None:
     try:
         torch.ops.fp8.attach_training([], [], [], text)
