@@ -13,9 +13,10 @@ One JSON line per case, medians over rounds that go in turns. `ratio` is the fir
     attention    seconds of a forward with attention "fp8" and with "sdpa", 1,024 tokens
     one token    seconds of a forward of one token on hpu and on the CPU
     step         seconds of a step of a model after te.convert_modules(), and of its weights attached by the bare operators
-    layer        seconds of a step of te.TransformerLayer, and of C++'s (fp8_bench "training te.TransformerLayer")
-    fit          Lightning's fit() in fp8 by a bare loop of the same steps, and the same of f32 on the CPU: `ratio` is what
-                 Lightning costs on hpu beyond what it costs by itself
+    layer        seconds of a step of te.TransformerLayer, and of C++'s (fp8_bench "training te.TransformerLayer"): the least of
+                 the rounds
+    fit          seconds of the process, the least of the rounds, of Lightning's fit() of 100 steps in fp8; and of a bare loop of
+                 them with what Lightning costs by itself: fit() less a bare loop of f32 on the CPU
     lightning    seconds of the imports of lightning and fp8.lightning, and of lightning alone
 """
 
@@ -29,18 +30,19 @@ import tempfile
 import time
 
 
-def seconds(call, repeat=1):
-    start = time.perf_counter()
+def seconds(call, repeat=1, clock=time.perf_counter):
+    start = clock()
     for _ in range(repeat):
         call()
-    return (time.perf_counter() - start) / repeat
+    return (clock() - start) / repeat
 
 
-def in_turns(rounds, first, second, repeat=1):
-    """Medians of both, measured one after the other in each round."""
-    first(), second()
-    pairs = [(seconds(first, repeat), seconds(second, repeat)) for _ in range(rounds)]
-    return [statistics.median(column) for column in zip(*pairs)]
+def in_turns(rounds, *calls, repeat=1, clock=time.perf_counter, of=statistics.median):
+    """The median of each, measured one after the other in each round."""
+    for call in calls:
+        call()
+    found = [[seconds(call, repeat, clock) for call in calls] for _ in range(rounds)]
+    return [of(column) for column in zip(*found)]
 
 
 def say(case, first, second, **more):
@@ -126,7 +128,7 @@ def forwards(rounds):
     ids = torch.arange(256, device="hpu")[None]
     with tempfile.TemporaryDirectory() as folder:
         fp8.quant.prepare(watched, {"dump_stats_path": folder + "/inc"})
-        say("measured", *in_turns(rounds, lambda: watched(ids), lambda: plain(ids), 4))
+        say("measured", *in_turns(rounds, lambda: watched(ids), lambda: plain(ids), repeat=4))
         fp8.quant.finalize_calibration(watched)
         for fused in (True, False):
             sdpa, coded = llama(512, 4).bfloat16().to("hpu"), llama(512, 4).bfloat16().to("hpu")
@@ -139,10 +141,10 @@ def forwards(rounds):
         here, there = llama(hidden, 4).to("hpu"), llama(hidden, 4)
         one = torch.zeros(1, 1, dtype=torch.int64)
         on_hpu = one.to("hpu")
-        say("one token", *in_turns(rounds, lambda: here(on_hpu), lambda: there(one), 50), hidden=hidden)
+        say("one token", *in_turns(rounds, lambda: here(on_hpu), lambda: there(one), repeat=50), hidden=hidden)
 
 
-STEPS = 20  # of a sample
+STEPS, FIT = 20, 100  # of a sample
 
 
 def network(hidden, device):
@@ -206,7 +208,7 @@ def layer(rounds):
 
     here()
     pairs = [(here(), there()) for _ in range(rounds)]
-    say("layer", *(statistics.median(column) for column in zip(*pairs)))
+    say("layer", *(min(column) for column in zip(*pairs)))
 
 
 def fits(rounds):
@@ -217,7 +219,6 @@ def fits(rounds):
     import fp8
     import lightning.pytorch as pl
     import torch
-    from fp8.lightning import HPUPrecisionPlugin
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -232,31 +233,32 @@ def fits(rounds):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
+    data = torch.utils.data.DataLoader([torch.randn(256)] * 256 * FIT, batch_size=256)
+
     def fit(kind, **how):
         trainer = pl.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **how)
-        trainer.fit(kind, torch.utils.data.DataLoader([torch.randn(256)] * 256 * STEPS, batch_size=256))
+        trainer.fit(kind, data)
 
-    ratios = {}
-    for device in ("hpu", "cpu"):
+    @contextlib.contextmanager
+    def in_fp8():
+        with torch.autocast("hpu", torch.bfloat16, cache_enabled=False), fp8.te.fp8_autocast(True):
+            yield
+
+    def both(device, region, **how):
+        """fit(), and the loop."""
         module, bare = Net(device), network(256, device)
-        how = {"accelerator": "hpu", "plugins": [HPUPrecisionPlugin(precision="fp8")]} if device == "hpu" else {"accelerator": "cpu"}
-        region = contextlib.nullcontext
         if device == "hpu":
             fp8.te.convert_modules(bare)
 
-            @contextlib.contextmanager
-            def region():
-                with torch.autocast("hpu", torch.bfloat16, cache_enabled=False), fp8.te.fp8_autocast(True):
-                    yield
-        data = torch.utils.data.DataLoader([torch.randn(256)] * 256 * STEPS, batch_size=256)
-
-        def loops(bare=bare, region=region, data=data, device=device):
+        def loops():
             optimizer = torch.optim.SGD(bare.parameters(), lr=1e-3)
             for batch in data:
                 loop(bare, batch.to(device), region, optimizer, 1)
+        return lambda: fit(module, **how), loops
 
-        ratios[device] = [first / second for first, second in [in_turns(1, lambda: fit(module, **how), loops) for _ in range(rounds)]]
-    say("fit", *(statistics.median(ratios[device]) for device in ("hpu", "cpu")))
+    calls = *both("hpu", in_fp8, accelerator="hpu", precision="fp8"), *both("cpu", contextlib.nullcontext, accelerator="cpu")
+    here, bare, there, alone = in_turns(rounds, *calls, clock=time.process_time, of=min)
+    say("fit", here, bare + there - alone, bare=bare, cpu=[there, alone])
 
 
 def lightning(rounds):
