@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning's Trainer and Fabric on hpu: they train there in the precision that they are asked for, or raise an error."""
 
+import cProfile
+import contextlib
 import importlib
 import json
 import os
@@ -364,6 +366,45 @@ def test_measured_in_another_process_and_by_the_package(tmp_path):
         assert nodes["layer"][kind] == texts[0]["layer"][kind]
 
 
+def replaced(code):
+    code = code.replace("habana_frameworks.torch.hpex.experimental.transformer_engine", "fp8.te")
+    return re.sub(r"\blightning_habana\b", "fp8.lightning", code)
+
+
+READS = """
+import sys
+sys.path[:0] = {path!r}
+import documents, safetensors.torch, torch
+torch.manual_seed(0)
+safetensors.torch.save_file(documents.run({code!r})["model"].state_dict(), "there.safetensors")
+"""
+
+
+@pytest.mark.skipif(not documents.blocks(), reason="FP8_TEST_DATA has no documents")
+def test_a_document_quantizes_as_the_program_does(tmp_path, monkeypatch):
+    """Its blocks of inference, in one process and in two: predict measures, convert_modules reads. Codes and scales are those that
+    `fp8 quantize` writes of the same measurement."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    monkeypatch.chdir(tmp_path)
+    for name, value in {**documents.ENVIRONMENT, "HABANA_LOGS": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    measures, reads = (replaced(documents.blocks()[f"hpu_intermediate_fp8.txt:{i}"]) for i in (4, 5))
+    torch.manual_seed(0)
+    names = documents.run(measures)
+    (tmp_path / "plain").mkdir()
+    safetensors.save_file(names["model"].state_dict(), tmp_path / "plain" / "model.safetensors")
+    (tmp_path / "plain" / "config.json").write_text("{}")
+    safetensors.save_file(documents.run(reads, names)["model"].state_dict(), "here.safetensors")
+    subprocess.run([sys.executable, "-c", READS.format(path=sys.path, code=measures.replace("quant=False", "quant=True"))], check=True)
+    config = {"mode": "QUANTIZE", "scale_method": "maxabs_hw", "dump_stats_path": str(tmp_path / "inc_output" / "measure")}
+    (tmp_path / "quant.json").write_text(json.dumps(config))
+    subprocess.run([BUILD / "bin" / "fp8", "quantize", "plain", "--config", "quant.json", "-o", "program", "-q"], check=True)
+    here, there, program = (safetensors.load_file(file) for file in ("here.safetensors", "there.safetensors", "program/model.safetensors"))
+    assert here["layer.weight"].dtype == torch.float8_e4m3fn and {"layer.weight_scale", "layer.input_scale"} <= here.keys()
+    for other in there, program:
+        assert {key: (t.dtype, t.flatten().tolist()) for key, t in other.items()} == {key: (t.dtype, t.flatten().tolist()) for key, t in here.items()}
+
+
 def test_device_stats():
     rows = HPUAccelerator().get_device_stats("hpu")
     assert set(rows) == {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize", "TotalSystemAllocs",
@@ -429,15 +470,52 @@ def test_documents(tmp_path, monkeypatch):
     for name, value in documents.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
-    def replaced(code):
-        code = code.replace("habana_frameworks.torch.hpex.experimental.transformer_engine", "fp8.te")
-        return re.sub(r"\blightning_habana\b", "fp8.lightning", code)
     done = documents.run_all(replaced)
     assert {name: found for name, found in done.items() if isinstance(found, str)} == {} and len(done) == 15
     seen = {name: names["model"].seen for name, names in done.items() if hasattr(names.get("model"), "seen")}
     assert set(seen) == {"hpu_intermediate.rst:1", *(f"hpu_intermediate_fp8.txt:{i}" for i in (1, 3, 4, 5))}
     assert all(pair == ("hpu", torch.bfloat16) for pairs in seen.values() for pair in pairs)
     assert all(names["trainer"].strategy.root_device.type == "hpu" for names in done.values() if "args" not in names)
+
+
+def calls_of_a_step(run):
+    """Of Python's functions."""
+    found = []
+    for steps in (2, 12):
+        profile = cProfile.Profile()
+        profile.runcall(run, steps)
+        found.append(sum(entry.callcount for entry in profile.getstats()))
+    return (found[1] - found[0]) / 10
+
+
+def test_a_step_of_fit_makes_no_more_calls_than_on_the_cpu():
+    """Beyond those of a bare loop of the same steps: the precision's own, of some 1,500."""
+    def fit(steps, model, **how):
+        lightning.Trainer(**{**QUIET, "max_steps": steps}, enable_checkpointing=False, **how).fit(model, loader)
+
+    def loop(steps, model, region):
+        optimizer, batches = model.configure_optimizers(), iter(loader)
+        for _ in range(steps):
+            with region():
+                loss = model.training_step(next(batches).to(model.layer.weight.device), 0)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    @contextlib.contextmanager
+    def in_fp8():
+        with torch.autocast("hpu", torch.bfloat16, cache_enabled=False), fp8.te.fp8_autocast(True):
+            yield
+    loader, more = torch.utils.data.DataLoader(torch.randn(48, 32), batch_size=4), {}
+    for device, region, precision in (("hpu", in_fp8, "fp8"), ("cpu", contextlib.nullcontext, "32")):
+        bare, fitted = Model().to(device), Model()
+        if device == "hpu":
+            fp8.te.convert_modules(bare)
+        loop(2, bare, region)
+        fit(2, fitted, accelerator=device, precision=precision)
+        more[device] = calls_of_a_step(lambda steps: fit(steps, fitted, accelerator=device, precision=precision)) - calls_of_a_step(  # noqa: B023
+            lambda steps: loop(steps, bare, region))  # noqa: B023
+    assert more["hpu"] - more["cpu"] <= 20 < more["cpu"]
 
 
 def test_import_costs_little(monkeypatch):
