@@ -4,13 +4,13 @@ Each class stands before one of Lightning's own (__init__.py), whose package is 
 
 import contextlib
 import os
-import typing
+from typing import Any, ContextManager, Iterator, Union
 
 import torch
 
 from fp8 import _config, lightning
 
-Path = typing.Union[str, "os.PathLike[str]"]
+Path = Union[str, "os.PathLike[str]"]
 _PRECISIONS = {"32": "32-true", "32-true": "32-true", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16-mixed": "16-mixed", "fp8": "fp8"}
 _DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "fp8": torch.bfloat16}
 
@@ -27,12 +27,12 @@ class Accelerator:
     def teardown(self) -> None:
         """Nothing is kept."""
 
-    def get_device_stats(self, device: typing.Any) -> dict[str, int]:
+    def get_device_stats(self, device: Any) -> dict[str, int]:
         """The ten rows of torch.hpu.memory_stats()."""
         return torch.hpu.memory_stats(device)
 
     @classmethod
-    def parse_devices(cls, devices: typing.Union[int, str, None]) -> int:
+    def parse_devices(cls, devices: int | str | None) -> int:
         """A count. -1 and None: all."""
         wrong = lightning.misconfiguration(cls.package)
         if not isinstance(devices, (int, str, type(None))) or isinstance(devices, bool):
@@ -53,7 +53,7 @@ class Accelerator:
     @staticmethod
     def is_available() -> bool: return torch.hpu.is_available()
     @staticmethod
-    def get_device_name(device: typing.Any = None) -> str: return torch.hpu.get_device_name(device)
+    def get_device_name(device: Any = None) -> str: return torch.hpu.get_device_name(device)
     @staticmethod
     def is_lazy() -> bool: return bool(torch.classes.fp8_graphs.Metrics.is_lazy())
     @staticmethod
@@ -66,7 +66,7 @@ class Precision:
     package: str
     allowed: tuple[str, ...] = tuple(_DTYPES)
 
-    def __init__(self, precision: typing.Union[int, str] = "32-true", device: str = "hpu") -> None:
+    def __init__(self, precision: int | str = "32-true", device: str = "hpu") -> None:
         name = _PRECISIONS.get(str(precision))
         if name is None:
             raise ValueError(f"`Trainer(accelerator='hpu', precision={precision!r})` is not supported. `precision` must be one of: "
@@ -79,12 +79,12 @@ class Precision:
             raise NotImplementedError(f"{'fp16' if name == '16-mixed' else 'fp8'} not supported: found GAUDI, Gaudi2 or higher required.")
         self.precision, self.device = name, device
         self.scaler = torch.amp.GradScaler(device) if name == "16-mixed" else None
-        self.recipe: typing.Any = None
+        self.recipe: Any = None
         self._desired_input_dtype = _DTYPES[name]  # Fabric's converts inputs to it
         self._inference = False
 
-    def convert_modules(self, module: torch.nn.Module, inference: bool = False, replace_layers: bool = False, recipe: typing.Any = None,
-                        quant: typing.Any = True, fp8_data_path: typing.Optional[Path] = None) -> torch.nn.Module:
+    def convert_modules(self, module: torch.nn.Module, inference: bool = False, replace_layers: bool = False, recipe: Any = None,
+                        quant: Any = True, fp8_data_path: Path | None = None) -> torch.nn.Module:
         """Moves the model to hpu and prepares its training in fp8, with `recipe`, or its inference. Returns the model.
 
         replace_layers=False: the model has modules of fp8.te itself; quant: False measures, True quantizes, with the keys of QUANT_CONFIG
@@ -108,7 +108,7 @@ class Precision:
         return self.convert_modules(module, replace_layers=True, recipe=self.recipe)
 
     @contextlib.contextmanager
-    def forward_context(self) -> typing.Iterator[None]:
+    def forward_context(self) -> Iterator[None]:
         """Around each step. Regions of torch.autocast(enabled=False) inside of it are in the precision of their inputs."""
         if self.precision == "32-true":
             yield
@@ -117,12 +117,12 @@ class Precision:
         with torch.autocast("hpu", dtype=_DTYPES[self.precision], cache_enabled=False), self._region() if in_fp8 else contextlib.nullcontext():
             yield
 
-    def _region(self) -> typing.ContextManager[typing.Any]:
+    def _region(self) -> ContextManager[Any]:
         from fp8 import te
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         return te.fp8_autocast(enabled=True, fp8_recipe=self.recipe, fp8_group=torch.distributed.group.WORLD if several else None)
 
-    def autocast_context_manager(self) -> typing.ContextManager[None]: return self.forward_context()
+    def autocast_context_manager(self) -> ContextManager[None]: return self.forward_context()
 
 
 def _in_fp8(module: torch.nn.Module) -> bool:
@@ -131,7 +131,7 @@ def _in_fp8(module: torch.nn.Module) -> bool:
     return bool(_attached.within(module))
 
 
-def _for_inference(model: torch.nn.Module, quant: typing.Any, folder: typing.Optional[Path]) -> torch.nn.Module:
+def _for_inference(model: torch.nn.Module, quant: Any, folder: Path | None) -> torch.nn.Module:
     """A measurement that ends with the run, or a model that runs in fp8."""
     from fp8 import quant as fp8_quant
     if not isinstance(quant, (bool, str, os.PathLike, dict)):
@@ -154,13 +154,13 @@ class OnHpu:
     package: str
 
     @property
-    def checkpoint_io(self) -> typing.Any:
+    def checkpoint_io(self) -> Any:
         if self._checkpoint_io is None:
             self._checkpoint_io = lightning.made(self.package, "HPUCheckpointIO")()
         return super().checkpoint_io  # type: ignore[misc]
 
     @checkpoint_io.setter
-    def checkpoint_io(self, io: typing.Any) -> None:
+    def checkpoint_io(self, io: Any) -> None:
         self._checkpoint_io = io
 
     @property
@@ -190,7 +190,7 @@ class Single(OnHpu):
     """Strategy for one hpu in one process."""
     strategy_name = "hpu_single"
 
-    def __init__(self, device: typing.Any = "hpu", *args: typing.Any, **kwargs: typing.Any) -> None:
+    def __init__(self, device: Any = "hpu", *args: Any, **kwargs: Any) -> None:
         if torch.device(device).type != "hpu":
             raise ValueError(f"SingleHPUStrategy: device: found {device}, allowed: hpu")
         super().__init__(device, *args, **kwargs)  # type: ignore[call-arg]
@@ -199,10 +199,10 @@ class Single(OnHpu):
 class CheckpointIO:
     """Checkpoints whose tensors are on the host, so that any machine loads them. A file is whole or is not there."""
 
-    def save_checkpoint(self, checkpoint: dict[str, typing.Any], path: Path, storage_options: typing.Any = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Path, storage_options: Any = None) -> None:
         copies: dict[int, torch.Tensor] = {}  # tied weights stay one
 
-        def to_host(found: typing.Any) -> typing.Any:
+        def to_host(found: Any) -> Any:
             return copies.setdefault(id(found), found.cpu()) if isinstance(found, torch.Tensor) else found
         checkpoint = torch.utils._pytree.tree_map(to_host, checkpoint)
         if storage_options is not None or "://" in str(path):
@@ -228,20 +228,18 @@ class Profiler:
 
     Arguments are PyTorchProfiler's; those after `record_module_names` are torch.profiler's. sort_by_key: "hpu_time_total" is "cpu_time_total"."""
 
-    def __init__(self, dirpath: typing.Any = None, filename: typing.Optional[str] = None, group_by_input_shapes: bool = False,
-                 export_to_chrome: bool = True, row_limit: int = 20, sort_by_key: typing.Optional[str] = None, record_module_names: bool = False,
-                 **kwargs: typing.Any) -> None:
-        sort_by_key = (sort_by_key or "cpu_time_total").replace("hpu", "cpu")
+    def __init__(self, dirpath: Any = None, filename: str | None = None, group_by_input_shapes: bool = False, export_to_chrome: bool = True,
+                 row_limit: int = 20, sort_by_key: str | None = None, record_module_names: bool = False, **kwargs: Any) -> None:
         super().__init__(dirpath=dirpath, filename=filename, group_by_input_shapes=group_by_input_shapes,  # type: ignore[call-arg]
-                         export_to_chrome=export_to_chrome, row_limit=row_limit, sort_by_key=sort_by_key,
-                         record_module_names=record_module_names, **kwargs)
+                         export_to_chrome=export_to_chrome, row_limit=row_limit, record_module_names=record_module_names,
+                         sort_by_key=(sort_by_key or "cpu_time_total").replace("hpu", "cpu"), **kwargs)
 
 
 class DataModule:
     """Images in folders by class (torchvision's ImageFolder), for training and validation."""
 
     def __init__(self, train_dir: str = "/tmp/data", val_dir: str = "/tmp/data", num_workers: int = 8, normalize: bool = False, seed: int = 42,
-                 batch_size: int = 32, train_transforms: typing.Any = None, val_transforms: typing.Any = None, pin_memory: bool = True,
+                 batch_size: int = 32, train_transforms: Any = None, val_transforms: Any = None, pin_memory: bool = True,
                  shuffle: bool = False, drop_last: bool = True) -> None:
         super().__init__()
         self.folders, self.transforms = {"train": train_dir, "val": val_dir}, {"train": train_transforms, "val": val_transforms}
@@ -250,7 +248,7 @@ class DataModule:
         self.shuffle = shuffle
         del pin_memory  # the host's memory is the device's
 
-    def _loader(self, part: str, shuffle: bool) -> typing.Any:
+    def _loader(self, part: str, shuffle: bool) -> Any:
         from torchvision import datasets, transforms
         steps = self.transforms[part] or [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
         if self.normalize:
@@ -259,6 +257,6 @@ class DataModule:
         order = torch.Generator().manual_seed(self.seed)
         return torch.utils.data.DataLoader(images, shuffle=shuffle, generator=order, **self.loading)
 
-    def train_dataloader(self) -> typing.Any: return self._loader("train", self.shuffle)
-    def val_dataloader(self) -> typing.Any: return self._loader("val", False)
+    def train_dataloader(self) -> Any: return self._loader("train", self.shuffle)
+    def val_dataloader(self) -> Any: return self._loader("val", False)
     test_dataloader = val_dataloader

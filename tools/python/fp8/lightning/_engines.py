@@ -4,7 +4,7 @@ Each class stands before one of Lightning's own (__init__.py)."""
 
 import contextlib
 import importlib
-import typing
+from typing import Any, ContextManager
 
 import torch
 
@@ -15,18 +15,18 @@ class _Several(_classes.OnHpu):
     """Of several processes, whose messages are Gloo's. Each has a device of its own: FP8_HPU_DEVICES emulates as many."""
     precision_name = "HPUPrecisionPlugin"
 
-    def __init__(self, *args: typing.Any, process_group_backend: typing.Optional[str] = "hccl", **kwargs: typing.Any) -> None:
+    def __init__(self, *args: Any, process_group_backend: str | None = "hccl", **kwargs: Any) -> None:
         if process_group_backend not in ("hccl", "gloo", None):
             raise ValueError(f"{type(self).__name__}: process_group_backend: found {process_group_backend!r}, allowed: 'hccl', 'gloo'")
         super().__init__(*args, process_group_backend=process_group_backend or "hccl", **kwargs)  # type: ignore[call-arg]
 
     @property
-    def parallel_devices(self) -> typing.Any:
+    def parallel_devices(self) -> Any:
         """Devices that are named without an index are taken in their order."""
         return self._parallel_devices
 
     @parallel_devices.setter
-    def parallel_devices(self, devices: typing.Any) -> None:
+    def parallel_devices(self, devices: Any) -> None:
         self._parallel_devices = devices and [torch.device(d.type, i if d.index is None else d.index) for i, d in enumerate(map(torch.device, devices))]
 
     def setup_environment(self) -> None:
@@ -41,7 +41,7 @@ class _Several(_classes.OnHpu):
     def _begin(self) -> None:
         super().setup_environment()  # type: ignore[misc]
 
-    def reduce(self, tensor: typing.Any, group: typing.Any = None, reduce_op: typing.Any = "mean") -> typing.Any:
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """The mean of integers is a float: Gloo has none of theirs."""
         whole = isinstance(tensor, torch.Tensor) and not tensor.is_floating_point() and reduce_op in ("mean", "avg")
         return super().reduce(tensor.float() if whole else tensor, group, reduce_op)  # type: ignore[misc]
@@ -69,7 +69,7 @@ class DeepSpeed(_Several):
     strategy_name = "hpu_deepspeed"
     precision_name = "HPUDeepSpeedPrecisionPlugin"
 
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         importlib.import_module("fp8.deepspeed")
         super().__init__(*args, **kwargs)
 
@@ -87,7 +87,7 @@ class DeepSpeed(_Several):
             self.config.pop("optimizer", None)  # type: ignore[attr-defined]
         super()._initialize_deepspeed_train(model)  # type: ignore[misc]
 
-    def _init_optimizers(self) -> typing.Any:
+    def _init_optimizers(self) -> Any:
         optimizer, scheduler = super()._init_optimizers()  # type: ignore[misc]
         if scheduler is not None:
             self.config.pop("scheduler", None)  # type: ignore[attr-defined]
@@ -105,25 +105,25 @@ class FsdpPrecision(_classes.Precision):
     """Precision of HPUFSDPStrategy: parameters and messages stay f32. "32-true", "bf16-mixed", "fp8"."""
     allowed = ("32-true", "bf16-mixed", "fp8")
     mixed_precision_config = None
-    def convert_input(self, data: typing.Any) -> typing.Any: return data
-    def convert_output(self, data: typing.Any) -> typing.Any: return data
-    def tensor_init_context(self) -> typing.ContextManager[None]: return contextlib.nullcontext()
+    def convert_input(self, data: Any) -> Any: return data
+    def convert_output(self, data: Any) -> Any: return data
+    def tensor_init_context(self) -> ContextManager[None]: return contextlib.nullcontext()
     module_init_context = tensor_init_context
 
 
 class DeepSpeedPrecision(_classes.Precision):
     """Precision of HPUDeepSpeedStrategy. "bf16-mixed" and "16-mixed" are DeepSpeed's own (bf16, fp16), with master weights in f32."""
 
-    def __init__(self, precision: typing.Union[int, str] = "32-true", device: str = "hpu") -> None:
+    def __init__(self, precision: int | str = "32-true", device: str = "hpu") -> None:
         super().__init__(precision, device)
         self.scaler, self._desired_dtype = None, torch.float32 if self.precision == "fp8" else self._desired_input_dtype
 
-    def forward_context(self) -> typing.ContextManager[None]:
+    def forward_context(self) -> ContextManager[None]:
         return super().forward_context() if self.precision == "fp8" else contextlib.nullcontext()
 
-    def convert_input(self, data: typing.Any) -> typing.Any:
+    def convert_input(self, data: Any) -> Any:
         return torch.utils._pytree.tree_map(
             lambda found: found.to(self._desired_dtype) if isinstance(found, torch.Tensor) and found.is_floating_point() else found, data)
 
-    def tensor_init_context(self) -> typing.ContextManager[None]: return contextlib.nullcontext()
+    def tensor_init_context(self) -> ContextManager[None]: return contextlib.nullcontext()
     module_init_context = tensor_init_context

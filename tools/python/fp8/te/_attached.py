@@ -22,7 +22,6 @@ _CALLED_BY_OTHERS = torch.nn.modules.linear.NonDynamicallyQuantizableLinear  # b
 _KEY, _BLOCK = "_extra_state", 1 << 15
 _BEGINNING = {"version": 1, "state": None, "tensors": ""}
 _UNMARKED: dict[str, "Attached"] = {}
-_LINEAR = torch._C._nn.linear
 
 
 def _nothing() -> None: """Of a weight that the library does not know."""
@@ -136,11 +135,6 @@ def put_back() -> None:
     torch.ops.fp8.exit_autocast(torch.ops.fp8.enter_autocast(), True)
 
 
-def is_taken(weight: torch.Tensor, attached: Attached) -> bool:
-    """Whether an engine has put another tensor in the place of the one that the library knows, or gathers it for each product."""
-    return weight is not attached.known() or F.linear is not _LINEAR or hasattr(weight, "ds_id")
-
-
 def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, parameter: str = "weight") -> torch.Tensor:
     """F.linear, whatever an engine has made of the weight and of F.linear (DeepSpeed's function for ZeRO-3 takes autograd's place)."""
     weight, attached = getattr(module, parameter), module.__dict__.get(MARK, _UNMARKED).get(parameter)
@@ -151,18 +145,10 @@ def product(module: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None,
     if attached.holds:
         return torch.ops.fp8.linear(x, weight, bias, attached.state)
     if not torch.compiler.is_compiling():
-        attached.taken = is_taken(weight, attached)
+        attached.taken = _sharded.is_taken(weight, attached)
         if weight.is_cpu:
-            _refuse_on_host(module, attached)
-    return _own_product(x, weight, bias, attached) if attached.taken else F.linear(x, weight, bias)
-
-
-@_region.unseen
-def _own_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, attached: Attached) -> torch.Tensor:
-    """With the weight that an engine gives, which the library does not know: not in a graph of torch.compile."""
-    if hasattr(weight, "placements"):
-        return _sharded.product(attached.name, x, weight, bias, attached.state) if _region.inside() else F.linear(x, weight, bias)
-    return torch.ops.fp8.linear(x, weight, bias, attached.state)
+            _sharded.refuse_on_host(weight, attached)
+    return _sharded.own_product(x, weight, bias, attached) if attached.taken else F.linear(x, weight, bias)
 
 
 class Forward:
@@ -184,19 +170,8 @@ def follow(module: torch.nn.Module, _: Any) -> None:
     for attached in of(module).values():
         if attached.training is not module.training:
             _tell(module, attached)
-        if attached.live and getattr(module, attached.parameter).is_cpu:
-            _refuse_on_host(module, attached)
-        if not attached.multiplies and attached.live and _region.inside() and is_taken(getattr(module, attached.parameter), attached):
-            raise RuntimeError(f"{attached.name}: an engine that shards parameters has its weight, and {type(module).__name__} multiplies with it "
-                               "by itself, in high precision: have the engine leave it out, or convert_modules() (a rule of the recipe)")
-
-
-@_region.unseen
-def _refuse_on_host(module: torch.nn.Module, attached: Attached) -> None:
-    """An engine that computes on the host would train in high precision."""
-    if _region.is_fp8_enabled() and not is_taken(getattr(module, attached.parameter), attached):
-        raise RuntimeError(f"{attached.name}: found its weight on cpu inside of fp8_autocast, expected hpu (DeepSpeed takes the CPU unless "
-                           "fp8.deepspeed is imported before it)")
+        if attached.live:
+            _sharded.check(getattr(module, attached.parameter), attached, type(module).__name__)
 
 
 @_region.unseen
@@ -204,7 +179,7 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
     weight = attached.weight(module)
     if weight.owned.device.type != "hpu" or not (attached.live or attached.holds or _region.inside()):
         return
-    if not attached.live and (attached.holds or is_sharded(weight.owned)):
+    if not attached.live and (attached.holds or _sharded.is_sharded(weight.owned)):
         attached.begin_beside()
     elif not attached.live:
         weight.turn()
@@ -213,12 +188,7 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
                                       bool(attached.recipe))
         attached.begin(module, tensor)
     attached.state.set_training(module.training)
-    attached.training, attached.taken = module.training, is_taken(getattr(module, attached.parameter), attached)
-
-
-def is_sharded(weight: torch.Tensor) -> bool:
-    """A DTensor (FSDP2, tensor parallel), a parameter of ZeRO-3, or one of FSDP's flat one."""
-    return hasattr(weight, "placements") or hasattr(weight, "ds_id") or weight.dim() < 2 or not weight.is_leaf
+    attached.training, attached.taken = module.training, _sharded.is_taken(getattr(module, attached.parameter), attached)
 
 
 def _bytes(text: bytes) -> torch.Tensor: return torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -8,7 +8,7 @@ from typing import Union
 import torch
 
 from fp8 import _modules, quant
-from fp8.te import _attached, _region
+from fp8.te import _attached, _region, _sharded
 from fp8.te import recipe as _recipe
 
 _CHECKPOINTING = "_fp8_checkpointing"
@@ -36,7 +36,7 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
         raise ValueError(f"convert_modules: {already[0]}: the model is converted already: restore() it first")
     quant._on_hpu(found, "convert_modules")
     flattened = [name for name, module in model.named_modules() if hasattr(module, "_flat_param")]  # of FSDP
-    if taken := [weight.name for weight in found if _attached.is_sharded(weight.owned)] + flattened:
+    if taken := [weight.name for weight in found if _sharded.is_sharded(weight.owned)] + flattened:
         raise ValueError(f"convert_modules: {taken[0]}: an engine has sharded its weight: convert the model before FSDP, ZeRO-3 or tensor "
                          "parallel takes it")
     for weight in found:
