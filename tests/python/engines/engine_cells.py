@@ -180,7 +180,7 @@ def run(cell, rank):
     if cell.startswith(("lightning", "document")):
         import strategies
         return strategies.run(cell, rank)
-    if cell.startswith(("resume", "fault", "inference", "gaudi")):
+    if cell.startswith(("resume", "fault", "inference", "gaudi", "golden")):
         return importlib.import_module(f"{cell.partition(':')[0]}s").run(cell, rank)
     kind, _, rest = cell.partition(":")
     if kind in ("gathering", "sizes", "llama"):
@@ -219,7 +219,7 @@ def work(rank, ranks, cells, folder):
     import torch
 
     import fp8  # noqa: F401
-    if any(word in cell for word in ("zero", "deepspeed", "llama", "stage4", "pp", "pipe", "inference") for cell in cells):
+    if any(word in cell for word in ("zero", "deepspeed", "llama", "stage4", "pp", "pipe", "inference", "golden") for cell in cells):
         import deepspeed  # noqa: F401
     torch.set_num_threads(1)
     torch.distributed.init_process_group("hccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,

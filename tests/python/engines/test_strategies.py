@@ -10,6 +10,7 @@ import pytest
 sys.path += [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1] / "training")]
 import documents  # noqa: E402
 import engine_cells  # noqa: E402
+import goldens  # noqa: E402
 import strategies  # noqa: E402
 
 ALL = os.environ.get("FP8_ENGINES") == "all"
@@ -46,3 +47,21 @@ def test_blocks_of_the_documents(found, name):
         assert said["strategy"] == ("HPUDeepSpeedStrategy" if deepspeed else "HPUParallelStrategy")
         assert said["seen"] in ([], ["hpu torch.bfloat16" if deepspeed else "hpu torch.float32"])
         assert name != "hpu_advanced.rst:10" or said["optimizer"] == "AdamW"  # the module's, not the file's
+
+
+@pytest.mark.skipif(not ALL, reason="a minute: ./tools/test --engines")
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_numbers_of_the_vendor(ranks):
+    pytest.importorskip("lightning")
+    pytest.importorskip("deepspeed")
+    cells = [*goldens.CELLS, "golden:predict:", "golden:predict:config"]
+    for cell, found in engine_cells.pairs(cells if ranks == 2 else ["document:hpu_basics.rst:1", "golden:train:2::", "golden:predict:"], ranks):
+        for said in found:
+            assert "error" not in said and said.get("device", "hpu") == "hpu", (cell, said)
+            if "document" in cell:
+                assert said["world"] == ranks and said["seen"] == ["hpu torch.float32"]
+            elif "predict" in cell:
+                assert said == {**said, "found": [[32768.0, 32768.0]], "engine": "InferenceEngine"}, cell
+            else:
+                # Three steps of .001, .02 and .0275 down from one; the last loss is of weights before the fourth.
+                assert said["loss"] == pytest.approx(0.0164, abs=4e-4) and said["steps"] == 4, (cell, said)

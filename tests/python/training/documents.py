@@ -93,9 +93,9 @@ def run(code, names=None):
 
 
 def completed(name):
-    """A block for several devices, with two instead of eight."""
+    """A block for several devices, with as many as there are ranks (engine_cells.py) instead of eight."""
     code, (replacements, end) = blocks()[name], SEVERAL[name]
-    for old, new in {"lightning_habana": "fp8.lightning", "devices=8": "devices=2", **replacements}.items():
+    for old, new in {"lightning_habana": "fp8.lightning", "devices=8": f"devices={os.environ['ENGINE_RANKS']}", **replacements}.items():
         code = code.replace(old, new)
     return code + end
 

@@ -4,6 +4,7 @@ Each class stands before one of Lightning's own (__init__.py)."""
 
 import contextlib
 import importlib
+import inspect
 from typing import Any, ContextManager
 
 import torch
@@ -65,12 +66,15 @@ class Fsdp(_Several):
 
 
 class DeepSpeed(_Several):
-    """Strategy for several hpus: DeepSpeed. Arguments are DeepSpeedStrategy's."""
+    """Strategy for several hpus: DeepSpeed. Arguments are DeepSpeedStrategy's, and those of deepspeed.init_inference (here or in `config`), with
+    which test, validate and predict split the model."""
     strategy_name = "hpu_deepspeed"
     precision_name = "HPUDeepSpeedPrecisionPlugin"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         importlib.import_module("fp8.deepspeed")
+        own = inspect.signature(importlib.import_module(f"{self.package}.strategies").DeepSpeedStrategy).parameters
+        self._inference = {key: kwargs.pop(key) for key in _inference_keys() & {*kwargs} - {*own}}
         super().__init__(*args, **kwargs)
 
     def _begin(self) -> None:
@@ -96,9 +100,19 @@ class DeepSpeed(_Several):
     def _initialize_deepspeed_inference(self, model: torch.nn.Module) -> None:
         """DeepSpeedStrategy takes all hooks off; those of fp8 go on again."""
         from fp8.te import _attached
-        super()._initialize_deepspeed_inference(model)  # type: ignore[misc]
+        config = self.config  # type: ignore[attr-defined]
+        if asked := {**{key: config[key] for key in _inference_keys() & {*config}}, **self._inference}:
+            self.model = importlib.import_module("deepspeed").init_inference(model, **asked)
+            self.precision_plugin._desired_dtype = asked.get("dtype", torch.float16)  # type: ignore[attr-defined]  # of inputs, as of the model
+        else:
+            super()._initialize_deepspeed_inference(model)  # type: ignore[misc]
         for module, attached in _attached.within(model):
             attached.hook(module)
+
+
+def _inference_keys() -> set[str]:
+    fields = importlib.import_module("deepspeed.inference.config").DeepSpeedInferenceConfig.model_fields
+    return {*fields, *(field.alias for field in fields.values() if field.alias)}
 
 
 class FsdpPrecision(_classes.Precision):
