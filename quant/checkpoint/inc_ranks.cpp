@@ -333,19 +333,15 @@ Unit split_unit(const Source& source, const std::string& name, int world, std::o
   return unit;
 }
 
-/// Writes what the units make; all else is as in the source, but for the number of ranks.
-void write_folder(const Source& source, const fs::path& out, int world, StreamOptions stream, const Json& files,
-                  const std::vector<Unit>& units) {
-  const fs::path& in = source.checkpoint.folder();
-  stream.identity = {{"command", "ranks"}, {"source", files}};
-  stream.source = in;
-  stream.carried = carried_identity_of(in);
-  for (const auto& name : source.checkpoint.names()) stream.nonfinite.insert(name);  // values are not judged here
-  Json quantization = source.config["quantization_config"];
-  quantization["world_size"] = world == 1 ? -1 : world;
-  write_checkpoint(out, units, stream, [&](OutputFolder& folder) {
-    finish_folder(folder, in, &inc_form(), quantization, {Json::object(), source.sidecar});
-  });
+/// Writes the job's units; all else is as in the source, but for the number of ranks.
+void write_ranks(const Source& source, const fs::path& out, int world, Job job) {
+  job.identify({{"command", "ranks"}});
+  for (const auto& name : source.checkpoint.names()) job.stream.nonfinite.insert(name);  // values are not judged here
+  job.form = &inc_form();
+  job.quantization = source.config["quantization_config"];
+  job.quantization["world_size"] = world == 1 ? -1 : world;
+  job.texts.sidecar = source.sidecar;
+  job.write(out);
 }
 
 /// Names of tensors without the suffix of a rank.
@@ -390,39 +386,38 @@ int ranks_of(const fs::path& in) { return Source(in).world; }
 
 void split_checkpoint(const fs::path& in, const fs::path& out, int world, StreamOptions stream, const SplitOf& split) {
   io::refuse_same_path(in, out);
-  const Json files = identity_of(in);
+  Job job(in, stream);
   const Source source(in);
   if (source.world != 1)
     io::fail_at(in.string(), "expected a checkpoint of one rank, found {}; unify it first", source.world);
   if (world < 2) io::fail_at(in.string(), "expected at least 2 ranks to write, found {}", world);
-  std::vector<Unit> units;
   for (const auto& name : source.checkpoint.names()) {
     const auto& info = source.checkpoint.info(name);
     const Parts parts = parts_of(name);
     const std::string weight = parts.module + ".weight";
     const bool shared_out = source.checkpoint.contains(weight) && is_fp8(source.checkpoint.info(weight).dtype);
-    units.push_back(shared_out ? split_unit(source, name, world,
-                                            dimension_of(parts, info.shape, is_fp8(info.dtype), split(parts.module)))
-                               : copy_unit(source.checkpoint, name, name));
+    job.units.push_back(
+        shared_out
+            ? split_unit(source, name, world, dimension_of(parts, info.shape, is_fp8(info.dtype), split(parts.module)))
+            : copy_unit(source.checkpoint, name, name));
   }
-  write_folder(source, out, world, std::move(stream), files, units);
+  write_ranks(source, out, world, std::move(job));
 }
 
 void unify_checkpoint(const fs::path& in, const fs::path& out, int world, StreamOptions stream, const SplitOf& split) {
   io::refuse_same_path(in, out);
-  const Json files = identity_of(in);
+  Job job(in, stream);
   const Source source(in);
   if (world < 1 || world >= source.world || source.world % world != 0)
     io::fail_at(in.string(), "found {} ranks to read and {} to write, allowed: a smaller divisor", source.world, world);
   const int size = source.world / world;
   const Names names = names_of(source);
-  std::vector<Unit> units;
-  for (const auto& name : names.whole) units.push_back(copy_unit(source.checkpoint, name, name));
+  for (const auto& name : names.whole) job.units.push_back(copy_unit(source.checkpoint, name, name));
   for (const auto& base : names.shared_out)
     for (int j = 0; j < world; ++j)
-      units.push_back(
+      job.units.push_back(
           UnifiedTensor(source, base, split(parts_of(base).module), j * size, size).unit(with_rank(base, j, world)));
-  write_folder(source, out, world, std::move(stream), files, units);
+  write_ranks(source, out, world, std::move(job));
 }
 
 }  // namespace fp8::quant::inc

@@ -226,16 +226,6 @@ std::string section_of(const CardFacts& facts, bool text_below, bool results_lef
   return out + std::string(kEnd);
 }
 
-/// Puts a section into the source's card, which has been carried through.
-void write_card(OutputFolder& folder, const CardFacts& facts, std::vector<std::string>& notes) {
-  constexpr std::uint64_t kMost = 1 << 20;
-  const fs::path path = folder.path().file(kCardName);
-  std::error_code error;
-  if (const auto size = fs::file_size(path, error); !error && size > kMost)
-    return notes.push_back(io::message("{}: {} bytes, no card: nothing is said in it", kCardName, size));
-  folder.write_text(kCardName, model_card(error ? "" : io::read_file(path, kMost), facts));
-}
-
 }  // namespace
 
 std::string model_card(std::string_view source_card, const CardFacts& facts) {
@@ -248,18 +238,13 @@ std::string model_card(std::string_view source_card, const CardFacts& facts) {
   return card.text.empty() ? out : out + "\n" + card.text;
 }
 
-std::vector<std::string> finish_folder(OutputFolder& folder, const fs::path& source, const CheckpointForm* form,
-                                       const io::Json& quantization, FolderTexts texts, const std::string& mark) {
-  io::Json edits = {{"quantization_config", quantization}};
-  edits.update(texts.edits);
-  folder.write_config(source.empty() ? source : source / io::kConfigFile, edits);
-  if (form != nullptr)
-    for (const auto& [name, value] : form->extra_files(quantization)) folder.write_json(name, value);
-  if (!mark.empty()) texts.sidecar["run"] = mark;
-  if (!texts.sidecar.is_null()) folder.write_json(kSidecarName, texts.sidecar);
-  auto left = source.empty() ? std::vector<std::string>() : folder.carry_through(source);
-  if (texts.card.has_value()) write_card(folder, *texts.card, left);
-  return left;
+void write_card(OutputFolder& folder, const CardFacts& facts, std::vector<std::string>& warnings) {
+  constexpr std::uint64_t kMost = 1 << 20;
+  const fs::path path = folder.path().file(kCardName);
+  std::error_code error;
+  if (const auto size = fs::file_size(path, error); !error && size > kMost)
+    return warnings.push_back(io::message("{}: {} bytes, no card: nothing is said in it", kCardName, size));
+  folder.write_text(kCardName, model_card(error ? "" : io::read_file(path, kMost), facts));
 }
 
 }  // namespace fp8::quant

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// README.md of a written checkpoint, the card that hubs show, and the other files beside its weights. No torch here.
+// README.md of a written checkpoint, the card that hubs show. No torch here.
 //
 //   ---
 //   license: apache-2.0                 whatever the source's card says stays, but for what is only the source's
@@ -37,17 +37,7 @@ struct CardFacts {
 /// The card; source_card: the source's, may be empty.
 std::string model_card(std::string_view source_card, const CardFacts& facts);
 
-/// The files of a folder beside the weights.
-struct FolderTexts {
-  io::Json edits = io::Json::object();  ///< members of config.json beside quantization_config; null removes one
-  io::Json sidecar;                     ///< fp8.json; null: none is written
-  std::optional<CardFacts> card = {};   ///< README.md says so; none: the source's stays as it is
-};
-
-/// Writes config.json with `quantization` (null: without), `texts`, the form's further files and what is carried
-/// through from `source` (empty: nothing). mark: run_mark() of the run; empty: fp8.json has none. Returns warnings.
-std::vector<std::string> finish_folder(OutputFolder& folder, const std::filesystem::path& source,
-                                       const CheckpointForm* form, const io::Json& quantization, FolderTexts texts,
-                                       const std::string& mark = "");
+/// Puts a section into the source's card, which has been carried through. warnings: where it is too large for that.
+void write_card(OutputFolder& folder, const CardFacts& facts, std::vector<std::string>& warnings);
 
 }  // namespace fp8::quant

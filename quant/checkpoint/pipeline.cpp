@@ -33,8 +33,6 @@ std::int64_t rows_in(std::int64_t values, const PlannedWeight& w) {
   return std::max<std::int64_t>(1, values / std::max<std::int64_t>(1, w.to.cols) / grain_of(w)) * grain_of(w);
 }
 
-namespace fs = std::filesystem;
-
 constexpr std::int64_t kCastElements = std::int64_t{1} << 18;
 
 [[noreturn]] void fail(const io::Checkpoint& source, const std::string& tensor, const std::string& what) {
@@ -58,17 +56,16 @@ std::int64_t rows_per_chunk(const PlannedWeight& w, bool transposed) {
 /// Weights in codes from this size on are made in parts of it, so that no thread is left alone with one.
 constexpr std::int64_t kPartCodes = std::int64_t{16} << 20;
 
-class WeightUnits {
+class Pipeline::Rows {
  public:
   /// Both must outlive this.
-  WeightUnits(const io::Checkpoint& source, const FolderPlan& plan)
+  Rows(const io::Checkpoint& source, const FolderPlan& plan)
       : source_(source), plan_(plan), errors_(plan.weights.size()) {
     for (const auto& w : plan.weights)
       if (w.change == Change::requantized) groups_[group_key(w)].members.push_back(&w);
   }
 
-  /// One unit of the plan's weights of these numbers. It throws io::Error naming the tensor: NaN or Inf that the plan
-  /// does not allow, values that leave the range of the type, a weight that is not the measured one.
+  /// One unit of the plan's weights of these numbers.
   Unit unit_of(const std::vector<std::size_t>& weights) {
     Unit unit;
     std::vector<std::shared_ptr<Work>> works;
@@ -96,6 +93,24 @@ class WeightUnits {
         finish_weight(context, *work);
       }
     };
+    return unit;
+  }
+
+  /// A floating point tensor of the source that becomes the plan's type.
+  Unit cast_unit(const io::TensorInfo& info) const {
+    Unit unit{info.name, {{info.name, file_type(plan_.type), info.shape}}, info.bytes(), {}, {}};
+    const auto cast = [this, &info](UnitContext& context, std::int64_t first, std::int64_t last) {
+      for (std::int64_t at = first; at < last; at += kCastElements)
+        cast_piece(context, info, at, std::min(kCastElements, last - at));
+    };
+    const std::int64_t n = info.numel();
+    if (n < 2 * kPartCodes) {
+      unit.run = [cast, n](UnitContext& context) { cast(context, 0, n); };
+      return unit;
+    }
+    for (std::int64_t at = 0; at < n; at += kPartCodes)
+      unit.parts.push_back(
+          [cast, at, last = std::min(at + kPartCodes, n)](UnitContext& context) { cast(context, at, last); });
     return unit;
   }
 
@@ -220,10 +235,12 @@ class WeightUnits {
     context.out.resize(static_cast<std::size_t>(rows * cols * size));
     decode_weight_rows(context.in.data(), rows, cols, row, work.from.data(),
                        static_cast<std::int64_t>(work.from.size()), w.from.spec.scheme, context.out.data(), plan_.type);
-    if (work.may_overflow && overflows(context, work, row, rows))
-      io::fail<io::Error>("{}: {}: holds values that leave the range of {}", source_.folder().string(), w.from.weight,
-                          kernels::name_of(plan_.type));
+    if (work.may_overflow && overflows(context, work, row, rows)) fail_range(w.from.weight);
     context.write(w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size), context.out.size());
+  }
+
+  [[noreturn]] void fail_range(const std::string& tensor) const {
+    fail(source_, tensor, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));
   }
 
   /// True if a finite value of the rows just decoded became infinite.
@@ -382,6 +399,19 @@ class WeightUnits {
         work.largest_error == 0 ? 0 : work.largest_error / work.largest_value;
   }
 
+  void cast_piece(UnitContext& context, const io::TensorInfo& info, std::int64_t first, std::int64_t n) const {
+    const auto from_size = static_cast<std::uint64_t>(io::size_of(info.dtype)),
+               to_size = static_cast<std::uint64_t>(kernels::size_of(plan_.type));
+    context.in.resize(static_cast<std::uint64_t>(n) * from_size);
+    context.out.resize(static_cast<std::uint64_t>(n) * to_size);
+    source_.read(info.name, context.in.data(), static_cast<std::uint64_t>(first) * from_size, context.in.size());
+    if (!allowed(info.name) && has_nonfinite(context.in.data(), info.dtype, n)) refuse_nonfinite(source_, info.name);
+    if (!cast_floats(context.in.data(), float_type(info.dtype), n, plan_.type, context.out.data()))
+      fail_range(info.name);
+    context.write(info.name, context.out.data(), static_cast<std::uint64_t>(first) * to_size, context.out.size());
+    context.advance(context.in.size());
+  }
+
   const io::Checkpoint& source_;
   const FolderPlan& plan_;
   std::map<std::string, Group> groups_;        // by their name, or the module's
@@ -390,27 +420,19 @@ class WeightUnits {
 };
 
 Pipeline::Pipeline(const io::Checkpoint& source, const FolderPlan& plan)
-    : source_(source), plan_(plan), weights_(std::make_unique<WeightUnits>(source, plan)) {
+    : plan_(plan), rows_(std::make_unique<Rows>(source, plan)) {
   for (const auto& piece : plan.pieces) {
     if (!piece.weights.empty()) {
-      units_.push_back(weights_->unit_of(piece.weights));
+      units_.push_back(rows_->unit_of(piece.weights));
       continue;
     }
     const auto& info = source.info(piece.from);
     const bool cast = plan.cast && is_float(info.dtype) && float_type(info.dtype) != plan.type;
-    units_.push_back(cast ? cast_unit(info) : copy_unit(source, piece.from, piece.to));
+    units_.push_back(cast ? rows_->cast_unit(info) : copy_unit(source, piece.from, piece.to));
   }
   const bool decodes = !plan.weights.empty() && plan.weights.front().in_codes();
-  for (const auto& kv : plan.config.kv) {
-    Unit unit;
-    unit.name = kv.attention + (decodes ? " key-value cache" : "");  // names are part of a run's mark
-    unit.entries = plan.form->kv_entries(kv, plan.config);
-    unit.run = [this, &kv](UnitContext& context) {
-      plan_.form->write_kv(context, kv, plan_.config);
-      context.advance(0);
-    };
-    units_.push_back(std::move(unit));
-  }
+  for (const auto& kv : plan.config.kv)  // names are part of a run's mark
+    units_.push_back(kv_unit(*plan.form, plan.config, kv, kv.attention + (decodes ? " key-value cache" : "")));
   std::set<std::string> outputs;
   for (const auto& unit : units_) {
     for (const auto& e : unit.entries)
@@ -421,63 +443,8 @@ Pipeline::Pipeline(const io::Checkpoint& source, const FolderPlan& plan)
 
 Pipeline::~Pipeline() = default;
 
-std::uint64_t Pipeline::weights_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const auto& unit : units_)
-    for (const auto& e : unit.entries) bytes += bytes_of(e);
-  return bytes;
-}
+std::optional<double> Pipeline::max_error(std::size_t i) const { return rows_->max_error(i); }
 
-std::optional<double> Pipeline::max_error(std::size_t i) const { return weights_->max_error(i); }
-
-Unit Pipeline::cast_unit(const io::TensorInfo& info) const {
-  Unit unit{info.name, {{info.name, file_type(plan_.type), info.shape}}, info.bytes(), {}, {}};
-  const auto cast = [this, &info](UnitContext& context, std::int64_t first, std::int64_t last) {
-    for (std::int64_t at = first; at < last; at += kCastElements)
-      cast_piece(context, info, at, std::min(kCastElements, last - at));
-  };
-  const std::int64_t n = info.numel();
-  if (n < 2 * kPartCodes) {
-    unit.run = [cast, n](UnitContext& context) { cast(context, 0, n); };
-    return unit;
-  }
-  for (std::int64_t at = 0; at < n; at += kPartCodes)
-    unit.parts.push_back(
-        [cast, at, last = std::min(at + kPartCodes, n)](UnitContext& context) { cast(context, at, last); });
-  return unit;
-}
-
-void Pipeline::cast_piece(UnitContext& context, const io::TensorInfo& info, std::int64_t first, std::int64_t n) const {
-  const auto from_size = static_cast<std::uint64_t>(io::size_of(info.dtype)),
-             to_size = static_cast<std::uint64_t>(kernels::size_of(plan_.type));
-  context.in.resize(static_cast<std::uint64_t>(n) * from_size);
-  context.out.resize(static_cast<std::uint64_t>(n) * to_size);
-  source_.read(info.name, context.in.data(), static_cast<std::uint64_t>(first) * from_size, context.in.size());
-  if (!plan_.nonfinite.contains(info.name) && has_nonfinite(context.in.data(), info.dtype, n))
-    refuse_nonfinite(source_, info.name);
-  if (!cast_floats(context.in.data(), float_type(info.dtype), n, plan_.type, context.out.data()))
-    fail(source_, info.name, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));
-  context.write(info.name, context.out.data(), static_cast<std::uint64_t>(first) * to_size, context.out.size());
-  context.advance(context.in.size());
-}
-
-StreamResult Pipeline::write(const fs::path& out, StreamOptions stream, bool join) const {
-  stream.source = source_.folder();
-  for (const auto& [tensor, found] : plan_.nonfinite) stream.nonfinite.insert(tensor);
-  std::vector<std::string> warnings;
-  auto result = make_checkpoint(out, units_, stream, join, [&](OutputFolder& folder) {
-    FolderTexts texts = plan_.texts;
-    if (!plan_.nonfinite.empty()) texts.sidecar["nonfinite"] = nonfinite_json(plan_.nonfinite);
-    if (texts.card.has_value())
-      texts.card->weights_bytes = weights_bytes(), texts.card->source_bytes = source_.total_bytes();
-    warnings = finish_folder(folder, source_.folder(), plan_.form,
-                             plan_.form == nullptr ? io::Json() : plan_.form->config(plan_.config), std::move(texts),
-                             run_mark(units_, stream));
-  });
-  for (auto& warning : weights_->lost().warnings(plan_.config.scale_method, "weights"))
-    warnings.push_back(std::move(warning));
-  result.warnings.insert(result.warnings.begin(), warnings.begin(), warnings.end());
-  return result;
-}
+std::vector<std::string> Pipeline::lost() const { return rows_->lost().warnings(plan_.config.scale_method, "weights"); }
 
 }  // namespace fp8::quant

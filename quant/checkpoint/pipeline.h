@@ -41,6 +41,13 @@ struct PlannedPiece {
   std::string from, to;              ///< names of the tensor in source and output
 };
 
+/// The files of a folder beside the weights.
+struct FolderTexts {
+  io::Json edits = io::Json::object();  ///< members of config.json beside quantization_config; null removes one
+  io::Json sidecar = {};                ///< fp8.json; null: none is written
+  std::optional<CardFacts> card = {};   ///< README.md says so; none: the source's stays as it is
+};
+
 struct FolderPlan {
   const CheckpointForm* form = nullptr;                ///< null: to high precision
   recipes::FloatType type = recipes::FloatType::BF16;  ///< of decoded weights
@@ -50,40 +57,80 @@ struct FolderPlan {
   Rescaling rescaling;
   bool cast = false;                           ///< carried floating point tensors become `type` too
   std::map<std::string, NonFinite> nonfinite;  ///< tensors of the source whose NaN and Inf are allowed
-  FolderTexts texts;
   std::vector<std::string> notes;
+  FolderTexts texts;
+  io::Json identity;  ///< Job::identify()
 };
 
 /// Rows of a weight in codes at a time: 256 Ki codes, so that a chunk stays in a core's cache; transposed: 1 Mi, which
 /// are read or written in runs of as many bytes as there are rows. Whole blocks where new scales are made of them.
 std::int64_t rows_per_chunk(const PlannedWeight& weight, bool transposed);
 
-class WeightUnits;
-
-/// One run: the plan's pieces as units, and the folder that is made of them.
+/// The plan's pieces as units of work. They throw io::Error naming the tensor: NaN or Inf that the plan does not allow,
+/// values that leave the range of the type, a weight that is not the measured one.
 class Pipeline {
  public:
-  /// All must outlive this. Throws io::Error naming a tensor that the output would hold twice.
+  /// Both must outlive this, and this the units. Throws io::Error naming a tensor that the output would hold twice.
   Pipeline(const io::Checkpoint& source, const FolderPlan& plan);
   ~Pipeline();
 
-  std::size_t units() const { return units_.size(); }
-  std::uint64_t weights_bytes() const;  ///< of the output's tensors
-  /// stream: all but source and nonfinite. Weights that became zero are among the warnings.
-  StreamResult write(const std::filesystem::path& out, StreamOptions stream, bool join) const;
-  const std::vector<Unit>& all_units() const { return units_; }
-
+  const std::vector<Unit>& units() const { return units_; }
   /// max |w - w'| / max |w| of the plan's weight number i; nothing where it is exact or was not made.
   std::optional<double> max_error(std::size_t i) const;
+  /// Warnings of weights that became zero.
+  std::vector<std::string> lost() const;
 
  private:
-  Unit cast_unit(const io::TensorInfo& info) const;
-  void cast_piece(UnitContext& context, const io::TensorInfo& info, std::int64_t first, std::int64_t n) const;
+  class Rows;
 
-  const io::Checkpoint& source_;
   const FolderPlan& plan_;
-  std::unique_ptr<WeightUnits> weights_;
+  std::unique_ptr<Rows> rows_;
   std::vector<Unit> units_;
+};
+
+/// The scales of a key-value cache as a unit of this name. form, config and kv must outlive it.
+Unit kv_unit(const CheckpointForm& form, const ConfigSpec& config, const KvScales& kv, const std::string& name);
+
+/// One folder to be written, whoever planned it.
+struct Job {
+  /// Notes the files of `source` (may be empty) as they are before they are read; write() throws if they change.
+  Job(const std::filesystem::path& source, const StreamOptions& options);
+  /// All that decides the bytes; "source" in it becomes those files.
+  void identify(io::Json identity);
+
+  StreamOptions stream;
+  std::vector<Unit> units;
+  const CheckpointForm* form = nullptr;
+  io::Json quantization;  ///< config.json's; null: it has none
+  FolderTexts texts;
+  bool marked = false;  ///< fp8.json says which run made it, by which options.resume knows it
+
+  std::uint64_t weights_bytes() const;  ///< of all tensors
+  /// Runs the units and writes what stands beside the weights: config.json, the form's further files, fp8.json, all
+  /// that is carried through from the source, the card. left: warnings of files that are not.
+  StreamResult write(const std::filesystem::path& out, bool join = false,
+                     std::vector<std::string>* left = nullptr) const;
+
+ private:
+  io::Json files_;
+};
+
+/// One run of a plan: what quantizing and converting do alike.
+class PlannedRun {
+ public:
+  /// job: of the source, from before it was read. The others must outlive this.
+  PlannedRun(Job job, const io::Checkpoint& source, const FolderPlan& plan);
+
+  const Job& job() const { return job_; }
+  std::optional<double> max_error(std::size_t i) const { return pipeline_.max_error(i); }
+  /// Counts, and writes unless it is a dry run. warnings: gets those of writing.
+  void write(const std::filesystem::path& out, bool dry_run, bool join, WriteReport& report,
+             std::vector<std::string>& warnings);
+
+ private:
+  const FolderPlan& plan_;
+  Pipeline pipeline_;
+  Job job_;
 };
 
 // The checkpoint that takes another form, as it was found, and what becomes of every weight, decided before anything

@@ -208,6 +208,37 @@ void note_unseen(const RoundedCodes& rounded, FolderPlan& plan) {
                                      unseen.size(), io::joined_first(unseen, 1)));
 }
 
+/// All that decides the bytes.
+io::Json identity_of(const FolderPlan& plan, const CheckpointPlan& planned, const CheckpointOptions& o) {
+  io::Checksum modules;
+  const auto add = [&](const void* data, std::size_t size) { modules.update(data, size); };
+  for (const auto& w : plan.weights) {
+    const std::string text = w.to.module + "\n" + w.to.scheme.describe() + "\n" + w.fuse_group + "\n";
+    add(text.data(), text.size());
+    add(&w.to.scheme.input_scale_inv, sizeof(float));
+  }
+  for (const auto& kv : plan.config.kv) {
+    add(kv.attention.c_str(), kv.attention.size() + 1);
+    add(kv.k.data(), kv.k.size() * sizeof(float));
+    add(kv.v.data(), kv.v.size() * sizeof(float));
+    add(kv.q.data(), kv.q.size() * sizeof(float));
+  }
+  const Scheme& scheme = plan.config.scheme;
+  const io::Json options = {{"format", plan.form->name()},
+                            {"scheme", scheme.describe()},
+                            {"convention", name_of(scheme.convention)},
+                            {"hp_dtype", recipes::name_of(scheme.hp)},
+                            {"scale_method", plan.config.scale_method},
+                            {"use_qdq", plan.config.qdq},
+                            {"measurements", planned.plan().measurements},
+                            {"fuse_scales", o.plan.fuse_scales},
+                            {"modules and their scales", io::checksum_text(modules.value())}};
+  io::Json id = {{"command", "quantize"}, {"option", options}, {"source", nullptr}};
+  if (o.rounded != nullptr) id["rounding"] = o.rounded->identity();
+  if (!plan.nonfinite.empty()) id["nonfinite"] = nonfinite_json(plan.nonfinite);
+  return id;
+}
+
 FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& options) {
   FolderPlan plan;
   plan.form = &planned.form();
@@ -233,7 +264,9 @@ FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& o
   plan.nonfinite = planned.nonfinite();
   plan.texts = texts_of(planned, plan.config);
   if (options.rounded != nullptr) plan.texts.sidecar[kRoundingKey] = options.rounded->json(&planned.source());
+  if (!plan.nonfinite.empty()) plan.texts.sidecar["nonfinite"] = nonfinite_json(plan.nonfinite);
   plan.texts.card = card_of(planned, plan.config, options);
+  plan.identity = identity_of(plan, planned, options);
   return plan;
 }
 
@@ -260,78 +293,39 @@ CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan
   return r;
 }
 
-/// All that decides the bytes.
-io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, const CheckpointOptions& o,
-                  const io::Json& source) {
-  io::Checksum modules;
-  const auto add = [&](const void* data, std::size_t size) { modules.update(data, size); };
-  for (const auto& w : plan.weights) {
-    const std::string text = w.to.module + "\n" + w.to.scheme.describe() + "\n" + w.fuse_group + "\n";
-    add(text.data(), text.size());
-    add(&w.to.scheme.input_scale_inv, sizeof(float));
-  }
-  for (const auto& kv : plan.config.kv) {
-    add(kv.attention.c_str(), kv.attention.size() + 1);
-    add(kv.k.data(), kv.k.size() * sizeof(float));
-    add(kv.v.data(), kv.v.size() * sizeof(float));
-    add(kv.q.data(), kv.q.size() * sizeof(float));
-  }
-  const Scheme& scheme = plan.config.scheme;
-  const io::Json options = {{"format", plan.form->name()},
-                            {"scheme", scheme.describe()},
-                            {"convention", name_of(scheme.convention)},
-                            {"hp_dtype", recipes::name_of(scheme.hp)},
-                            {"scale_method", plan.config.scale_method},
-                            {"use_qdq", plan.config.qdq},
-                            {"measurements", planned.plan().measurements},
-                            {"fuse_scales", o.plan.fuse_scales},
-                            {"modules and their scales", io::checksum_text(modules.value())}};
-  io::Json id = {{"command", "quantize"}, {"option", options}, {"source", source}};
-  if (o.rounded != nullptr) id["rounding"] = o.rounded->identity();
-  if (!plan.nonfinite.empty()) id["nonfinite"] = nonfinite_json(plan.nonfinite);
-  return id;
-}
-
 /// A run before its first byte.
-struct Job {
-  Job(const fs::path& model, const CheckpointOptions& options)
-      : stream(options),
-        files(identity_of(model)),  // as they are before they are read
-        carried(carried_identity_of(model)),
+struct Run {
+  Run(const fs::path& model, const CheckpointOptions& options)
+      : noted(model, stream_of(options)),
         planned(model, options),
         plan(folder_plan(planned, options)),
-        pipeline(planned.source(), plan) {
-    stream.carried = carried;
-    stream.spelling = options.plan.spelling;
-    if (!options.dry_run) stream.identity = identity(plan, planned, options, files);
-  }
+        run(std::move(noted), planned.source(), plan) {}
 
-  StreamOptions stream;
-  io::Json files, carried;
+  Job noted;
   CheckpointPlan planned;
   FolderPlan plan;
-  Pipeline pipeline;
+  PlannedRun run;
+
+ private:
+  static StreamOptions stream_of(const CheckpointOptions& options) {
+    StreamOptions stream = options;
+    stream.spelling = options.plan.spelling;
+    return stream;
+  }
 };
 
 }  // namespace
 
 bool is_quantized(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
-  const Job job(model, options);
-  return stands(out, job.pipeline.all_units(), job.stream);
+  const Run made(model, options);
+  return stands(out, made.run.job().units, made.run.job().stream);
 }
 
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  Job job(model, options);
-  CheckpointReport report = report_of(job.planned, job.plan, options.plan.spelling);
-  report.units = job.pipeline.units();
-  report.weights_bytes = job.pipeline.weights_bytes();
-  if (options.dry_run) return report;
-  const auto result = job.pipeline.write(out, std::move(job.stream), options.join);
-  report.units_kept = result.kept;
-  report.shares = result.shares;
-  report.finished_before = result.finished_before;
-  report.warnings.insert(report.warnings.end(), result.warnings.begin(), result.warnings.end());
+  Run made(model, options);
+  CheckpointReport report = report_of(made.planned, made.plan, options.plan.spelling);
+  made.run.write(out, options.dry_run, options.join, report, report.warnings);
   return report;
 }
 

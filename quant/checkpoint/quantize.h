@@ -39,7 +39,7 @@ struct QuantizedSource {
   std::int64_t expert = -1;
 };
 
-struct CheckpointReport {
+struct CheckpointReport : WriteReport {
   std::vector<std::pair<std::string, std::string>> quantized;  ///< module, scheme
   std::vector<QuantizedSource> sources;                        ///< of those, by the source's names
   std::vector<SkippedModule> skipped;
@@ -47,12 +47,7 @@ struct CheckpointReport {
   /// Of a model_type that the table does not know: what was taken for Linear, and why others were not
   /// (CheckpointModules::guesses).
   std::vector<std::pair<std::string, std::string>> guesses;
-  std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
-  std::uint64_t source_bytes = 0;
-  std::size_t kv_caches = 0;              ///< attention modules with scales for their key-value cache
-  std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
-  bool finished_before = false;           ///< resume: `out` is what a run like this one finished; nothing was written
-  ShareResult shares = {};                ///< with options.shares
+  std::size_t kv_caches = 0;  ///< attention modules with scales for their key-value cache
 };
 
 /// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files

@@ -76,6 +76,7 @@ FolderTexts texts_of(const ConvertSource& source, const FolderPlan& plan) {
       plan.weights, [](const auto& w) { return w.change == Change::unchanged || w.change == Change::spread; });
   if (same && source.sidecar.is_object() && source.sidecar.contains(kRoundingKey))
     texts.sidecar[kRoundingKey] = source.sidecar[kRoundingKey];
+  if (!plan.nonfinite.empty()) texts.sidecar["nonfinite"] = nonfinite_json(plan.nonfinite);
   if (plan.form != nullptr || plan.type == source.type) return texts;
   for (const char* key : {"dtype", "torch_dtype"})
     if (source.config.contains(key)) texts.edits[key] = word_of(plan.type);
@@ -138,13 +139,12 @@ ConvertReport report_of(const ConvertSource& source, const FolderPlan& plan) {
 }
 
 /// All that decides the bytes.
-io::Json identity(const FolderPlan& plan, const std::string& to, const std::string& assume, const io::Json& source) {
+io::Json identity_of(const FolderPlan& plan, const std::string& to, const std::string& assume) {
   io::Json id = {
       {"command", "convert"},  {"version", FP8_VERSION}, {"to", to},
       {"cast_all", plan.cast}, {"qdq", plan.config.qdq}, {"rescale", {plan.rescaling.times, plan.rescaling.over}}};
   if (!assume.empty()) id["assume"] = assume;
   if (!plan.nonfinite.empty()) id["nonfinite"] = nonfinite_json(plan.nonfinite);
-  id["source"] = source;
   return id;
 }
 
@@ -180,24 +180,17 @@ std::string ConvertSource::form_name() const {
 
 ConvertReport convert_checkpoint(const fs::path& model, const fs::path& out, const ConvertOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  StreamOptions stream = options.stream;
-  const io::Json files = identity_of(model);  // as they are before they are read
-  stream.carried = carried_identity_of(model);
+  Job job(model, options.stream);
   const ConvertSource source(model, options.assume);
   FolderPlan plan = plan_conversion(source, options);
   if (options.allow_nonfinite) plan.nonfinite = allowed_nonfinite(source.checkpoint, plan, options.stream.stop);
   plan.texts = texts_of(source, plan);
   note_lost_rounding(source, plan);
-  const Pipeline pipeline(source.checkpoint, plan);
   ConvertReport report = report_of(source, plan);
-  report.weights_bytes = pipeline.weights_bytes();
-  if (options.dry_run) return report;
-  stream.identity = identity(plan, report.to, options.assume, files);
-  const auto result = pipeline.write(out, std::move(stream), options.join);
-  report.notes.insert(report.notes.end(), result.warnings.begin(), result.warnings.end());
-  report.finished_before = result.finished_before;
-  report.shares = result.shares;
-  for (std::size_t i = 0; i < plan.weights.size(); ++i) report.modules[i].max_error = pipeline.max_error(i);
+  plan.identity = identity_of(plan, report.to, options.assume);
+  PlannedRun run(std::move(job), source.checkpoint, plan);
+  run.write(out, options.dry_run, options.join, report, report.notes);
+  for (std::size_t i = 0; i < plan.weights.size(); ++i) report.modules[i].max_error = run.max_error(i);
   return report;
 }
 

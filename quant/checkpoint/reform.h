@@ -57,14 +57,11 @@ struct ConvertedWeight {
   std::optional<double> max_error;  ///< rescaled, requantized and written by this process: max |w - w'| / max |w|
 };
 
-struct ConvertReport {
+struct ConvertReport : WriteReport {
   std::string from, to;                  ///< "compressed-tensors: E4M3 channel weights, ..."; "bf16"
   std::vector<ConvertedWeight> modules;  ///< that are fp8 in the source
   std::vector<std::string> notes;        ///< values dropped or changed, and other notices, one line each
   std::size_t kv = 0;                    ///< attention modules whose cache scales were carried
-  std::uint64_t weights_bytes = 0, source_bytes = 0;
-  bool finished_before = false;  ///< stream.resume: `out` is what a run like this one finished; nothing was written
-  ShareResult shares = {};       ///< with stream.shares
 };
 
 /// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then. Among the

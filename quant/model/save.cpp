@@ -204,12 +204,7 @@ std::vector<Unit> units_of(const Contents& contents, const CheckpointForm& form)
       context.advance(item.second.nbytes());
     };
   }
-  for (const auto& kv : config.kv)
-    units.push_back({kv.attention,
-                     form.kv_entries(kv, config),
-                     0,
-                     [&](UnitContext& context) { form.write_kv(context, kv, config); },
-                     {}});
+  for (const auto& kv : config.kv) units.push_back(kv_unit(form, config, kv, kv.attention));
   return units;
 }
 
@@ -252,15 +247,13 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   const SavedTexts texts = saved_texts(nodes, form, options.source, options.use_qdq, contents);
   StreamOptions stream;
   stream.overwrite = options.overwrite;
-  stream.source = options.source;
-  stream.identity = {{"command", "save"}};
-  if (!options.source.empty()) {
-    stream.identity["source"] = identity_of(options.source);
-    stream.carried = carried_identity_of(options.source);
-  }
-  write_checkpoint(out, units_of(contents, form), stream, [&](OutputFolder& folder) {
-    finish_folder(folder, options.source, &form, texts.config, {io::Json::object(), texts.sidecar});
-  });
+  Job job(options.source, stream);
+  job.identify({{"command", "save"}});
+  job.units = units_of(contents, form);
+  job.form = &form;
+  job.quantization = texts.config;
+  job.texts.sidecar = texts.sidecar;
+  job.write(out);
 }
 
 std::pair<io::Json, io::Json> quantization_config(const std::vector<std::pair<std::string, at::Tensor>>& tensors,

@@ -40,4 +40,13 @@ struct ShareResult {
   bool joined = false;                                ///< it put them together
 };
 
+/// What every report on a written checkpoint has.
+struct WriteReport {
+  std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
+  std::uint64_t source_bytes = 0;
+  std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
+  bool finished_before = false;           ///< resume: `out` is what a run like this one finished; nothing was written
+  ShareResult shares = {};                ///< with options.shares
+};
+
 }  // namespace fp8::quant
