@@ -48,13 +48,14 @@ StreamResult Job::write(const fs::path& out, bool join, std::vector<std::string>
   });
 }
 
-PlannedRun::PlannedRun(Job job, const io::Checkpoint& source, const FolderPlan& plan)
-    : plan_(plan), pipeline_(source, plan), job_(std::move(job)) {
+PlannedRun::PlannedRun(Job job, const SourceFolder& source, const FolderPlan& plan)
+    : plan_(plan), pipeline_(source.checkpoint, plan), job_(std::move(job)) {
   job_.identify(plan.identity);
   job_.units = pipeline_.units();
   job_.form = plan.form;
   job_.texts = plan.texts;
-  job_.texts.card->weights_bytes = job_.weights_bytes(), job_.texts.card->source_bytes = source.total_bytes();
+  job_.texts.card->weights_bytes = job_.weights_bytes(),
+  job_.texts.card->source_bytes = source.checkpoint.total_bytes();
   job_.marked = true;
   for (const auto& [tensor, found] : plan.nonfinite) job_.stream.nonfinite.insert(tensor);
 }

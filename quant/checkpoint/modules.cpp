@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/modules.h"
 
+#include <unordered_set>
+
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/names/folded_names.h"
 
@@ -293,6 +295,14 @@ void CheckpointModules::add_tied_heads(const io::Checkpoint& checkpoint, bool un
 const CheckpointModule* CheckpointModules::find(const std::string& module) const {
   const auto found = by_name_.find(module);
   return found == by_name_.end() ? nullptr : &modules_[found->second];
+}
+
+std::map<std::string, std::string> CheckpointModules::halved_by(const std::vector<std::string>& quantized) const {
+  const std::unordered_set<std::string_view> in_fp8(quantized.begin(), quantized.end());
+  std::vector<std::string> kept;
+  for (const auto& m : modules_)
+    if (may_be_linear(m) && !in_fp8.contains(m.name)) kept.push_back(m.name);
+  return halved_groups(names_, quantized, kept);
 }
 
 std::string CheckpointModules::type_of(const CheckpointModule& m) {

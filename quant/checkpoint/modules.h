@@ -51,6 +51,8 @@ class CheckpointModules {
   /// All with a weight of two dimensions or more, in the file's order, then the tied heads.
   const std::vector<CheckpointModule>& all() const { return modules_; }
   const CheckpointModule* find(const std::string& module) const;
+  /// halved_groups() of modules in fp8 against all others that a reader may make a Linear of.
+  std::map<std::string, std::string> halved_by(const std::vector<std::string>& quantized) const;
   const ModelNames& names() const { return names_; }
   const ModelStacks& stacks() const { return stacks_; }
   /// config.json's tie_word_embeddings.

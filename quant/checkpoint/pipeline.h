@@ -1,33 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-// One way from a checkpoint to another: quantize, convert and save differ in the plan alone. No torch here.
+// One way from a checkpoint folder to another. Converting is quantizing a source whose rows are decoded. No torch here.
 //
-//   source rows        scheme                        form                sink
-//   as they are   ->   new scales and codes     ->   names, layout  ->   units, streamed into files (stream/stream.h)
-//   decoded            (or the codes as they were)
+//   1  Job                the source's files are noted as they are before they are read
+//   2  SourceFolder       what stands in the folder
+//   3  FolderPlan         what becomes of it, complete before a byte is written: plan_quantization(), plan_conversion()
+//   4  Pipeline           source rows        scheme                        form                sink
+//                         as they are   ->   new scales and codes     ->   names, layout  ->   units (stream/stream.h)
+//                         decoded            (or the codes as they were)
+//   5  Job::write()       the units run into files; config.json, fp8.json, the card and what is carried come last
 //
-// A plan is complete before a byte is written, and nothing changes it afterwards.
+// Saving a model (model/save.h) and sharing a checkpoint out to ranks (inc_ranks.cpp) make their units themselves, and
+// are Jobs from there on.
 #pragma once
 
 #include "fp8/quant/checkpoint/model_card.h"
+#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reform.h"
-#include "fp8/quant/checkpoint/rounded.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/checkpoint/stream/stream.h"
 
 namespace fp8::quant {
 
+/// A checkpoint folder as it was found. Throws io::Error for one that is not whole.
+struct SourceFolder {
+  /// In high precision (beside experts in MXFP4 where that is what `form` needs), to be quantized.
+  SourceFolder(const std::filesystem::path& model, const CheckpointForm& form, const ModuleChoice& choice);
+  /// Of any form, to be converted. assume: as ConvertOptions has it.
+  explicit SourceFolder(const std::filesystem::path& model, const std::string& assume = "");
+
+  io::Json config;
+  io::Checkpoint checkpoint;
+  CheckpointModules modules;
+  std::vector<std::string> incomplete;  ///< what a family without a row seems to lack
+
+  // To be converted: what is in codes.
+  io::Json sidecar, quantization;  ///< fp8.json, quantization_config; null: none
+  StoredCheckpoint stored;
+  recipes::FloatType type = recipes::FloatType::BF16;  ///< config.json's dtype, of the model in high precision
+
+  std::string folder() const { return checkpoint.folder().string(); }
+  bool high_precision() const { return stored.weights.empty(); }
+  std::string form_name() const;
+};
+
 /// A weight of the source and what the output has of it.
 struct PlannedWeight {
-  WeightSlice values;               ///< of a source in high precision
-  StoredWeight from;                ///< of a source in codes
-  WeightSpec to;                    ///< decoded: scheme unused
+  WeightSlice values = {};          ///< of a source in high precision
+  StoredWeight from = {};           ///< of a source in codes
+  WeightSpec to = {};               ///< decoded: scheme unused
   Change change = Change::decoded;  ///< requantized: new scales and codes, of values in high precision too
   bool exact = true;
-  std::string reason;                       ///< why it is in high precision though fp8 was asked for
+  std::string reason = {};                  ///< why it is in high precision though fp8 was asked for
   const RoundedCodes* rounded = nullptr;    ///< has its codes, in place of nearest ones
   RoundedPlace codes = {};                  ///< where
-  std::string fuse_group;                   ///< new scales per tensor: shares its scale with its group
-  const PlannedModule* measured = nullptr;  ///< whose measured amax the values must have; may be null
+  std::string fuse_group = {};              ///< new scales per tensor: shares its scale with its group
+  const PlannedModule* measured = nullptr;  ///< whose measured amax the values must have; null: of a source in codes
+  bool tied = false;                        ///< a head that the source does not have: the values are the embedding's
 
   bool in_codes() const { return !from.weight.empty(); }
   std::string output() const { return to.module + ".weight"; }
@@ -48,19 +76,45 @@ struct FolderTexts {
   std::optional<CardFacts> card = {};   ///< README.md says so; none: the source's stays as it is
 };
 
+/// Each member is made once, of the source, the options and the members above it.
 struct FolderPlan {
   const CheckpointForm* form = nullptr;                ///< null: to high precision
   recipes::FloatType type = recipes::FloatType::BF16;  ///< of decoded weights
-  ConfigSpec config;
-  std::vector<PlannedWeight> weights;
-  std::vector<PlannedPiece> pieces;  ///< in the order of the file; a tensor of the source that is in none is left out
+  bool cast = false;                                   ///< carried floating point tensors become `type` too
   Rescaling rescaling;
-  bool cast = false;                           ///< carried floating point tensors become `type` too
+  std::vector<PlannedWeight> weights;
+  std::vector<SkippedModule> skipped;  ///< in high precision, by their names in the output
+  ConfigSpec config;
+  std::vector<PlannedPiece> pieces;  ///< in the order of the file; a tensor of the source that is in none is left out
   std::map<std::string, NonFinite> nonfinite;  ///< tensors of the source whose NaN and Inf are allowed
   std::vector<std::string> notes;
   FolderTexts texts;
   io::Json identity;  ///< Job::identify()
+
+  /// "compressed-tensors: E4M3 channel weights, ..."; "bf16".
+  std::string describe() const;
 };
+
+struct CheckpointPlan;  // quantize_plan.h
+/// planned must outlive it. Throws as quantize_checkpoint() says.
+FolderPlan plan_quantization(const CheckpointPlan& planned, const CheckpointOptions& options);
+/// Throws as convert_checkpoint() says.
+FolderPlan plan_conversion(const SourceFolder& source, const ConvertOptions& options);
+
+// The members of a plan that both make alike (folder_plan.cpp).
+
+/// In the order of the source, which is read from front to back: weights where their tensors stand, those that share a
+/// new scale together with the first of them, tied heads at the end. dropped: tensors that the output has not. renamed:
+/// what has another name in it.
+std::vector<PlannedPiece> pieces_of(const io::Checkpoint& source, const std::vector<PlannedWeight>& weights,
+                                    const std::set<std::string>& dropped, const StackedExperts& renamed);
+/// fp8.json. skipped: modules that it lists beside the plan's; more: further members.
+io::Json sidecar_of(const FolderPlan& plan, const std::string& measurements, std::vector<SkippedModule> skipped,
+                    const io::Json& more);
+/// how: "quantized", "converted from ...".
+CardFacts card_of(const SourceFolder& source, const FolderPlan& plan, const std::string& how);
+/// "TENSOR: copied with NaN in 3 of 64 values" of all that is allowed.
+std::vector<std::string> nonfinite_notes(const SourceFolder& source, const FolderPlan& plan);
 
 /// Rows of a weight in codes at a time: 256 Ki codes, so that a chunk stays in a core's cache; transposed: 1 Mi, which
 /// are read or written in runs of as many bytes as there are rows. Whole blocks where new scales are made of them.
@@ -119,7 +173,7 @@ struct Job {
 class PlannedRun {
  public:
   /// job: of the source, from before it was read. The others must outlive this.
-  PlannedRun(Job job, const io::Checkpoint& source, const FolderPlan& plan);
+  PlannedRun(Job job, const SourceFolder& source, const FolderPlan& plan);
 
   const Job& job() const { return job_; }
   std::optional<double> max_error(std::size_t i) const { return pipeline_.max_error(i); }
@@ -132,24 +186,5 @@ class PlannedRun {
   Pipeline pipeline_;
   Job job_;
 };
-
-// The checkpoint that takes another form, as it was found, and what becomes of every weight, decided before anything
-// is written. Internal to quant; no torch here.
-
-/// A folder to be converted: its tensors, what of them is in fp8, its config.json, its fp8.json (or null).
-struct ConvertSource {
-  /// assume: as ConvertOptions has it.
-  explicit ConvertSource(const std::filesystem::path& model, const std::string& assume = "");
-
-  io::Checkpoint checkpoint;
-  io::Json config, sidecar, quantization;
-  StoredCheckpoint stored;
-  recipes::FloatType type = recipes::FloatType::BF16;  ///< config.json's dtype, of the model in high precision
-  bool high_precision() const { return stored.weights.empty(); }
-  std::string form_name() const;
-};
-
-/// All of the plan but its texts and nonfinite tensors. Throws as convert_checkpoint() says.
-FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& options);
 
 }  // namespace fp8::quant

@@ -25,127 +25,67 @@ io::Json untied_config(const io::Json& config) {
   return edits;
 }
 
-ConfigSpec config_of(const CheckpointPlan& planned, const CheckpointOptions& options, std::vector<std::string>& notes) {
-  const Plan& plan = planned.plan();
-  const StackedExperts& stacked = planned.stacked();
+struct Caches {
+  std::vector<KvScales> scales;
+  std::vector<std::string> notes;
+};
+
+Caches caches_of(const CheckpointPlan& planned, const CheckpointOptions& options) {
+  Caches caches{options.kv, {}};
+  if (planned.with_kv) caches.scales = plan_kv_cache(planned.attention(), options.plan, caches.notes);
+  for (const auto& kv : caches.scales)
+    if (const std::string problem = planned.form.kv_problem(kv); !problem.empty())
+      io::fail<io::Error>("{}: {}: {}", planned.form.name(), kv.attention, problem);
+  return caches;
+}
+
+ConfigSpec config_of(const CheckpointPlan& planned, const CheckpointOptions& options, std::vector<KvScales> kv) {
+  const Plan& plan = planned.plan;
   ConfigSpec spec;
   const auto& weights_only = options.plan.weights_only;
   const auto usual =
       std::ranges::find_if(plan.modules, [&](const PlannedModule& m) { return !weights_only.contains(m.info.name); });
   spec.scheme = (usual == plan.modules.end() ? plan.modules.front() : *usual).scheme;
   for (const auto& m : plan.modules) {
-    spec.quantized.push_back(stacked.written_name(m.info.name));
+    spec.quantized.push_back(planned.stacked.written_name(m.info.name));
     if (usual != plan.modules.end() && weights_only.contains(m.info.name))
       spec.weights_only.push_back(spec.quantized.back());
   }
   spec.kept_experts = planned.kept_experts();
-  spec.packed_experts = stacked.packed();
+  spec.packed_experts = planned.stacked.packed();
   spec.kept_linears = planned.kept_linears();
-  spec.names = planned.modules().names();
-  if (!spec.weights_only.empty() && !planned.form().holds_weights_only_beside(spec.names, spec.scheme))
+  spec.names = planned.source.modules.names();
+  if (!spec.weights_only.empty() && !planned.form.holds_weights_only_beside(spec.names, spec.scheme))
     io::fail<io::Error>("{}: {} can't have activations in high precision where the others have scales",
-                        planned.form().name(), spec.weights_only.front());
+                        planned.form.name(), spec.weights_only.front());
   spec.ignore = options.ignore;
   spec.scale_method = plan.scale_method;
   spec.qdq = options.plan.config.has_value() && options.plan.config->use_qdq;
-  spec.kv = planned.with_kv() ? plan_kv_cache(planned.attention(), options.plan, notes) : options.kv;
-  for (const auto& kv : spec.kv)
-    if (const std::string problem = planned.form().kv_problem(kv); !problem.empty())
-      io::fail<io::Error>("{}: {}: {}", planned.form().name(), kv.attention, problem);
+  spec.kv = std::move(kv);
   return spec;
 }
 
-/// In the source's order: what belongs together there stays together, as do weights that share a scale. Left out are
-/// scales of key-value caches, which an engine would use for the cache of the output; a family without a row may have a
+/// Scales of key-value caches, which an engine would use for the cache of the output; a family without a row may have a
 /// parameter of such a name.
-std::vector<PlannedPiece> pieces_of(const CheckpointPlan& planned, std::vector<std::string>& notes) {
-  const io::Checkpoint& source = planned.source();
-  const auto& modules = planned.plan().modules;
-  std::map<std::string, std::size_t> by_weight;
-  std::map<std::string, std::vector<std::size_t>> groups;
-  for (std::size_t i = 0; i < modules.size(); ++i) {
-    by_weight[modules[i].info.name + ".weight"] = i;
-    if (!modules[i].fuse_group.empty()) groups[modules[i].fuse_group].push_back(i);
-  }
-  std::vector<PlannedPiece> pieces;
-  const auto add = [&](std::size_t i) {
-    const std::string& group = modules[i].fuse_group;
-    std::vector<std::size_t> members = group.empty() ? std::vector<std::size_t>{i} : groups.at(group);
-    if (members.front() == i) pieces.push_back({std::move(members), "", ""});  // the first of a group stands for all
-  };
-  std::vector<std::string> left_over;
-  for (const auto& tensor : source.names()) {
-    const auto experts = planned.stacked().modules_of(tensor);
-    if (planned.modules().names().known() && form_parts::is_cache_scale(tensor) && source.info(tensor).numel() == 1) {
-      left_over.push_back(tensor);
-    } else if (!experts.empty()) {
-      for (const auto& expert : experts) add(by_weight.at(expert + ".weight"));
-    } else if (const auto found = by_weight.find(tensor); found != by_weight.end()) {
-      add(found->second);
-    } else {
-      pieces.push_back({{}, tensor, planned.stacked().written_name(tensor)});
-    }
-  }
-  if (!left_over.empty())
-    notes.push_back(io::message("{}{} of key-value caches left out, no config says what they are of: {}",
-                                left_over.size(), left_over.size() == 1 ? " scale" : " scales",
-                                io::joined_first(left_over, 1)));
-  if (planned.untied())
-    add(by_weight.at(kTiedHead + std::string(".weight")));  // after the embedding, whose tensor it reads
-  return pieces;
+std::vector<std::string> left_over_scales(const SourceFolder& source) {
+  std::vector<std::string> scales;
+  if (!source.modules.names().known()) return scales;
+  for (const auto& tensor : source.checkpoint.names())
+    if (form_parts::is_cache_scale(tensor) && source.checkpoint.info(tensor).numel() == 1) scales.push_back(tensor);
+  return scales;
 }
 
 /// The modules that are left in high precision, in the names of the output.
-std::vector<SkippedModule> skipped_of(const CheckpointPlan& planned) {
-  auto skipped = planned.plan().skipped;
+std::vector<SkippedModule> skipped_modules(const CheckpointPlan& planned) {
+  auto skipped = planned.plan.skipped;
   for (auto& s : skipped) {
-    s.name = planned.stacked().written_name(s.name);
-    const auto* m = planned.modules().find(s.name);
+    s.name = planned.stacked.written_name(s.name);
+    const auto* m = planned.source.modules.find(s.name);
     if (m == nullptr || m->tied) continue;
-    const auto& weight = planned.source().info(m->tensor);
+    const auto& weight = planned.source.checkpoint.info(m->tensor);
     s.bytes = static_cast<std::uint64_t>(weight.numel() * io::size_of(weight.dtype));
   }
   return skipped;
-}
-
-FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
-  Plan said;
-  said.scale_method = planned.plan().scale_method;
-  said.measurements = planned.plan().measurements;
-  said.skipped = skipped_of(planned);
-  FolderTexts texts;
-  texts.sidecar = make_sidecar(said, config.scheme);
-  for (const auto& name : config.weights_only) texts.sidecar["weights_only"].push_back(name);
-  const auto& modules = planned.plan().modules;
-  const bool head = std::ranges::any_of(modules, [&](const PlannedModule& m) {
-    const auto* module = planned.modules().find(m.info.name);
-    return module != nullptr && module->role == Role::head;
-  });
-  if (head ||
-      planned.untied())  // readers that tie would put the embedding in its place, or its codes in the embedding's
-    texts.edits = untied_config(planned.config());
-  return texts;
-}
-
-CardFacts card_of(const CheckpointPlan& planned, const ConfigSpec& config, const CheckpointOptions& options) {
-  CardFacts card{model_name(planned.source().folder()), planned.form().name(), config.scheme.describe(), "quantized"};
-  card.modules = config.quantized.size();
-  card.kept = skipped_of(planned);
-  card.costs = options.costs;
-  if (!planned.plan().measurements.empty())
-    card.more.emplace_back("scales of activations", "measured on calibration data");
-  if (config.scheme.convention == Convention::inc) card.more.emplace_back("scale method", config.scale_method);
-  if (!config.weights_only.empty())
-    card.more.emplace_back("modules with activations in high precision", std::to_string(config.weights_only.size()));
-  if (!config.kv.empty())
-    card.more.emplace_back("key-value cache", "scales for fp8 in " + std::to_string(config.kv.size()) + " layers");
-  if (options.rounded != nullptr) {
-    const io::Json rounding = options.rounded->json(&planned.source());
-    const auto summary = RoundingSummary::of(rounding);
-    if (summary.has_value())
-      card.more.emplace_back("rounding", rounding.value("method", std::string()) + ", output SQNR " + summary->text());
-  }
-  return card;
 }
 
 /// Finds the codes of the checkpoint's weights: experts are called otherwise in the model that was run, and hold gate
@@ -193,19 +133,81 @@ class RoundedPlaces {
   std::set<std::string> whole_, unused_;                                 // whole_: modules of one piece
 };
 
-/// Modules of the checkpoint that are no part of the model that was run, such as towers.
-void note_unseen(const RoundedCodes& rounded, FolderPlan& plan) {
+/// On modules of the checkpoint that are no part of the model that was run, such as towers.
+std::vector<std::string> unseen_notes(const RoundedCodes& rounded, const std::vector<PlannedWeight>& weights) {
   std::set<std::string> kept;
   for (const auto& m : rounded.modules())
     if (!m.kept.empty()) kept.insert(m.module);
   std::vector<std::string> unseen;
-  for (const auto& w : plan.weights) {
+  for (const auto& w : weights) {
     const bool expert = w.values.expert >= 0 || !mixture_of(w.measured->info.name).empty();
     if (w.rounded == nullptr && !expert && !kept.contains(w.measured->info.name)) unseen.push_back(w.to.module);
   }
-  if (!unseen.empty())
-    plan.notes.push_back(io::message("{} modules are rounded to nearest, the model that ran has none of them: {}",
-                                     unseen.size(), io::joined_first(unseen, 1)));
+  if (rounded.modules().empty() || unseen.empty()) return {};
+  return {io::message("{} modules are rounded to nearest, the model that ran has none of them: {}", unseen.size(),
+                      io::joined_first(unseen, 1))};
+}
+
+std::vector<PlannedWeight> weights_of(const CheckpointPlan& planned, const RoundedCodes* rounded) {
+  std::optional<RoundedPlaces> places;
+  if (rounded != nullptr) places.emplace(*rounded, planned.source.checkpoint);
+  std::vector<PlannedWeight> weights;
+  for (const auto& m : planned.plan.modules) {
+    PlannedWeight& w = weights.emplace_back();
+    const auto* module = planned.source.modules.find(m.info.name);
+    w.values = planned.source_of(m.info.name);
+    w.to = planned.spec_of(m);
+    w.change = Change::requantized;
+    w.fuse_group = m.fuse_group;
+    w.measured = &m;
+    w.tied = module != nullptr && module->tied;
+    if (places.has_value()) w.codes = places->of(m.info.name, w.values);
+    if (!w.codes.module.empty()) w.rounded = rounded;
+  }
+  if (places.has_value()) places->require_all_used(planned.source.checkpoint);
+  return weights;
+}
+
+std::vector<std::string> notes_of(const CheckpointPlan& planned, const FolderPlan& plan, const Caches& caches,
+                                  const std::vector<std::string>& left_over, const CheckpointOptions& options) {
+  std::vector<std::string> notes = planned.plan.warnings;
+  notes.insert(notes.end(), caches.notes.begin(), caches.notes.end());
+  if (options.rounded != nullptr)
+    for (auto& note : unseen_notes(*options.rounded, plan.weights)) notes.push_back(std::move(note));
+  if (!left_over.empty())
+    notes.push_back(io::message("{}{} of key-value caches left out, no config says what they are of: {}",
+                                left_over.size(), left_over.size() == 1 ? " scale" : " scales",
+                                io::joined_first(left_over, 1)));
+  return notes;
+}
+
+FolderTexts texts_of(const CheckpointPlan& planned, const FolderPlan& plan, const CheckpointOptions& options) {
+  const SourceFolder& source = planned.source;
+  const ConfigSpec& config = plan.config;
+  io::Json more = io::Json::object();
+  for (const auto& name : config.weights_only) more["weights_only"].push_back(name);
+  FolderTexts texts;
+  CardFacts& card = texts.card.emplace(card_of(source, plan, "quantized"));
+  card.costs = options.costs;
+  const auto row = [&](const char* name, std::string text) { card.more.emplace_back(name, std::move(text)); };
+  if (!planned.plan.measurements.empty()) row("scales of activations", "measured on calibration data");
+  if (config.scheme.convention == Convention::inc) row("scale method", config.scale_method);
+  if (!config.weights_only.empty())
+    row("modules with activations in high precision", std::to_string(config.weights_only.size()));
+  if (!config.kv.empty()) row("key-value cache", "scales for fp8 in " + std::to_string(config.kv.size()) + " layers");
+  if (options.rounded != nullptr) {
+    const io::Json& rounding = more[kRoundingKey] = options.rounded->json(&source.checkpoint);
+    if (const auto summary = RoundingSummary::of(rounding); summary.has_value())
+      row("rounding", rounding.value("method", std::string()) + ", output SQNR " + summary->text());
+  }
+  texts.sidecar = sidecar_of(plan, planned.plan.measurements, {}, more);
+  // Readers that tie would put the embedding in the head's place, or its codes in the embedding's.
+  if (std::ranges::any_of(planned.plan.modules, [&](const PlannedModule& m) {
+        const auto* module = source.modules.find(m.info.name);
+        return module != nullptr && module->role == Role::head;
+      }))
+    texts.edits = untied_config(source.config);
+  return texts;
 }
 
 /// All that decides the bytes.
@@ -230,7 +232,7 @@ io::Json identity_of(const FolderPlan& plan, const CheckpointPlan& planned, cons
                             {"hp_dtype", recipes::name_of(scheme.hp)},
                             {"scale_method", plan.config.scale_method},
                             {"use_qdq", plan.config.qdq},
-                            {"measurements", planned.plan().measurements},
+                            {"measurements", planned.plan.measurements},
                             {"fuse_scales", o.plan.fuse_scales},
                             {"modules and their scales", io::checksum_text(modules.value())}};
   io::Json id = {{"command", "quantize"}, {"option", options}, {"source", nullptr}};
@@ -239,67 +241,33 @@ io::Json identity_of(const FolderPlan& plan, const CheckpointPlan& planned, cons
   return id;
 }
 
-FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& options) {
-  FolderPlan plan;
-  plan.form = &planned.form();
-  plan.notes = planned.plan().warnings;
-  plan.config = config_of(planned, options, plan.notes);
-  std::optional<RoundedPlaces> places;
-  if (options.rounded != nullptr) places.emplace(*options.rounded, planned.source());
-  for (const auto& m : planned.plan().modules) {
-    PlannedWeight& w = plan.weights.emplace_back();
-    w.values = planned.source_of(m.info.name);
-    w.to = planned.spec_of(m);
-    w.change = Change::requantized;
-    w.fuse_group = m.fuse_group;
-    w.measured = &m;
-    if (places.has_value()) w.codes = places->of(m.info.name, w.values);
-    if (!w.codes.module.empty()) w.rounded = options.rounded.get();
-  }
-  if (places.has_value()) {
-    places->require_all_used(planned.source());
-    if (!options.rounded->modules().empty()) note_unseen(*options.rounded, plan);
-  }
-  plan.pieces = pieces_of(planned, plan.notes);
-  plan.nonfinite = planned.nonfinite();
-  plan.texts = texts_of(planned, plan.config);
-  if (options.rounded != nullptr) plan.texts.sidecar[kRoundingKey] = options.rounded->json(&planned.source());
-  if (!plan.nonfinite.empty()) plan.texts.sidecar["nonfinite"] = nonfinite_json(plan.nonfinite);
-  plan.texts.card = card_of(planned, plan.config, options);
-  plan.identity = identity_of(plan, planned, options);
-  return plan;
-}
-
 /// All but what is known after writing.
-CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan, io::Spelling spelling) {
-  const io::Checkpoint& source = planned.source();
+CheckpointReport report_of(const SourceFolder& source, const FolderPlan& plan, io::Spelling spelling) {
   CheckpointReport r;
   for (const auto& w : plan.weights) {
     r.quantized.emplace_back(w.to.module, w.to.scheme.describe());
     r.sources.push_back({w.measured->info.name, w.values.tensor, w.values.expert});
   }
-  r.skipped = skipped_of(planned);
-  if (const std::string notice = planned.modules().notice(); !notice.empty())
+  r.skipped = plan.skipped;
+  if (const std::string notice = source.modules.notice(); !notice.empty())
     r.warnings.push_back(io::spelled(notice, spelling));
   r.warnings.insert(r.warnings.end(), plan.notes.begin(), plan.notes.end());
-  for (const auto& notice : notices_beside(source)) r.warnings.push_back(source.folder().string() + ": " + notice);
-  r.guesses = planned.modules().guesses();
+  for (const auto& notice : notices_beside(source.checkpoint)) r.warnings.push_back(source.folder() + ": " + notice);
+  for (auto& note : nonfinite_notes(source, plan)) r.warnings.push_back(std::move(note));
+  r.guesses = source.modules.guesses();
   for (auto& [name, reason] : r.guesses) reason = io::spelled(reason, spelling);
-  r.source_bytes = source.total_bytes();
+  r.source_bytes = source.checkpoint.total_bytes();
   r.kv_caches = plan.config.kv.size();
-  for (const auto& [tensor, found] : plan.nonfinite)
-    r.warnings.push_back(
-        io::message("{}: copied with {}", tensor, found.text(static_cast<std::uint64_t>(source.info(tensor).numel()))));
   return r;
 }
 
 /// A run before its first byte.
-struct Run {
-  Run(const fs::path& model, const CheckpointOptions& options)
+struct QuantizeRun {
+  QuantizeRun(const fs::path& model, const CheckpointOptions& options)
       : noted(model, stream_of(options)),
         planned(model, options),
-        plan(folder_plan(planned, options)),
-        run(std::move(noted), planned.source(), plan) {}
+        plan(plan_quantization(planned, options)),
+        run(std::move(noted), planned.source, plan) {}
 
   Job noted;
   CheckpointPlan planned;
@@ -316,15 +284,32 @@ struct Run {
 
 }  // namespace
 
+FolderPlan plan_quantization(const CheckpointPlan& planned, const CheckpointOptions& options) {
+  const SourceFolder& source = planned.source;
+  FolderPlan plan;
+  const Caches caches = caches_of(planned, options);
+  plan.form = &planned.form;
+  plan.weights = weights_of(planned, options.rounded.get());
+  plan.skipped = skipped_modules(planned);
+  plan.config = config_of(planned, options, caches.scales);
+  const auto left_over = left_over_scales(source);
+  plan.pieces = pieces_of(source.checkpoint, plan.weights, {left_over.begin(), left_over.end()}, planned.stacked);
+  plan.nonfinite = planned.nonfinite;
+  plan.notes = notes_of(planned, plan, caches, left_over, options);
+  plan.texts = texts_of(planned, plan, options);
+  plan.identity = identity_of(plan, planned, options);
+  return plan;
+}
+
 bool is_quantized(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
-  const Run made(model, options);
+  const QuantizeRun made(model, options);
   return stands(out, made.run.job().units, made.run.job().stream);
 }
 
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  Run made(model, options);
-  CheckpointReport report = report_of(made.planned, made.plan, options.plan.spelling);
+  QuantizeRun made(model, options);
+  CheckpointReport report = report_of(made.planned.source, made.plan, options.plan.spelling);
   made.run.write(out, options.dry_run, options.join, report, report.warnings);
   return report;
 }

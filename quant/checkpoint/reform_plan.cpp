@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-
-#include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/version.h"
 
 namespace fp8::quant {
 namespace {
@@ -16,15 +15,15 @@ bool same_grid(const Scheme& a, const Scheme& b) {
 
 /// The scales that all modules have, or that all can have exactly: a scale per tensor fits any grid. Throws if there
 /// are two others.
-Scheme common_scheme(const ConvertSource& source) {
+Scheme common_scheme(const SourceFolder& source) {
   const auto& weights = source.stored.weights;
   const StoredWeight* finest = &weights.front();
   bool all_power_of_two = true;
   for (const auto& w : weights) {
     const Scheme &s = w.spec.scheme, &f = finest->spec.scheme;
     if (s.format != f.format || s.dialect != f.dialect || s.activations != f.activations)
-      io::fail<io::Error>("{}: {} has {}, {} {}; one form holds one of them", source.checkpoint.folder().string(),
-                          w.spec.module, s.describe(), finest->spec.module, f.describe());
+      io::fail<io::Error>("{}: {} has {}, {} {}; one form holds one of them", source.folder(), w.spec.module,
+                          s.describe(), finest->spec.module, f.describe());
     if (s.weights != WeightGranularity::tensor && f.weights == WeightGranularity::tensor) finest = &w;
     all_power_of_two = all_power_of_two && s.power_of_two;
   }
@@ -33,12 +32,12 @@ Scheme common_scheme(const ConvertSource& source) {
   return common;
 }
 
-void check_one_grid(const ConvertSource& source, const Scheme& common) {
+void check_one_grid(const SourceFolder& source, const Scheme& common) {
   for (const auto& w : source.stored.weights) {
     if (w.spec.scheme.weights == WeightGranularity::tensor || same_grid(w.spec.scheme, common)) continue;
     io::fail<io::Error>("{}: {} has scales per {}, others per {}; {} tensor, channel or block makes them alike",
-                        source.checkpoint.folder().string(), w.spec.module, granularity(w.spec.scheme),
-                        granularity(common), io::option("weights"));
+                        source.folder(), w.spec.module, granularity(w.spec.scheme), granularity(common),
+                        io::option("weights"));
   }
 }
 
@@ -80,9 +79,9 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
   return choices;
 }
 
-[[noreturn]] void refuse_schemes(const ConvertSource& source, const ConvertOptions& o, const CheckpointForm& form,
+[[noreturn]] void refuse_schemes(const SourceFolder& source, const ConvertOptions& o, const CheckpointForm& form,
                                  const std::vector<Scheme>& choices) {
-  const std::string where = source.checkpoint.folder().string() + ": ";
+  const std::string where = source.folder() + ": ";
   if (choices.front().format == recipes::Format::E5M2) {
     const std::string forms = io::joined(form_names(&CheckpointForm::holds_e5m2));
     io::fail<io::Error>("{}{} is E5M2, {} holds E4M3; allowed: {} bf16, f16, f32", where,
@@ -106,7 +105,7 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
                        : "; " + io::option("weights") + " tensor, channel or block requantizes (not exact)"));
 }
 
-Scheme target_scheme(const ConvertSource& source, const ConvertOptions& o, const CheckpointForm& form, Scheme common) {
+Scheme target_scheme(const SourceFolder& source, const ConvertOptions& o, const CheckpointForm& form, Scheme common) {
   if (!o.weights.has_value()) check_one_grid(source, common);
   common.dialect = o.dialect.value_or(common.dialect);
   const auto choices = scheme_choices(common, o);
@@ -115,134 +114,154 @@ Scheme target_scheme(const ConvertSource& source, const ConvertOptions& o, const
   refuse_schemes(source, o, form, choices);
 }
 
-bool all_powers_of_two(const ConvertSource& source, const StoredWeight& w) {
+bool all_powers_of_two(const SourceFolder& source, const StoredWeight& w) {
   const auto scales = read_scale_inv(source.checkpoint, w);
   return std::ranges::all_of(scales, is_power_of_two);
 }
 
-/// Change and promise of one weight.
-void decide(const ConvertSource& source, const Rescaling& rescaling, PlannedWeight& w) {
+/// What the weights are to have, and what that asks of the codes.
+struct Target {
+  const CheckpointForm& form;
+  Scheme common, scheme;  ///< of the source; of the output
+  Rescaling rescaling;
+};
+
+Target target_of(const SourceFolder& source, const ConvertOptions& o) {
+  const CheckpointForm& form = form_named(o.form);
+  if (form.needs_mxfp4()) throw std::invalid_argument(kNeedsMxfp4);
+  const Scheme common = common_scheme(source), to = target_scheme(source, o, form, common);
+  std::optional<Rescale> how = o.rescale;
+  if (!how.has_value() && to.power_of_two &&
+      kernels::fp8_max(to.format, to.dialect) < kernels::fp8_max(common.format, common.dialect)) {
+    how = Rescale::two;  // 448/240 is no power of two
+  }
+  if (how == Rescale::range && to.power_of_two && common.dialect != to.dialect)
+    throw io::OptionError<std::invalid_argument>(io::option("rescale", "Rescale::range", "448/240") +
+                                                 ": its scales are no powers of two, expected " +
+                                                 io::option("scale_format", "no 'power_of_two'"));
+  return {form, common, to, rescaling(to.format, common.dialect, to.dialect, how)};
+}
+
+/// A weight with its change and promise, as if the form's readers took all weights.
+PlannedWeight changed_weight(const SourceFolder& source, const Target& target, const StoredWeight& stored) {
+  PlannedWeight w;
+  w.from = stored;
+  w.to = stored.spec;
   const Scheme& from = w.from.spec.scheme;
-  const bool power_fits = !w.to.scheme.power_of_two || from.power_of_two || all_powers_of_two(source, w.from);
-  if (!refines(from, w.to.scheme, w.to.rows, w.to.cols) || !power_fits) {
+  Scheme& to = w.to.scheme = target.scheme;
+  to.convention = from.convention;
+  to.hp = from.hp;
+  const bool power_fits = !to.power_of_two || from.power_of_two || all_powers_of_two(source, w.from);
+  if (!refines(from, to, w.to.rows, w.to.cols) || !power_fits) {
     w.change = Change::requantized;
     w.exact = false;
-    w.to.scheme.convention = Convention::own;
-    if (w.to.scheme.weights == WeightGranularity::tensor) w.fuse_group = fuse_group_of(w.to.module);
-  } else if (!rescaling.identity()) {
+    to.convention = Convention::own;
+    if (to.weights == WeightGranularity::tensor) w.fuse_group = fuse_group_of(w.to.module);
+  } else if (!target.rescaling.identity()) {
     w.change = Change::rescaled;
     w.exact = false;
-    if (rescaling.over != 1)
-      w.to.scheme.convention = Convention::own;  // INC's scales would be stored in hp_dtype, which these don't fit
+    if (target.rescaling.over != 1)
+      to.convention = Convention::own;  // INC's scales would be stored in hp_dtype, which these don't fit
   } else {
-    w.change = same_grid(from, w.to.scheme) ? Change::unchanged : Change::spread;
+    w.change = same_grid(from, to) ? Change::unchanged : Change::spread;
   }
+  to.input_scale_inv = to.input_scale = 1.0f;
+  if (to.is_static())
+    to.input_scale_inv = target.rescaling.scale_inv(from.input_scale_inv, w.to.module + ": input scale");
+  return w;
+}
+
+/// Weights that the form's readers would misread stay in high precision, and so do those that engines run as one
+/// product with one that does: by module, why.
+std::map<std::string, std::string> reasons_to_keep(const SourceFolder& source, const CheckpointForm& form,
+                                                   const std::vector<PlannedWeight>& weights) {
+  std::vector<WeightSpec> specs;
+  for (const auto& w : weights) specs.push_back(w.to);
+  std::map<std::string, std::string> reasons;
+  for (const auto& [module, problem] : weight_problems(form, specs))
+    reasons[module] = problem.through.empty() ? problem.reason : "as " + problem.through + ": " + problem.reason;
+  std::vector<std::string> quantized;
+  for (const auto& w : weights)
+    if (!reasons.contains(w.to.module)) quantized.push_back(w.to.module);
+  for (const auto& [module, other] : source.modules.halved_by(quantized))
+    reasons[module] = "readers run it as one product with " + other + ", which is in high precision";
+  return reasons;
+}
+
+std::vector<PlannedWeight> with_reasons(std::vector<PlannedWeight> weights,
+                                        const std::map<std::string, std::string>& reasons) {
+  for (auto& w : weights) {
+    const auto found = reasons.find(w.to.module);
+    if (found == reasons.end()) continue;
+    w.reason = found->second;
+    w.change = Change::decoded;
+    w.exact = true;
+  }
+  return weights;
 }
 
 /// INC's form stores scales of its convention in hp_dtype: only if every one of them fits.
-bool fits_hp(const ConvertSource& source, const PlannedWeight& w) {
+bool fits_hp(const SourceFolder& source, const PlannedWeight& w) {
   const auto scales = read_scale_inv(source.checkpoint, w.from);
   const auto hp = w.to.scheme.hp;
   return std::ranges::all_of(scales, [&](float s) { return recipes::round_to(s, hp) == s; }) &&
          recipes::round_to(w.to.scheme.input_scale_inv, hp) == w.to.scheme.input_scale_inv;
 }
 
-/// All modules of one checkpoint follow one convention.
-void settle_convention(const ConvertSource& source, FolderPlan& plan) {
-  const bool in_hp = plan.form->rounds_inc_scales(plan.config.scheme);
-  const auto kv_fits = [&](const std::vector<float>& scales) {
-    return std::ranges::all_of(scales, [&](float s) { return recipes::round_to(s, plan.config.scheme.hp) == s; });
+/// All modules of one checkpoint follow one convention: INC's, if all can.
+bool all_keep_inc(const SourceFolder& source, const Target& target, const std::vector<PlannedWeight>& weights,
+                  const std::vector<KvScales>& caches) {
+  const bool in_hp = target.form.rounds_inc_scales(target.scheme);
+  const auto fits = [&](const std::vector<float>& scales) {
+    return std::ranges::all_of(scales, [&](float s) { return recipes::round_to(s, target.scheme.hp) == s; });
   };
-  const bool kv =
-      !in_hp || std::ranges::all_of(plan.config.kv, [&](const KvScales& s) { return kv_fits(s.k) && kv_fits(s.v); });
-  const bool inc = kv && std::ranges::all_of(plan.weights, [&](const PlannedWeight& w) {
-                     if (w.change == Change::decoded) return true;
-                     if (w.to.scheme.convention != Convention::inc) return false;
-                     return !in_hp || fits_hp(source, w);
-                   });
-  if (inc) return;
-  plan.config.scheme.convention = Convention::own;
-  for (auto& w : plan.weights) w.to.scheme.convention = Convention::own;
+  if (in_hp && !std::ranges::all_of(caches, [&](const KvScales& kv) { return fits(kv.k) && fits(kv.v); })) return false;
+  return std::ranges::all_of(weights, [&](const PlannedWeight& w) {
+    if (w.change == Change::decoded) return true;
+    if (w.to.scheme.convention != Convention::inc) return false;
+    return !in_hp || fits_hp(source, w);
+  });
 }
 
-void set_activations(PlannedWeight& w, const Rescaling& rescaling) {
-  Scheme& s = w.to.scheme;
-  if (!s.is_static()) {
-    s.input_scale_inv = s.input_scale = 1.0f;
-    return;
+/// With scales of activations in that convention.
+std::vector<PlannedWeight> with_convention(std::vector<PlannedWeight> weights, bool inc) {
+  for (auto& w : weights) {
+    Scheme& s = w.to.scheme;
+    if (!inc) s.convention = Convention::own;
+    if (s.is_static()) s.input_scale = scale_for(s, s.input_scale_inv, w.to.module);
   }
-  s.input_scale_inv = rescaling.scale_inv(w.from.spec.scheme.input_scale_inv, w.to.module + ": input scale");
-}
-
-/// Weights that the form's readers would misread stay in high precision, and so do those that engines run as one
-/// product with one that does.
-void keep_problems(const CheckpointForm& form, const CheckpointModules& modules, FolderPlan& plan) {
-  std::vector<WeightSpec> weights;
-  for (const auto& w : plan.weights) weights.push_back(w.to);
-  const auto problems = weight_problems(form, weights);
-  const auto keep = [](PlannedWeight& w, std::string reason) {
-    w.reason = std::move(reason);
-    w.change = Change::decoded;
-    w.exact = true;
-  };
-  std::set<std::string> quantized;
-  for (auto& w : plan.weights) {
-    const auto found = problems.find(w.to.module);
-    if (found == problems.end()) {
-      quantized.insert(w.to.module);
-      continue;
-    }
-    const auto& [reason, through] = found->second;
-    keep(w, through.empty() ? reason : "as " + through + ": " + reason);
-  }
-  std::vector<std::string> kept;
-  for (const auto& m : modules.all())
-    if (CheckpointModules::may_be_linear(m) && !quantized.contains(m.name)) kept.push_back(m.name);
-  const auto halved = halved_groups(modules.names(), {quantized.begin(), quantized.end()}, kept);
-  for (auto& w : plan.weights)
-    if (const auto found = halved.find(w.to.module); found != halved.end())
-      keep(w, "readers run it as one product with " + found->second + ", which is in high precision");
-}
-
-void name_modules(const CheckpointModules& modules, FolderPlan& plan) {
-  std::set<std::string> done;
-  for (const auto& w : plan.weights) {
-    (w.change == Change::decoded ? plan.config.kept_linears : plan.config.quantized).push_back(w.to.module);
-    done.insert(w.from.weight);
-  }
-  for (const auto& m : modules.all())
-    if (CheckpointModules::may_be_linear(m) && (m.tied || !done.contains(m.name + ".weight")))
-      plan.config.kept_linears.push_back(m.name);
-  plan.config.names = modules.names();
+  return weights;
 }
 
 /// Key-value cache scales: as they are, or one per tensor where the form has no place for one per head.
-void carry_kv(const ConvertSource& source, const CheckpointForm& form, FolderPlan& plan) {
+struct CarriedCaches {
+  std::vector<KvScales> scales;
+  std::vector<std::string> notes;
+};
+
+CarriedCaches carried_caches(const SourceFolder& source, const Target& target) {
   const auto collapsed = [](std::vector<float> v) { return std::vector<float>{*std::ranges::max_element(v)}; };
-  bool collapsed_some = false;
+  CarriedCaches carried;
   for (KvScales kv : source.stored.kv) {
     for (auto* list : {&kv.k, &kv.v})
-      for (auto& s : *list) s = plan.rescaling.scale_inv(s, kv.attention + ": key-value cache scale");
-    std::string problem = form.kv_problem(kv);
+      for (auto& s : *list) s = target.rescaling.scale_inv(s, kv.attention + ": key-value cache scale");
+    std::string problem = target.form.kv_problem(kv);
     if (!problem.empty() && !kv.k.empty() && !kv.v.empty() && kv.k.size() + kv.v.size() > 2) {
       kv.k = collapsed(kv.k);
       kv.v = collapsed(kv.v);
-      problem = form.kv_problem(kv);
-      collapsed_some = true;
+      problem = target.form.kv_problem(kv);
+      carried.notes = {"key-value cache scales per head became one per tensor, the largest of the heads"};
     }
-    if (!problem.empty()) {  // a part of them would leave engines with 1.0 for the rest
-      plan.notes.push_back(
-          io::message("key-value cache scales of {} attention modules dropped: {}", source.stored.kv.size(), problem));
-      plan.config.kv.clear();
-      return;
-    }
-    plan.config.kv.push_back(std::move(kv));
+    if (!problem.empty())  // a part of them would leave engines with 1.0 for the rest
+      return {{},
+              {io::message("key-value cache scales of {} attention modules dropped: {}", source.stored.kv.size(),
+                           problem)}};
+    carried.scales.push_back(std::move(kv));
   }
-  if (collapsed_some)
-    plan.notes.push_back("key-value cache scales per head became one per tensor, the largest of the heads");
+  return carried;
 }
 
-std::string scale_method_of(const ConvertSource& source, bool granularity_kept) {
+std::string scale_method_of(const SourceFolder& source, bool granularity_kept) {
   if (!granularity_kept) return "amax";
   for (const io::Json* from : {&source.sidecar, &source.quantization}) {
     if (!from->is_object()) continue;
@@ -254,122 +273,208 @@ std::string scale_method_of(const ConvertSource& source, bool granularity_kept) 
   return "amax";
 }
 
-void plan_form(const ConvertSource& source, const ConvertOptions& o, FolderPlan& plan) {
-  const CheckpointForm& form = *(plan.form = &form_named(o.form));
-  if (form.needs_mxfp4()) throw std::invalid_argument(kNeedsMxfp4);
-  const Scheme common = common_scheme(source);
-  const Scheme to = target_scheme(source, o, form, common);
-  std::optional<Rescale> how = o.rescale;
-  if (!how.has_value() && to.power_of_two &&
-      kernels::fp8_max(to.format, to.dialect) < kernels::fp8_max(common.format, common.dialect)) {
-    how = Rescale::two;  // 448/240 is no power of two
+ConfigSpec converted_config(const SourceFolder& source, const Target& target, const std::vector<PlannedWeight>& weights,
+                            bool inc, std::vector<KvScales> kv) {
+  ConfigSpec config;
+  config.scheme = target.scheme;
+  if (!inc) config.scheme.convention = Convention::own;
+  std::set<std::string> in_codes;
+  for (const auto& w : weights) {
+    (w.change == Change::decoded ? config.kept_linears : config.quantized).push_back(w.to.module);
+    in_codes.insert(w.from.weight);
   }
-  if (how == Rescale::range && to.power_of_two && common.dialect != to.dialect)
-    throw io::OptionError<std::invalid_argument>(io::option("rescale", "Rescale::range", "448/240") +
-                                                 ": its scales are no powers of two, expected " +
-                                                 io::option("scale_format", "no 'power_of_two'"));
-  plan.rescaling = rescaling(to.format, common.dialect, to.dialect, how);
-  plan.config.scheme = to;
-  for (auto& w : plan.weights) {
-    Scheme scheme = to;
-    scheme.convention = w.from.spec.scheme.convention;
-    scheme.hp = w.from.spec.scheme.hp;
-    w.to.scheme = scheme;
-    decide(source, plan.rescaling, w);
-    set_activations(w, plan.rescaling);
-  }
-  const CheckpointModules modules(source.checkpoint, source.config);
-  keep_problems(form, modules, plan);
-  carry_kv(source, form, plan);
-  settle_convention(source, plan);
-  for (auto& w : plan.weights)
-    w.to.scheme.input_scale = to.activations == ActivationScaling::static_tensor
-                                  ? scale_for(w.to.scheme, w.to.scheme.input_scale_inv, w.to.module)
-                                  : 1.0f;
-  name_modules(modules, plan);
-  plan.config.kept_experts = StackedExperts(source.checkpoint, source.config, ExpertForm::keep, {}).kept();
-  if (plan.config.quantized.empty())
-    io::fail<io::Error>("{}: {} can hold none of its weights: {}", source.checkpoint.folder().string(), form.name(),
-                        plan.weights.front().reason);
-  plan.config.scale_method = scale_method_of(source, same_grid(common, to));
-  plan.config.qdq = plan.weights.front().from.scale.ends_with(".dequant_weights.scale");
-  if (common.activations != to.activations)
-    plan.notes.push_back(std::string("activations: ") + name_of(common.activations) + " -> " + name_of(to.activations));
+  if (config.quantized.empty())
+    io::fail<io::Error>("{}: {} can hold none of its weights: {}", source.folder(), target.form.name(),
+                        weights.front().reason);
+  for (const auto& m : source.modules.all())
+    if (CheckpointModules::may_be_linear(m) && (m.tied || !in_codes.contains(m.name + ".weight")))
+      config.kept_linears.push_back(m.name);
+  config.kept_experts = StackedExperts(source.checkpoint, source.config, ExpertForm::keep, {}).kept();
+  config.names = source.modules.names();
+  config.scale_method = scale_method_of(source, same_grid(target.common, target.scheme));
+  config.qdq = weights.front().from.scale.ends_with(".dequant_weights.scale");
+  config.kv = std::move(kv);
+  return config;
 }
 
 /// To high precision: every weight is decoded, what only fp8 needs is dropped.
-void plan_type(const ConvertSource& source, FolderPlan& plan) {
+std::vector<std::string> dropped_notes(const SourceFolder& source) {
+  std::vector<std::string> notes;
   const auto& queries = source.stored.attention_scales;
   if (!queries.empty())
-    plan.notes.push_back(io::message("{} scales of attention dropped, the target is in high precision: {}",
-                                     queries.size(), io::joined_first(queries, 1)));
+    notes.push_back(io::message("{} scales of attention dropped, the target is in high precision: {}", queries.size(),
+                                io::joined_first(queries, 1)));
   if (!source.stored.kv.empty())
-    plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
-                         " attention modules dropped: the target is in high precision");
+    notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
+                    " attention modules dropped: the target is in high precision");
   const auto inputs =
-      std::ranges::count_if(plan.weights, [](const PlannedWeight& w) { return w.from.spec.scheme.is_static(); });
+      std::ranges::count_if(source.stored.weights, [](const StoredWeight& w) { return w.spec.scheme.is_static(); });
   if (inputs != 0)
-    plan.notes.push_back("input scales of " + std::to_string(inputs) +
-                         " modules dropped: the target is in high precision");
+    notes.push_back("input scales of " + std::to_string(inputs) + " modules dropped: the target is in high precision");
+  return notes;
 }
 
-/// In the order of the source, so that it is read from front to back. What belongs to a weight in codes, and what the
-/// target has no place for, is left out.
-std::vector<PlannedPiece> pieces_of(const ConvertSource& source, const FolderPlan& plan) {
+/// On what was found: how it was read, what belongs to nothing.
+std::vector<std::string> found_notes(const SourceFolder& source, const ConvertOptions& o) {
+  std::vector<std::string> notes;
+  const auto& stored = source.stored;
+  if (!o.assume.empty() && !stored.weights.empty())
+    notes.push_back(io::message("taken for {}, as {} says: {}", o.assume,
+                                io::spelled(io::option("assume"), o.stream.spelling),
+                                stored.weights.front().spec.scheme.describe()));
+  notes.insert(notes.end(), stored.warnings.begin(), stored.warnings.end());
+  if (!stored.strays.empty())
+    notes.push_back(io::message("{} tensors that belong to no weight in codes dropped: {}", stored.strays.size(),
+                                io::joined_first(stored.strays, 1)));
+  return notes;
+}
+
+/// What --rounding gained is in the codes, and new ones are the nearest.
+std::vector<std::string> lost_rounding(const SourceFolder& source, const std::vector<PlannedWeight>& weights) {
+  if (!source.sidecar.is_object() || !source.sidecar.contains(kRoundingKey)) return {};
+  const auto anew = std::ranges::count_if(
+      weights, [](const PlannedWeight& w) { return w.change == Change::requantized || !w.exact; });
+  if (anew == 0) return {};
+  return {
+      io::message("{} of {} weights get new codes, the nearest: what the source's rounding against inputs gained "
+                  "is lost for them",
+                  anew, weights.size())};
+}
+
+/// What belongs to a weight in codes, and what the target has no place for.
+std::set<std::string> dropped_tensors(const SourceFolder& source, bool to_type) {
   const auto& stored = source.stored;
   std::set<std::string> dropped(stored.kv_tensors.begin(), stored.kv_tensors.end());
   dropped.insert(stored.strays.begin(), stored.strays.end());
-  if (plan.form == nullptr) dropped.insert(stored.attention_scales.begin(), stored.attention_scales.end());
-  std::map<std::string, std::size_t> by_codes;
-  for (std::size_t i = 0; i < plan.weights.size(); ++i) {
-    by_codes[plan.weights[i].from.weight] = i;
-    dropped.insert(plan.weights[i].from.tensors.begin(), plan.weights[i].from.tensors.end());
+  if (to_type) dropped.insert(stored.attention_scales.begin(), stored.attention_scales.end());
+  for (const auto& w : stored.weights) dropped.insert(w.tensors.begin(), w.tensors.end());
+  return dropped;
+}
+
+/// Tensors that hold NaN or Inf. Throws for weights whose change would make other values of them.
+std::map<std::string, NonFinite> carried_nonfinite(const SourceFolder& source,
+                                                   const std::vector<PlannedWeight>& weights,
+                                                   const std::function<bool()>& stop) {
+  std::set<std::string> codes;
+  for (const auto& w : weights) codes.insert(w.from.weight);
+  const auto dialect = weights.empty() ? recipes::Dialect::ocp : weights.front().from.spec.scheme.dialect;
+  auto found = find_nonfinite(source.checkpoint, dialect, codes, stop);
+  for (const auto& w : weights) {
+    if (!found.contains(w.from.weight)) continue;
+    const auto fail = [&](const std::string& what) {
+      io::fail<io::Error>("{}: {}: {}", source.folder(), w.from.weight, what);
+    };
+    const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
+    if (w.change == Change::requantized)
+      fail("holds NaN or Inf, of which no new scales can be made; without " + io::option("weights") +
+           " its codes stay as they are");
+    if (w.change != Change::decoded && max(w.from.spec.scheme) < max(w.to.scheme))
+      fail("holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
+    if (w.change == Change::decoded && max(w.from.spec.scheme) == 240)
+      fail("holds NaN or Inf of dialect gaudi2, which is not decoded; expected finite weights");
   }
-  std::vector<PlannedPiece> pieces;
-  for (const auto& tensor : source.checkpoint.names()) {
-    if (const auto found = by_codes.find(tensor); found != by_codes.end()) {
-      pieces.push_back({{found->second}, tensor, tensor});
-    } else if (!dropped.contains(tensor)) {
-      pieces.push_back({{}, tensor, tensor});
-    }
-  }
-  return pieces;
+  return found;
+}
+
+const char* word_of(recipes::FloatType type) {
+  return type == recipes::FloatType::F32 ? "float32" : type == recipes::FloatType::F16 ? "float16" : "bfloat16";
+}
+
+/// fp8.json: what the source's says of the model, and the scheme that is written now.
+io::Json sidecar_from(const SourceFolder& source, const FolderPlan& plan, bool exact) {
+  const io::Json old = source.sidecar.is_object() ? source.sidecar : io::Json::object(),
+                 before = old.value("skipped", io::Json()), measurements = old.value("measurements", io::Json());
+  std::vector<SkippedModule> skipped;
+  if (before.is_object())
+    for (const auto& [name, reason] : before.items())
+      if (reason.is_string()) skipped.push_back({name, reason.get<std::string>()});
+  io::Json more = {{"converted", {{"from", source.form_name()}, {"exact", exact}}}};
+  const bool same = std::ranges::all_of(
+      plan.weights, [](const auto& w) { return w.change == Change::unchanged || w.change == Change::spread; });
+  if (same && old.contains(kRoundingKey)) more[kRoundingKey] = old[kRoundingKey];
+  return sidecar_of(plan, measurements.is_string() ? measurements.get<std::string>() : "", std::move(skipped), more);
+}
+
+FolderTexts converted_texts(const SourceFolder& source, const FolderPlan& plan) {
+  const auto exact = std::ranges::count_if(plan.weights, [](const auto& w) { return w.exact; });
+  const bool all = exact == std::ssize(plan.weights);
+  FolderTexts texts;
+  texts.sidecar = sidecar_from(source, plan, all);
+  texts.card = card_of(source, plan, "converted from " + source.form_name());
+  texts.card->costs = {all ? "Nothing: every weight has the value that it has in the source."
+                           : io::message("{} of {} weights have the values of the source, the others are rounded "
+                                         "anew. Not evaluated.",
+                                         exact, plan.weights.size())};
+  if (plan.form != nullptr || plan.type == source.type) return texts;
+  for (const char* key : {"dtype", "torch_dtype"})
+    if (source.config.contains(key)) texts.edits[key] = word_of(plan.type);
+  return texts;
+}
+
+/// All that decides the bytes.
+io::Json conversion_identity(const FolderPlan& plan, const std::string& assume) {
+  io::Json id = {{"command", "convert"},   {"version", FP8_VERSION},
+                 {"to", plan.describe()},  {"cast_all", plan.cast},
+                 {"qdq", plan.config.qdq}, {"rescale", {plan.rescaling.times, plan.rescaling.over}}};
+  if (!assume.empty()) id["assume"] = assume;
+  if (!plan.nonfinite.empty()) id["nonfinite"] = nonfinite_json(plan.nonfinite);
+  return id;
+}
+
+/// What can't be converted at all.
+void check_convertible(const SourceFolder& source, const ConvertOptions& o) {
+  if (!source.stored.packed.empty())
+    io::fail<io::Error>(
+        "{}: {}: experts in MXFP4, which no other form holds and which are not decoded here; {} the original "
+        "checkpoint anew",
+        source.folder(), source.stored.packed.front(), io::option("quantize", "quantize_checkpoint()"));
+  if (source.high_precision() && !o.type.has_value())
+    io::fail<io::Error>("{}: is in high precision, expected an fp8 checkpoint; {} makes one of it", source.folder(),
+                        io::option("quantize", "quantize_checkpoint()"));
+  std::set<std::string> codes;
+  for (const auto& w : source.stored.weights)
+    if (!codes.insert(w.weight).second)
+      io::fail<io::Error>("{}: {}: several modules in one tensor, which is not built", source.folder(), w.weight);
 }
 
 }  // namespace
 
-FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o) {
+FolderPlan plan_conversion(const SourceFolder& source, const ConvertOptions& o) {
+  check_convertible(source, o);
   FolderPlan plan;
-  const auto& stored = source.stored;
-  const std::string folder = source.checkpoint.folder().string();
-  if (!stored.packed.empty())
-    io::fail<io::Error>(
-        "{}: {}: experts in MXFP4, which no other form holds and which are not decoded here; {} the original "
-        "checkpoint anew",
-        folder, stored.packed.front(), io::option("quantize", "quantize_checkpoint()"));
-  if (source.high_precision() && !o.type.has_value())
-    io::fail<io::Error>("{}: is in high precision, expected an fp8 checkpoint; {} makes one of it", folder,
-                        io::option("quantize", "quantize_checkpoint()"));
   plan.type = o.type.value_or(source.type);
   plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());
-  std::set<std::string> codes;
-  for (const auto& w : stored.weights) {
-    if (!codes.insert(w.weight).second)
-      io::fail<io::Error>("{}: {}: several modules in one tensor, which is not built", folder, w.weight);
-    PlannedWeight& planned = plan.weights.emplace_back();
-    planned.from = w;
-    planned.to = w.spec;
+  plan.notes = found_notes(source, o);
+  const auto note = [&](const std::vector<std::string>& lines) {
+    plan.notes.insert(plan.notes.end(), lines.begin(), lines.end());
+  };
+  if (o.type.has_value()) {
+    for (const auto& w : source.stored.weights) plan.weights.push_back({.from = w, .to = w.spec});
+    note(dropped_notes(source));
+  } else {
+    const Target target = target_of(source, o);
+    std::vector<PlannedWeight> weights;
+    for (const auto& w : source.stored.weights) weights.push_back(changed_weight(source, target, w));
+    const auto reasons = reasons_to_keep(source, target.form, weights);
+    weights = with_reasons(std::move(weights), reasons);
+    const CarriedCaches caches = carried_caches(source, target);
+    const bool inc = all_keep_inc(source, target, weights, caches.scales);
+    plan.form = &target.form;
+    plan.rescaling = target.rescaling;
+    plan.weights = with_convention(std::move(weights), inc);
+    plan.config = converted_config(source, target, plan.weights, inc, caches.scales);
+    note(caches.notes);
+    if (target.common.activations != target.scheme.activations)
+      note({std::string("activations: ") + name_of(target.common.activations) + " -> " +
+            name_of(target.scheme.activations)});
   }
-  if (!o.assume.empty() && !stored.weights.empty())
-    plan.notes.push_back(io::message("taken for {}, as {} says: {}", o.assume,
-                                     io::spelled(io::option("assume"), o.stream.spelling),
-                                     stored.weights.front().spec.scheme.describe()));
-  plan.notes.insert(plan.notes.end(), stored.warnings.begin(), stored.warnings.end());
-  if (!stored.strays.empty())
-    plan.notes.push_back(io::message("{} tensors that belong to no weight in codes dropped: {}", stored.strays.size(),
-                                     io::joined_first(stored.strays, 1)));
-  o.type.has_value() ? plan_type(source, plan) : plan_form(source, o, plan);
-  plan.pieces = pieces_of(source, plan);
+  for (const auto& w : plan.weights)
+    if (!w.reason.empty()) plan.skipped.push_back({w.to.module, w.reason});
+  plan.pieces = pieces_of(source.checkpoint, plan.weights, dropped_tensors(source, o.type.has_value()), {});
+  if (o.allow_nonfinite) plan.nonfinite = carried_nonfinite(source, plan.weights, o.stream.stop);
+  note(lost_rounding(source, plan.weights));
+  plan.texts = converted_texts(source, plan);
+  plan.identity = conversion_identity(plan, o.assume);
   return plan;
 }
 

@@ -245,26 +245,25 @@ std::string StackedExperts::written_name(const std::string& name) const {
   return name;
 }
 
-void StackedExperts::settle(Plan& plan) {
-  std::unordered_map<std::string, std::string> skipped;
-  for (const auto& s : plan.skipped) skipped.emplace(s.name, s.reason);
+void StackedExperts::settle(std::vector<PlannedModule>& modules, std::vector<SkippedModule>& skipped) {
+  std::unordered_map<std::string, std::string> reasons;
+  for (const auto& s : skipped) reasons.emplace(s.name, s.reason);
   std::unordered_set<std::string> planned;
-  for (const auto& m : plan.modules) planned.insert(m.info.name);
+  for (const auto& m : modules) planned.insert(m.info.name);
   for (auto& m : mixtures_)
-    if (m.kept.empty()) m.kept = reason_to_keep(m, planned, skipped);
+    if (m.kept.empty()) m.kept = reason_to_keep(m, planned, reasons);
   const auto stays = [&](const std::string& module) {
     const auto found = by_module_.find(module);
     return found != by_module_.end() && !mixtures_[modules_[found->second].mixture].kept.empty();
   };
   std::unordered_set<std::string> stems;
   for (const auto& [tensor, place] : by_tensor_) stems.insert(stem_of(tensor));
-  std::erase_if(plan.modules,
-                [&](const PlannedModule& m) { return stays(m.info.name) || stems.contains(m.info.name); });
-  std::erase_if(plan.skipped, [&](const SkippedModule& s) { return stays(s.name) || stems.contains(s.name); });
+  std::erase_if(modules, [&](const PlannedModule& m) { return stays(m.info.name) || stems.contains(m.info.name); });
+  std::erase_if(skipped, [&](const SkippedModule& s) { return stays(s.name) || stems.contains(s.name); });
   for (const auto& m : mixtures_) {
     for (const auto& tensor : m.tensors) {
       const bool beside = m.packed && !tensor.ends_with("_blocks");  // their biases
-      if (!m.kept.empty() && !beside) plan.skipped.push_back({stem_of(tensor), m.kept});
+      if (!m.kept.empty() && !beside) skipped.push_back({stem_of(tensor), m.kept});
     }
   }
 }
@@ -272,7 +271,7 @@ void StackedExperts::settle(Plan& plan) {
 /// Empty where all of its modules are planned.
 std::string StackedExperts::reason_to_keep(const StackedMixture& mixture,
                                            const std::unordered_set<std::string>& planned,
-                                           const std::unordered_map<std::string, std::string>& skipped) const {
+                                           const std::unordered_map<std::string, std::string>& reasons) const {
   std::string missing;
   bool any = false;
   for (const auto& list : mixture.modules) {
@@ -283,8 +282,8 @@ std::string StackedExperts::reason_to_keep(const StackedMixture& mixture,
     }
   }
   if (missing.empty()) return "";
-  const auto found = skipped.find(missing);
-  const std::string reason = found == skipped.end() ? "not planned" : found->second;
+  const auto found = reasons.find(missing);
+  const std::string reason = found == reasons.end() ? "not planned" : found->second;
   return any ? "readers run all experts of a layer alike, and " + missing + " is not converted: " + reason : reason;
 }
 

@@ -91,9 +91,9 @@ class StackedExperts {
   /// The name of a tensor or module in the output: another one beside experts whose place is renamed there.
   std::string written_name(const std::string& name) const;
 
-  /// After planning: mixtures of which a module is missing in `plan` stay whole, and are listed by tensor instead of by
-  /// module.
-  void settle(Plan& plan);
+  /// After planning: mixtures of which a module is missing in `modules` stay whole, and are listed by tensor instead of
+  /// by module.
+  void settle(std::vector<PlannedModule>& modules, std::vector<SkippedModule>& skipped);
   /// The mixtures that stay as they are.
   std::vector<std::string> kept() const;
   /// Those that are in MXFP4 already.
@@ -113,7 +113,7 @@ class StackedExperts {
   bool add_mixture(const io::Checkpoint& source, const ExpertSpelling& spelling, const std::string& down);
   std::string written_below(const std::string& below, const ExpertSpelling& spelling);
   std::string reason_to_keep(const StackedMixture& mixture, const std::unordered_set<std::string>& planned,
-                             const std::unordered_map<std::string, std::string>& skipped) const;
+                             const std::unordered_map<std::string, std::string>& reasons) const;
 
   std::vector<StackedMixture> mixtures_;
   std::vector<Module> modules_;

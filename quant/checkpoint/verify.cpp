@@ -24,7 +24,7 @@ void take_out_nonfinite(std::vector<float>& a, std::vector<float>& b) {
 class Comparison {
  public:
   Comparison(const fs::path& model, const fs::path& out, const ConvertOptions& options)
-      : options_(options), a_(model, options.assume), b_(out) {
+      : options_(options), a_(model, options.assume), b_(out), plan_(plan_conversion(a_, without_reading(options))) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
     for (const auto& [module, weight] : before_.weights())
       if (!planned_.contains(module)) fail(module, "stands in codes in the source, and is not converted");
@@ -54,6 +54,12 @@ class Comparison {
 
  private:
   using Weight = CheckpointReading::Weight;
+
+  /// Where NaN and Inf stand is seen when values are compared.
+  static ConvertOptions without_reading(ConvertOptions options) {
+    options.allow_nonfinite = false;
+    return options;
+  }
 
   [[noreturn]] void fail(const std::string& tensor, const std::string& what) const {
     io::fail<io::Error>("{}: {}: {}", b_.checkpoint.folder().string(), tensor, what);
@@ -182,8 +188,8 @@ class Comparison {
   }
 
   const ConvertOptions& options_;
-  ConvertSource a_, b_;
-  const FolderPlan plan_ = plan_conversion(a_, options_);
+  SourceFolder a_, b_;
+  const FolderPlan plan_;
   const bool assumes_ = !options_.assume.empty();
   const CheckpointReading before_{a_.checkpoint, assumes_,
                                   assumes_ && !form_named(options_.assume).stores_transposed()},

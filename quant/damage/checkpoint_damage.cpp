@@ -331,10 +331,10 @@ void add_plain(const Side& model, const Side& reference, const std::function<boo
 
 CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOptions& options) {
   const CheckpointPlan planned(model, options);
-  const io::Checkpoint& source = planned.source();
-  const Plan& plan = planned.plan();
+  const io::Checkpoint& source = planned.source.checkpoint;
+  const Plan& plan = planned.plan;
   CheckpointDamage out{{}, plan.skipped, plan.warnings};
-  if (const std::string notice = planned.modules().notice(); !notice.empty())
+  if (const std::string notice = planned.source.modules.notice(); !notice.empty())
     out.warnings.insert(out.warnings.begin(), io::spelled(notice, options.plan.spelling));
   std::vector<RowReader> readers;  // each pass reads with a copy, whose buffers end with it
   std::uint64_t total = 0, done = 0;

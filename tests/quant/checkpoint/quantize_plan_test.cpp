@@ -48,7 +48,7 @@ TEST(CheckpointPlan, IsWhatQuantizeWritesAndInspectShows) {
   CheckpointOptions options;
   const CheckpointPlan planned(dir / "in", options);
   std::vector<std::string> modules, damaged;
-  for (const auto& m : planned.plan().modules) modules.push_back(m.info.name);
+  for (const auto& m : planned.plan.modules) modules.push_back(m.info.name);
   for (const auto& m : damage_of_checkpoint(dir / "in", options).modules) damaged.push_back(m.name);
   const auto written = names_of(quantize_checkpoint(dir / "in", dir / "out", options).quantized);
   ASSERT_EQ(modules.size(), 4u + 9u);
@@ -57,7 +57,7 @@ TEST(CheckpointPlan, IsWhatQuantizeWritesAndInspectShows) {
   EXPECT_THAT(planned.kept_linears(), Contains("lm_head"));
   EXPECT_THAT(planned.kept_linears(), Contains(std::string(kMixture) + "gate"));
   EXPECT_THAT(planned.attention(), Contains("model.layers.0.self_attn"));
-  EXPECT_FALSE(planned.with_kv() || planned.untied());
+  EXPECT_FALSE(planned.with_kv || planned.untied);
 }
 
 TEST(CheckpointPlan, AnExpertStandsInItsStack) {
