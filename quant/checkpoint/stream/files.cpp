@@ -37,13 +37,6 @@ std::uint64_t bytes_of_unit(const Unit& unit) {
   return bytes;
 }
 
-/// "a/b" of "a/b/", too.
-fs::path without_slash(const fs::path& out) {
-  fs::path plain = out.lexically_normal();
-  if (!plain.has_filename()) plain = plain.parent_path();
-  return plain;
-}
-
 void share_out(std::vector<File>& files, std::int64_t world_size) {
   std::vector<std::size_t> by_size(files.size());
   std::iota(by_size.begin(), by_size.end(), std::size_t{0});
@@ -124,10 +117,27 @@ void write_index(OutputFolder& folder, const std::vector<File>& files, const std
   folder.write_json(io::kIndexFile, io::Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}});
 }
 
+fs::path beside(const fs::path& out, const std::string& prefix, const std::string& suffix) {
+  const fs::path plain = out.lexically_normal(), place = plain.has_filename() ? plain : plain.parent_path();
+  return place.parent_path() / (prefix + place.filename().string() + suffix);
+}
+
 fs::path share_folder(const fs::path& out, std::int64_t rank, std::int64_t world_size) {
-  const fs::path plain = without_slash(out);
-  return plain.parent_path() /
-         (plain.filename().string() + ".rank-" + std::to_string(rank) + "-of-" + std::to_string(world_size));
+  return beside(out, "", ".rank-" + std::to_string(rank) + "-of-" + std::to_string(world_size));
+}
+
+std::optional<std::vector<Piece>> noted_pieces(const io::Json& pieces, std::uint64_t size) {
+  if (!pieces.is_array()) return std::nullopt;
+  std::vector<Piece> noted;
+  std::uint64_t next = 0;
+  for (const auto& p : pieces) {
+    if (!p.is_array() || p.size() != 3 || !p[0].is_number_unsigned() || !p[1].is_number_unsigned() || !p[2].is_string())
+      return std::nullopt;
+    noted.push_back({p[0].get<std::uint64_t>(), p[1].get<std::uint64_t>(), p[2].get<std::string>()});
+    if (noted.back().begin != next || noted.back().end < next || noted.back().end > size) return std::nullopt;
+    next = noted.back().end;
+  }
+  return next == size ? std::optional(std::move(noted)) : std::nullopt;
 }
 
 io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& options) {
@@ -166,10 +176,7 @@ std::string run_mark(const std::vector<Unit>& units, const StreamOptions& option
   return io::checksum_text(io::checksum(identity.dump()));
 }
 
-std::filesystem::path shares_folder(const std::filesystem::path& out) {
-  const std::filesystem::path plain = stream::without_slash(out);
-  return plain.parent_path() / ("." + plain.filename().string() + ".shares");
-}
+std::filesystem::path shares_folder(const std::filesystem::path& out) { return stream::beside(out, ".", ".shares"); }
 
 std::vector<std::int64_t> shares_of(const std::filesystem::path& out) {
   const std::filesystem::path first = stream::share_folder(out, 0, 1);

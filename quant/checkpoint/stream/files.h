@@ -27,6 +27,9 @@ io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units
 /// Writes model.safetensors.index.json if there is more than one file.
 void write_index(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units);
 
+/// PREFIX + the name of `out` + SUFFIX, in the folder where that is.
+std::filesystem::path beside(const std::filesystem::path& out, const std::string& prefix, const std::string& suffix);
+
 /// Returns the folder of a rank's share.
 std::filesystem::path share_folder(const std::filesystem::path& out, std::int64_t rank, std::int64_t world_size);
 
@@ -62,6 +65,15 @@ bool is_as_written(const io::Json& record, const std::string& name, int fd);
 io::Json share_json(const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank,
                     const StreamOptions& options);
 inline constexpr char kChecksums[] = "checksums";
+
+/// Bytes [begin, end) of a tensor that were written one after the other, and their checksum_text().
+struct Piece {
+  std::uint64_t begin = 0, end = 0;
+  std::string checksum;
+};
+/// Those of a tensor as journal and share.json have them: [[begin, end, "checksum"], ...]. Nothing unless they are its
+/// `size` bytes, without a gap.
+std::optional<std::vector<Piece>> noted_pieces(const io::Json& pieces, std::uint64_t size);
 
 /// Throws io::Error if a file is not as long as it should be, or has another header.
 void check_head(const std::filesystem::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout);

@@ -86,7 +86,7 @@ class Run::Worker final : public UnitContext {
   }
 
   /// The checksum of bytes of a tensor as they stand in the file.
-  std::uint64_t checksum_of(const Place& place, std::uint64_t offset, std::uint64_t size) {
+  std::string checksum_of(const Place& place, std::uint64_t offset, std::uint64_t size) {
     io::Checksum sum;
     in.resize(std::min(io::kChunkBytes, size));
     for (std::uint64_t done = 0; done < size;) {
@@ -96,7 +96,7 @@ class Run::Worker final : public UnitContext {
       done += chunk;
       advance(0);
     }
-    return sum.value();
+    return io::checksum_text(sum.value());
   }
 
  private:
@@ -117,7 +117,7 @@ class Run::Worker final : public UnitContext {
     }
     void close() {
       if (written.scattered || end == begin) return;
-      written.pieces.push_back({begin, end, sum.value()});
+      written.pieces.push_back({begin, end, io::checksum_text(sum.value())});
       written.scattered = written.pieces.size() > kMaxPieces;
       sum = {};
       begin = end;
@@ -302,7 +302,7 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
       written.pieces = {{0, place.slot.size, worker.checksum_of(place, 0, place.slot.size)}};
     std::ranges::sort(written.pieces, [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
     io::Json& list = pieces[e.name] = io::Json::array();
-    for (const Piece& p : written.pieces) list.push_back({p.begin, p.end, io::checksum_text(p.checksum)});
+    for (const Piece& p : written.pieces) list.push_back({p.begin, p.end, p.checksum});
   }
   note_finished(unit, pieces);
   journal_->append({{"unit", units_[unit].name}, {"pieces", std::move(pieces)}});
@@ -324,23 +324,13 @@ io::Json Run::finished() const {
 
 bool Run::verify(Worker& worker, std::size_t unit, const io::Json& pieces) {
   if (!pieces.is_object() || pieces.size() != units_[unit].entries.size()) return false;
-  for (const auto& e : units_[unit].entries) {
-    const auto found = pieces.find(e.name);
-    if (found == pieces.end() || !found->is_array()) return false;
+  return std::ranges::all_of(units_[unit].entries, [&](const auto& e) {
     const Place& place = places_.at(e.name);
-    std::uint64_t next = 0;
-    for (const auto& piece : *found) {
-      if (!piece.is_array() || piece.size() != 3 || !piece[0].is_number_unsigned() || !piece[1].is_number_unsigned() ||
-          !piece[2].is_string())
-        return false;
-      const auto begin = piece[0].get<std::uint64_t>(), end = piece[1].get<std::uint64_t>();
-      if (begin != next || end < begin || end > place.slot.size) return false;
-      if (piece[2].get<std::string>() != io::checksum_text(worker.checksum_of(place, begin, end - begin))) return false;
-      next = end;
-    }
-    if (next != place.slot.size) return false;
-  }
-  return true;
+    const auto noted = noted_pieces(pieces.value(e.name, io::Json()), place.slot.size);
+    return noted.has_value() && std::ranges::all_of(*noted, [&](const Piece& p) {
+             return p.checksum == worker.checksum_of(place, p.begin, p.end - p.begin);
+           });
+  });
 }
 
 void Run::remove_journal() {

@@ -17,9 +17,6 @@
 
 namespace fp8::quant::stream {
 
-struct Piece {
-  std::uint64_t begin = 0, end = 0, checksum = 0;
-};
 /// The bytes of a tensor that were written.
 struct Written {
   std::vector<Piece> pieces;

@@ -12,8 +12,8 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The checksum of a run of bytes of a file.
-std::uint64_t checksum_of(const fs::path& path, int fd, std::uint64_t begin, std::uint64_t size,
-                          const StreamOptions& options) {
+std::string checksum_of(const fs::path& path, int fd, std::uint64_t begin, std::uint64_t size,
+                        const StreamOptions& options) {
   constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, size)));
   io::Checksum sum;
@@ -23,31 +23,21 @@ std::uint64_t checksum_of(const fs::path& path, int fd, std::uint64_t begin, std
     io::read_at(fd, path, begin + done, bytes.data(), static_cast<std::size_t>(n));
     sum.update(bytes.data(), static_cast<std::size_t>(n));
   }
-  return sum.value();
+  return io::checksum_text(sum.value());
 }
 
-/// Throws io::Error unless a tensor's bytes in a share are those that its rank wrote. pieces: [[begin, end, checksum],
-/// ...], which cover it.
+/// Throws io::Error unless a tensor's bytes in a share are those that its rank wrote.
 void check_pieces(const fs::path& path, int fd, const std::string& tensor, const io::SafetensorsLayout::Slot& slot,
                   const io::Json& pieces, const StreamOptions& options) {
   const auto fail = [&](const std::string& what) {
     io::fail(path, "tensor {}: {}; write the share again", io::in_quotes(tensor), what);
   };
-  std::uint64_t next = 0;
   if (!pieces.is_array()) fail("share.json has no checksums of it");
-  for (const auto& piece : pieces) {
-    const bool known = piece.is_array() && piece.size() == 3 && piece[0].is_number_unsigned() &&
-                       piece[1].is_number_unsigned() && piece[2].is_string();
-    const std::uint64_t begin = known ? piece[0].get<std::uint64_t>() : 0,
-                        end = known ? piece[1].get<std::uint64_t>() : 0;
-    if (!known || begin != next || end < begin || end > slot.size)
-      fail("share.json has no checksum of all of its bytes");
-    if (piece[2].get_ref<const std::string&>() !=
-        io::checksum_text(checksum_of(path, fd, slot.begin + begin, end - begin, options)))
-      fail(io::message("bytes {} to {} are not those that were written, by their checksum", begin, end));
-    next = end;
-  }
-  if (next != slot.size) fail("share.json has no checksum of all of its bytes");
+  const auto noted = noted_pieces(pieces, slot.size);
+  if (!noted.has_value()) fail("share.json has no checksum of all of its bytes");
+  for (const auto& p : *noted)
+    if (p.checksum != checksum_of(path, fd, slot.begin + p.begin, p.end - p.begin, options))
+      fail(io::message("bytes {} to {} are not those that were written, by their checksum", p.begin, p.end));
 }
 
 void copy_bytes(io::PlacedFile& to, std::uint64_t at, const fs::path& path, int from, std::uint64_t begin,

@@ -10,8 +10,6 @@ namespace {
 namespace fs = std::filesystem;
 using stream::File;
 
-io::Partial partial_of(const StreamOptions& options) { return options.resume ? io::Partial::now : io::Partial::later; }
-
 void check_rank(const StreamOptions& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
     io::fail<io::Error>("rank {} of {}: allowed are 0 to world size - 1", options.rank, options.world_size);
@@ -22,10 +20,9 @@ void check_rank(const StreamOptions& options) {
 bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std::vector<File>& files,
                  const StreamOptions& options) {
   std::error_code error;
-  const fs::path sidecar = out / kSidecarName, plain = out.lexically_normal(),
-                 place = plain.has_filename() ? plain : plain.parent_path();
+  const fs::path sidecar = out / kSidecarName;
   if (!options.resume || !fs::exists(sidecar, error)) return false;
-  if (options.overwrite && fs::exists(place.parent_path() / ("." + place.filename().string() + ".partial"), error))
+  if (options.overwrite && fs::exists(stream::beside(out, ".", ".partial"), error))
     return false;  // a run that was cut short replaces it
   const io::Json found = io::read_json(sidecar);
   if (!found.is_object() || found.value("run", io::Json()) != run_mark(units, options)) {
@@ -78,19 +75,6 @@ void write_share_file(OutputFolder& folder, const stream::Run& run, const std::v
   folder.write_json(io::kShareFile, share);
 }
 
-/// Share options.rank of options.world_size, in one go.
-void write_share(const fs::path& place, const std::vector<Unit>& units, const std::vector<File>& files,
-                 const StreamOptions& options) {
-  OutputFolder folder(place, /*overwrite=*/false, options.source);
-  stream::Run run(folder, units, files, options);
-  run.work();
-  write_share_file(folder, run, units, files, options);
-  stream::require_unchanged(options);
-  folder.path().sync();
-  run.remove_journal();
-  folder.commit();
-}
-
 /// A damaged one is made again if its mark is taken away.
 void check_shares(const std::vector<fs::path>& places, const std::vector<Unit>& units, const std::vector<File>& parts,
                   const StreamOptions& options) {
@@ -128,20 +112,93 @@ std::unique_ptr<stream::Run> open_run(OutputFolder& folder, const std::vector<Un
   }
 }
 
+/// Runs the units of options.rank into `target`, which appears when end() has added what stands beside them.
+StreamResult run_into(const fs::path& target, const std::vector<Unit>& units, const std::vector<File>& files,
+                      const StreamOptions& options, io::Partial partial,
+                      const std::function<void(OutputFolder&, const stream::Run&)>& end) {
+  StreamResult result;
+  OutputFolder folder(target, options.overwrite, options.source, partial);
+  if (folder.path().discarded())
+    result.warnings.push_back(
+        io::message("{}: what a run that was cut short had finished is removed; {} would have gone on with it",
+                    folder.path().path().string(), io::spelled(io::option("resume"), options.spelling)));
+  const auto run = open_run(folder, units, files, options);
+  try {
+    run->work();
+    result.kept = run->kept();
+    end(folder, *run);
+    stream::require_unchanged(options);
+    folder.path().sync();
+  } catch (const std::exception& error) {
+    if (!options.resume) throw;
+    io::fail<io::Error>("{}; what was finished is kept in {}, {} goes on with it", io::raw_message(error),
+                        io::printable(folder.path().temporary().string(), 4096), io::option("resume"));
+  }
+  run->remove_journal();
+  folder.commit();
+  return result;
+}
+
+StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options,
+                              bool join, const std::function<void(OutputFolder&)>& finish) {
+  io::ensure(options.shares.has_value(), "options of the shares");
+  StreamOptions whole = options, part = options;
+  whole.rank = part.rank = 0;
+  whole.world_size = 1;
+  whole.resume = true;  // what stands is left as it is
+  part.world_size = options.shares->count;
+  const auto files = stream::lay_out(units, whole), parts = stream::lay_out(units, part);
+  const auto stands = [&] { return is_finished(out, units, files, whole); };
+  const StreamResult finished = {units_in(files), true, {}, {}};
+  const fs::path place = shares_folder(out);
+  std::error_code error;
+  if (stands()) {
+    fs::remove_all(place, error);  // who joined them may have died before he did
+    return finished;
+  }
+  require_free(out, options);
+  const bool works = !join || options.shares->wait.has_value();
+  if (!works && !fs::exists(place, error))
+    io::fail(out, "no shares to join stand beside it ({})", place.filename().string());
+  io::Shares shares(place, stream::whole_identity(units, part), *options.shares);
+  if (stands()) {  // it was joined before our folder of shares was made, and another one removed
+    shares.remove();
+    return finished;
+  }
+  StreamResult result;
+  if (works)
+    shares.work([&](std::int64_t share, const fs::path& folder) {
+      StreamOptions own = part;
+      own.rank = share;
+      own.overwrite = own.resume = false;  // in one go
+      run_into(folder, units, parts, own, io::Partial::never,
+               [&](OutputFolder& made, const stream::Run& run) { write_share_file(made, run, units, parts, own); });
+    });
+  result.shares.made = shares.made();
+  if (join) {
+    result.shares.joined = shares.join(stands, [&](const std::vector<fs::path>& places) {
+      check_shares(places, units, parts, part);
+      put_together(out, units, files, parts, places, part, finish);
+      shares.remove();
+    });
+    result.finished_before = !result.shares.joined && result.shares.made.empty();
+    if (!result.shares.joined) shares.remove();  // as above
+  } else if (!shares.removed()) {
+    result.shares.missing = shares.missing();
+  }
+  return result;
+}
+
 }  // namespace
 
 Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to) {
   const auto& info = source.info(from);
   Unit unit{to, {{to, info.dtype, info.shape}}, info.bytes(), {}, {}};
-  if (info.bytes() <= 2 * kPartBytes) {
-    unit.run = [&source, from, to](UnitContext& context) { context.copy(source, from, to); };
-    return unit;
-  }
-  for (std::uint64_t at = 0; at < info.bytes(); at += kPartBytes) {
-    const std::uint64_t size = std::min(kPartBytes, info.bytes() - at);
-    unit.parts.push_back(
-        [&source, from, to, at, size](UnitContext& context) { context.copy(source, from, to, at, size); });
-  }
+  run_in_parts(unit, static_cast<std::int64_t>(info.bytes()), static_cast<std::int64_t>(kPartBytes),
+               [&source, from, to](UnitContext& context, std::int64_t first, std::int64_t last) {
+                 context.copy(source, from, to, static_cast<std::uint64_t>(first),
+                              static_cast<std::uint64_t>(last - first));
+               });
   return unit;
 }
 
@@ -174,31 +231,12 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
       return result;
     }
   }
-  OutputFolder folder(target, options.overwrite, options.source, partial_of(options));
-  if (folder.path().discarded())
-    result.warnings.push_back(
-        io::message("{}: what a run that was cut short had finished is removed; {} would have gone on with it",
-                    folder.path().path().string(), io::spelled(io::option("resume"), options.spelling)));
-  const auto run = open_run(folder, units, files, options);
-  try {
-    run->work();
-    result.kept = run->kept();
-    if (shared) {
-      write_share_file(folder, *run, units, files, options);
-    } else {
-      stream::write_index(folder, files, units);
-      finish(folder);
-    }
-    stream::require_unchanged(options);
-    folder.path().sync();
-  } catch (const std::exception& error) {
-    if (!options.resume) throw;
-    io::fail<io::Error>("{}; what was finished is kept in {}, {} goes on with it", io::raw_message(error),
-                        io::printable(folder.path().temporary().string(), 4096), io::option("resume"));
-  }
-  run->remove_journal();
-  folder.commit();
-  return result;
+  return run_into(target, units, files, options, options.resume ? io::Partial::now : io::Partial::later,
+                  [&](OutputFolder& folder, const stream::Run& run) {
+                    if (shared) return write_share_file(folder, run, units, files, options);
+                    stream::write_index(folder, files, units);
+                    finish(folder);
+                  });
 }
 
 StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options,
@@ -221,53 +259,6 @@ StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units
   put_together(out, units, files, files, places, options, finish);
   for (const auto& place : places) fs::remove_all(place, error);
   return {};
-}
-
-StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options,
-                              bool join, const std::function<void(OutputFolder&)>& finish) {
-  io::ensure(options.shares.has_value(), "options of the shares");
-  StreamOptions whole = options, part = options;
-  whole.rank = part.rank = 0;
-  whole.world_size = 1;
-  whole.resume = true;  // what stands is left as it is
-  part.world_size = options.shares->count;
-  const auto files = stream::lay_out(units, whole), parts = stream::lay_out(units, part);
-  const auto stands = [&] { return is_finished(out, units, files, whole); };
-  const StreamResult finished = {units_in(files), true, {}, {}};
-  const fs::path place = shares_folder(out);
-  std::error_code error;
-  if (stands()) {
-    fs::remove_all(place, error);  // who joined them may have died before he did
-    return finished;
-  }
-  require_free(out, options);
-  const bool works = !join || options.shares->wait.has_value();
-  if (!works && !fs::exists(place, error))
-    io::fail(out, "no shares to join stand beside it ({})", place.filename().string());
-  io::Shares shares(place, stream::whole_identity(units, part), *options.shares);
-  if (stands()) {  // it was joined before our folder of shares was made, and another one removed
-    shares.remove();
-    return finished;
-  }
-  StreamResult result;
-  if (works)
-    shares.work([&](std::int64_t share, const fs::path& folder) {
-      part.rank = share;
-      write_share(folder, units, parts, part);
-    });
-  result.shares.made = shares.made();
-  if (join) {
-    result.shares.joined = shares.join(stands, [&](const std::vector<fs::path>& places) {
-      check_shares(places, units, parts, part);
-      put_together(out, units, files, parts, places, part, finish);
-      shares.remove();
-    });
-    result.finished_before = !result.shares.joined && result.shares.made.empty();
-    if (!result.shares.joined) shares.remove();  // as above
-  } else if (!shares.removed()) {
-    result.shares.missing = shares.missing();
-  }
-  return result;
 }
 
 StreamResult make_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options,

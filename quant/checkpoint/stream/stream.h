@@ -47,6 +47,17 @@ struct Unit {
 /// Bytes of a part of a unit, of which only what reads at least twice as much has any.
 inline constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
 
+/// Runs body(context, first, last) over [0, n), by parts of `part` where there are two or more.
+template <class Body>
+void run_in_parts(Unit& unit, std::int64_t n, std::int64_t part, const Body& body) {
+  std::int64_t at = 0;
+  do {
+    const std::int64_t end = n <= 2 * part ? n : std::min(at + part, n);
+    unit.parts.push_back([=](UnitContext& context) { body(context, at, end); });
+    at = end;
+  } while (at < n);
+}
+
 /// A tensor that stays as it is, as UnitContext::copy() does it.
 Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to);
 
@@ -68,14 +79,10 @@ StreamResult write_checkpoint(const std::filesystem::path& out, const std::vecto
 StreamResult join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
                              const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
 
-/// Takes shares of options.shares (not a rank's), and puts them together: join without options.shares->wait does the
-/// latter alone, without join the former alone. The files are those that one process would write, to the byte. Killed
-/// processes lose their shares to others. What stands already, made by a run like this one, is left as it is.
-StreamResult share_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
-                              const StreamOptions& options, bool join,
-                              const std::function<void(OutputFolder&)>& finish);
-
-/// The one of the three that `options` and `join` ask for.
+/// The one of the two that `join` asks for; or with options.shares: takes those (not a rank's), and puts them together.
+/// join without options.shares->wait does the latter alone, without join the former alone. The files are those that one
+/// process would write, to the byte. Killed processes lose their shares to others. What stands already, made by a run
+/// like this one, is left as it is.
 StreamResult make_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
                              const StreamOptions& options, bool join, const std::function<void(OutputFolder&)>& finish);
 
