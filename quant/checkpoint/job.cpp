@@ -1,9 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
+// What writers of checkpoints do alike before and after the rows: reading the source, the members of a plan that do not
+// depend on which of the two it is, the files beside the weights.
 #include "fp8/quant/checkpoint/pipeline.h"
+#include "fp8/quant/checkpoint/reader_check.h"
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/model_source.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {
+namespace {
 
 namespace fs = std::filesystem;
+
+recipes::FloatType type_of_config(const io::Json& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto it = config.find(key);
+    if (it == config.end() || !it->is_string()) continue;
+    if (*it == "float32") return recipes::FloatType::F32;
+    if (*it == "float16") return recipes::FloatType::F16;
+  }
+  return recipes::FloatType::BF16;
+}
+
+}  // namespace
+
+SourceFolder::SourceFolder(const fs::path& model, const CheckpointForm& form, const ModuleChoice& choice)
+    : config(read_model_config(model, &form)), checkpoint(model), modules(checkpoint, config, choice) {
+  require_no_codes(checkpoint, form.needs_mxfp4() ? mxfp4_stacks(checkpoint) : std::vector<std::string>());
+  incomplete = require_complete(checkpoint, config, modules);
+  require_promised_shapes(checkpoint, config);
+}
+
+SourceFolder::SourceFolder(const fs::path& model, const std::string& assume)
+    : checkpoint((require_model_folder(model), model)) {
+  config = io::read_python_json(io::source_file(model, io::kConfigFile));
+  if (!config.is_object())
+    io::fail<io::Error>("{}: expected an object, found {}", (model / io::kConfigFile).string(), config.type_name());
+  require_promised_shapes(checkpoint, config);
+  if (fs::exists(model / kSidecarName)) sidecar = io::read_json(io::source_file(model, kSidecarName));
+  if (!assume.empty()) {
+    auto assumed = read_assumed(checkpoint, form_named(assume));
+    quantization = std::move(assumed.config);
+    stored = std::move(assumed.stored);
+  } else {
+    quantization = read_quantization_config(checkpoint);
+    stored = read_stored(checkpoint);
+  }
+  modules = CheckpointModules(checkpoint, config);
+  incomplete = require_complete(checkpoint, config, modules);
+  for (auto& w : stored.weights) {
+    Scheme& scheme = w.spec.scheme;  // a config copied from elsewhere may say of its scales what they are not
+    if (!scheme.power_of_two || io::size_of(checkpoint.info(w.scale).dtype) == 1) continue;
+    scheme.power_of_two = has_powers_of_two(w);
+  }
+  type = type_of_config(config);
+}
+
+bool SourceFolder::has_powers_of_two(const StoredWeight& weight) const {
+  return std::ranges::all_of(read_scale_inv(checkpoint, weight), is_power_of_two);
+}
+
+std::string SourceFolder::form_name() const {
+  return high_precision() ? "high precision" : form_of_config(quantization, folder()).name();
+}
+
+std::string FolderPlan::describe() const {
+  return form == nullptr ? kernels::name_of(type) : std::string(form->name()) + ": " + config.scheme.describe();
+}
+
+std::vector<PlannedPiece> pieces_of(const io::Checkpoint& source, const std::vector<PlannedWeight>& weights,
+                                    const std::set<std::string>& dropped, const StackedExperts& renamed) {
+  std::map<std::string, std::vector<std::size_t>> by_tensor, groups;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const PlannedWeight& w = weights[i];
+    by_tensor[w.tied ? "" : w.in_codes() ? w.from.weight : w.values.tensor].push_back(i);
+    if (!w.in_codes() && !w.fuse_group.empty()) groups[w.fuse_group].push_back(i);
+  }
+  std::vector<PlannedPiece> pieces;
+  const auto add = [&](const std::vector<std::size_t>& list) {
+    for (const std::size_t i : list) {
+      const auto group = weights[i].in_codes() ? groups.end() : groups.find(weights[i].fuse_group);
+      if (group == groups.end())
+        pieces.push_back({{i}, "", ""});
+      else if (group->second.front() == i)
+        pieces.push_back({group->second, "", ""});
+    }
+  };
+  for (const auto& tensor : source.names()) {
+    if (const auto found = by_tensor.find(tensor); found != by_tensor.end())
+      add(found->second);
+    else if (!dropped.contains(tensor))
+      pieces.push_back({{}, tensor, renamed.written_name(tensor)});
+  }
+  add(by_tensor[""]);
+  return pieces;
+}
+
+io::Json sidecar_of(const FolderPlan& plan, const std::string& measurements, std::vector<SkippedModule> skipped,
+                    const io::Json& more) {
+  Plan said;
+  said.scale_method = plan.config.scale_method;
+  said.measurements = measurements;
+  said.skipped = std::move(skipped);
+  said.skipped.insert(said.skipped.end(), plan.skipped.begin(), plan.skipped.end());
+  io::Json sidecar = plan.form == nullptr ? make_note() : make_sidecar(said, plan.config.scheme);
+  sidecar.update(more);
+  if (!plan.nonfinite.empty()) sidecar["nonfinite"] = nonfinite_json(plan.nonfinite);
+  return sidecar;
+}
+
+CardFacts card_of(const SourceFolder& source, const FolderPlan& plan, const std::string& how) {
+  const bool decoded = plan.form == nullptr;
+  CardFacts card{model_name(source.checkpoint.folder()), decoded ? "" : plan.form->name(),
+                 decoded ? kernels::name_of(plan.type) : plan.config.scheme.describe(), how};
+  card.modules = plan.weights.size();
+  card.kept = plan.skipped;
+  return card;
+}
+
+std::vector<std::string> nonfinite_notes(const SourceFolder& source, const FolderPlan& plan) {
+  std::vector<std::string> notes;
+  for (const auto& [tensor, found] : plan.nonfinite) {
+    const auto values = static_cast<std::uint64_t>(source.checkpoint.info(tensor).numel());
+    notes.push_back(io::message("{}: copied with {}", tensor, found.text(values)));
+  }
+  return notes;
+}
 
 Unit kv_unit(const CheckpointForm& form, const ConfigSpec& config, const KvScales& kv, const std::string& name) {
   const auto write = [&](UnitContext& context) {
@@ -46,33 +168,6 @@ StreamResult Job::write(const fs::path& out, bool join, std::vector<std::string>
     if (texts.card.has_value()) write_card(folder, *texts.card, warnings);
     if (left != nullptr) *left = std::move(warnings);
   });
-}
-
-PlannedRun::PlannedRun(Job job, const SourceFolder& source, const FolderPlan& plan)
-    : plan_(plan), pipeline_(source.checkpoint, plan), job_(std::move(job)) {
-  job_.identify(plan.identity);
-  job_.units = pipeline_.units();
-  job_.form = plan.form;
-  job_.texts = plan.texts;
-  job_.texts.card->weights_bytes = job_.weights_bytes(),
-  job_.texts.card->source_bytes = source.checkpoint.total_bytes();
-  job_.marked = true;
-  for (const auto& [tensor, found] : plan.nonfinite) job_.stream.nonfinite.insert(tensor);
-}
-
-void PlannedRun::write(const fs::path& out, bool dry_run, bool join, WriteReport& report,
-                       std::vector<std::string>& warnings) {
-  report.units = job_.units.size();
-  report.weights_bytes = job_.weights_bytes();
-  if (dry_run) return;
-  if (plan_.form != nullptr) job_.quantization = plan_.form->config(plan_.config);
-  std::vector<std::string> left;
-  const auto result = job_.write(out, join, &left);
-  for (const auto& lines : {left, pipeline_.lost(), result.warnings})
-    warnings.insert(warnings.end(), lines.begin(), lines.end());
-  report.units_kept = result.kept;
-  report.shares = result.shares;
-  report.finished_before = result.finished_before;
 }
 
 }  // namespace fp8::quant

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/modules.h"
 
-#include <unordered_set>
-
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/names/folded_names.h"
 
@@ -298,7 +296,7 @@ const CheckpointModule* CheckpointModules::find(const std::string& module) const
 }
 
 std::map<std::string, std::string> CheckpointModules::halved_by(const std::vector<std::string>& quantized) const {
-  const std::unordered_set<std::string_view> in_fp8(quantized.begin(), quantized.end());
+  const std::set<std::string_view> in_fp8(quantized.begin(), quantized.end());
   std::vector<std::string> kept;
   for (const auto& m : modules_)
     if (may_be_linear(m) && !in_fp8.contains(m.name)) kept.push_back(m.name);

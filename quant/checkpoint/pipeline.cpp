@@ -77,8 +77,7 @@ class Pipeline::Rows {
       } else {
         for (auto& e : plan_.form->entries(w.to, plan_.config)) unit.entries.push_back(std::move(e));
       }
-      const std::int64_t size = w.in_codes() ? 1 : io::size_of(source_.info(w.values.tensor).dtype);
-      unit.source_bytes += static_cast<std::uint64_t>(w.to.rows * w.to.cols * size);
+      unit.source_bytes += static_cast<std::uint64_t>(w.to.rows * w.to.cols * value_size(w));
       works.push_back(std::make_shared<Work>(w));
     }
     const std::int64_t rows = works.front()->w.to.rows, part = part_rows(works.front()->w);
@@ -99,18 +98,11 @@ class Pipeline::Rows {
   /// A floating point tensor of the source that becomes the plan's type.
   Unit cast_unit(const io::TensorInfo& info) const {
     Unit unit{info.name, {{info.name, file_type(plan_.type), info.shape}}, info.bytes(), {}, {}};
-    const auto cast = [this, &info](UnitContext& context, std::int64_t first, std::int64_t last) {
-      for (std::int64_t at = first; at < last; at += kCastElements)
-        cast_piece(context, info, at, std::min(kCastElements, last - at));
-    };
-    const std::int64_t n = info.numel();
-    if (n < 2 * kPartCodes) {
-      unit.run = [cast, n](UnitContext& context) { cast(context, 0, n); };
-      return unit;
-    }
-    for (std::int64_t at = 0; at < n; at += kPartCodes)
-      unit.parts.push_back(
-          [cast, at, last = std::min(at + kPartCodes, n)](UnitContext& context) { cast(context, at, last); });
+    run_in_parts(unit, info.numel(), kPartCodes,
+                 [this, &info](UnitContext& context, std::int64_t at, std::int64_t end) {
+                   for (; at < end; at += kCastElements)
+                     cast_piece(context, info, at, std::min(kCastElements, end - at));
+                 });
     return unit;
   }
 
@@ -146,11 +138,14 @@ class Pipeline::Rows {
   };
 
   bool allowed(const std::string& tensor) const { return plan_.nonfinite.contains(tensor); }
+  std::int64_t value_size(const PlannedWeight& w) const {
+    return w.in_codes() ? 1 : io::size_of(source_.info(w.values.tensor).dtype);
+  }
   std::int64_t chunk_rows(const PlannedWeight& w) const {
     const bool out = w.change != Change::decoded && plan_.form->stores_transposed();
     if (w.in_codes()) return rows_per_chunk(w, out || w.from.transposed);
     const std::uint64_t bytes = out || w.values.is_transposed() ? kTransposedChunkBytes : io::kChunkBytes;
-    return rows_in(static_cast<std::int64_t>(bytes) / io::size_of(source_.info(w.values.tensor).dtype), w);
+    return rows_in(static_cast<std::int64_t>(bytes) / value_size(w), w);
   }
 
   /// Rows of a part; all of them where one thread makes the weight. The amax per tensor of values in high precision is
@@ -162,9 +157,8 @@ class Pipeline::Rows {
           std::max<std::int64_t>(1, kPartCodes / std::max<std::int64_t>(1, chunk * w.to.cols)) * chunk;
       return rows > 2 * part ? part : rows;
     }
-    const std::int64_t size = io::size_of(source_.info(w.values.tensor).dtype);
-    if (per_tensor(w) || static_cast<std::uint64_t>(rows * w.to.cols * size) <= 2 * kPartBytes) return rows;
-    return rows_in(static_cast<std::int64_t>(kPartBytes) / size, w);
+    const std::int64_t size = value_size(w), part = static_cast<std::int64_t>(kPartBytes);
+    return per_tensor(w) || rows * w.to.cols * size <= 2 * part ? rows : rows_in(part / size, w);
   }
 
   void load_scales(UnitContext& context, Work& work) {
@@ -191,10 +185,7 @@ class Pipeline::Rows {
   void make_rows(UnitContext& context, Work& work, std::int64_t first, std::int64_t last) {
     load_scales(context, work);
     const auto& w = work.w;
-    const std::int64_t step = chunk_rows(w);
-    for (std::int64_t row = first; row < last; row += step) {
-      const std::int64_t rows = std::min(step, last - row);
-      read(context, w, row, rows);
+    each_chunk(context, w, first, last, [&](std::int64_t row, std::int64_t rows) {
       switch (w.change) {
         case Change::decoded: decode(context, work, row, rows); break;
         case Change::rescaled: rescale(context, work, row, rows); break;
@@ -203,13 +194,24 @@ class Pipeline::Rows {
         case Change::spread: plan_.form->write_codes(context, w.to, context.in.data(), row, rows); break;
       }
       context.advance(context.in.size());
-    }
+    });
     if (first == last) context.advance(0);
   }
 
+  /// Reads rows [first, last) chunk by chunk into context.in for visit(row, rows).
+  template <class Visit>
+  void each_chunk(UnitContext& context, const PlannedWeight& w, std::int64_t first, std::int64_t last,
+                  const Visit& visit) const {
+    const std::int64_t step = chunk_rows(w);
+    for (std::int64_t row = first; row < last; row += step) {
+      const std::int64_t rows = std::min(step, last - row);
+      read(context, w, row, rows);
+      visit(row, rows);
+    }
+  }
+
   void read(UnitContext& context, const PlannedWeight& w, std::int64_t row, std::int64_t rows) const {
-    const std::int64_t size = w.in_codes() ? 1 : io::size_of(source_.info(w.values.tensor).dtype);
-    context.in.resize(static_cast<std::size_t>(rows * w.to.cols * size));
+    context.in.resize(static_cast<std::size_t>(rows * w.to.cols * value_size(w)));
     if (w.in_codes()) {
       read_code_rows(source_, w.from, row, rows, context.in.data(), allowed(w.from.weight));
     } else {
@@ -343,7 +345,7 @@ class Pipeline::Rows {
     if (of.to.scheme.least_error()) {
       TensorScaleSearch search(scales, of.to.scheme);
       for (const auto* w : group.members)
-        each_chunk(context, *w, [&](const Values& values, std::int64_t rows) {
+        each_value(context, *w, [&](const Values& values, std::int64_t rows) {
           search.add(values.data, values.type, rows, w->to.cols);
         });
       scales = search.best(of.place());
@@ -354,20 +356,17 @@ class Pipeline::Rows {
 
   /// visit(values, rows) of the whole weight.
   template <class Visit>
-  void each_chunk(UnitContext& context, const PlannedWeight& w, const Visit& visit) const {
+  void each_value(UnitContext& context, const PlannedWeight& w, const Visit& visit) const {
     const std::vector<float> scale_inv = w.in_codes() ? read_scale_inv(source_, w.from) : std::vector<float>();
-    const std::int64_t step = chunk_rows(w);
-    for (std::int64_t row = 0; row < w.to.rows; row += step) {
-      const std::int64_t rows = std::min(step, w.to.rows - row);
-      read(context, w, row, rows);
+    each_chunk(context, w, 0, w.to.rows, [&](std::int64_t row, std::int64_t rows) {
       visit(values_of(context, w, scale_inv, row, rows), rows);
       context.advance(0);
-    }
+    });
   }
 
   float weight_amax(UnitContext& context, const PlannedWeight& w) const {
     float largest = 0;
-    each_chunk(context, w, [&](const Values& values, std::int64_t rows) {
+    each_value(context, w, [&](const Values& values, std::int64_t rows) {
       largest = larger(kernels::amax(values.data, values.type, rows * w.to.cols), largest);
     });
     refuse_if_nonfinite(w, largest);
@@ -419,32 +418,51 @@ class Pipeline::Rows {
   UnderflowReport lost_;
 };
 
-Pipeline::Pipeline(const io::Checkpoint& source, const FolderPlan& plan)
-    : plan_(plan), rows_(std::make_unique<Rows>(source, plan)) {
+Pipeline::Pipeline(Job noted, const SourceFolder& from, const FolderPlan& plan)
+    : Job(std::move(noted)), plan_(plan), rows_(std::make_unique<Rows>(from.checkpoint, plan)) {
+  const io::Checkpoint& source = from.checkpoint;
+  identify(plan.identity);
   for (const auto& piece : plan.pieces) {
     if (!piece.weights.empty()) {
-      units_.push_back(rows_->unit_of(piece.weights));
+      units.push_back(rows_->unit_of(piece.weights));
       continue;
     }
     const auto& info = source.info(piece.from);
     const bool cast = plan.cast && is_float(info.dtype) && float_type(info.dtype) != plan.type;
-    units_.push_back(cast ? rows_->cast_unit(info) : copy_unit(source, piece.from, piece.to));
+    units.push_back(cast ? rows_->cast_unit(info) : copy_unit(source, piece.from, piece.to));
   }
   const bool decodes = !plan.weights.empty() && plan.weights.front().in_codes();
   for (const auto& kv : plan.config.kv)  // names are part of a run's mark
-    units_.push_back(kv_unit(*plan.form, plan.config, kv, kv.attention + (decodes ? " key-value cache" : "")));
+    units.push_back(kv_unit(*plan.form, plan.config, kv, kv.attention + (decodes ? " key-value cache" : "")));
   std::set<std::string> outputs;
-  for (const auto& unit : units_) {
+  for (const auto& unit : units)
     for (const auto& e : unit.entries)
       if (!outputs.insert(e.name).second)
         fail(source, e.name, "the converted checkpoint would hold two tensors of this name");
-  }
+  form = plan.form;
+  texts = plan.texts;
+  texts.card->weights_bytes = weights_bytes(), texts.card->source_bytes = source.total_bytes();
+  marked = true;
+  for (const auto& [tensor, found] : plan.nonfinite) stream.nonfinite.insert(tensor);
 }
 
 Pipeline::~Pipeline() = default;
 
-std::optional<double> Pipeline::max_error(std::size_t i) const { return rows_->max_error(i); }
+void Pipeline::run(const std::filesystem::path& out, bool dry_run, bool join, WriteReport& report,
+                   std::vector<std::string>& warnings) {
+  report.units = units.size();
+  report.weights_bytes = texts.card->weights_bytes, report.source_bytes = texts.card->source_bytes;
+  if (dry_run) return;
+  if (form != nullptr) quantization = form->config(plan_.config);
+  std::vector<std::string> left;
+  const auto result = write(out, join, &left);
+  for (const auto& lines : {left, rows_->lost().warnings(plan_.config.scale_method, "weights"), result.warnings})
+    warnings.insert(warnings.end(), lines.begin(), lines.end());
+  report.units_kept = result.kept;
+  report.shares = result.shares;
+  report.finished_before = result.finished_before;
+}
 
-std::vector<std::string> Pipeline::lost() const { return rows_->lost().warnings(plan_.config.scale_method, "weights"); }
+std::optional<double> Pipeline::max_error(std::size_t i) const { return rows_->max_error(i); }
 
 }  // namespace fp8::quant

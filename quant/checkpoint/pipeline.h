@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // One way from a checkpoint folder to another. Converting is quantizing a source whose rows are decoded. No torch here.
 //
-//   1  Job                the source's files are noted as they are before they are read
-//   2  SourceFolder       what stands in the folder
-//   3  FolderPlan         what becomes of it, complete before a byte is written: plan_quantization(), plan_conversion()
-//   4  Pipeline           source rows        scheme                        form                sink
-//                         as they are   ->   new scales and codes     ->   names, layout  ->   units (stream/stream.h)
-//                         decoded            (or the codes as they were)
-//   5  Job::write()       the units run into files; config.json, fp8.json, the card and what is carried come last
+//   1  Job            the source's files are noted as they are before they are read
+//   2  SourceFolder   what stands in the folder
+//   3  FolderPlan     what becomes of it, complete before a byte is written: plan_quantization(), plan_conversion()
+//   4  Pipeline       source rows        scheme                        form                sink
+//                     as they are   ->   new scales and codes     ->   names, layout  ->   units (stream/stream.h)
+//                     decoded            (or the codes as they were)
+//   5  Job::write()   the units run into files; config.json, fp8.json, the card and what is carried come last
 //
 // Saving a model (model/save.h) and sharing a checkpoint out to ranks (inc_ranks.cpp) make their units themselves, and
 // are Jobs from there on.
@@ -41,6 +41,7 @@ struct SourceFolder {
   std::string folder() const { return checkpoint.folder().string(); }
   bool high_precision() const { return stored.weights.empty(); }
   std::string form_name() const;
+  bool has_powers_of_two(const StoredWeight& weight) const;  ///< E8M0 holds all of its scales
 };
 
 /// A weight of the source and what the output has of it.
@@ -91,8 +92,7 @@ struct FolderPlan {
   FolderTexts texts;
   io::Json identity;  ///< Job::identify()
 
-  /// "compressed-tensors: E4M3 channel weights, ..."; "bf16".
-  std::string describe() const;
+  std::string describe() const;  ///< "compressed-tensors: E4M3 channel weights, ..."; "bf16"
 };
 
 struct CheckpointPlan;  // quantize_plan.h
@@ -101,11 +101,15 @@ FolderPlan plan_quantization(const CheckpointPlan& planned, const CheckpointOpti
 /// Throws as convert_checkpoint() says.
 FolderPlan plan_conversion(const SourceFolder& source, const ConvertOptions& options);
 
-// The members of a plan that both make alike (folder_plan.cpp).
+// The members of a plan that both make alike.
 
-/// In the order of the source, which is read from front to back: weights where their tensors stand, those that share a
-/// new scale together with the first of them, tied heads at the end. dropped: tensors that the output has not. renamed:
-/// what has another name in it.
+struct PlannedCaches {
+  std::vector<KvScales> scales;
+  std::vector<std::string> notes;
+};
+
+/// In the order of the source: weights where their tensors stand, those that share a new scale with the first of them,
+/// tied heads at the end. dropped: tensors that the output has not; renamed: what has another name in it.
 std::vector<PlannedPiece> pieces_of(const io::Checkpoint& source, const std::vector<PlannedWeight>& weights,
                                     const std::set<std::string>& dropped, const StackedExperts& renamed);
 /// fp8.json. skipped: modules that it lists beside the plan's; more: further members.
@@ -119,28 +123,6 @@ std::vector<std::string> nonfinite_notes(const SourceFolder& source, const Folde
 /// Rows of a weight in codes at a time: 256 Ki codes, so that a chunk stays in a core's cache; transposed: 1 Mi, which
 /// are read or written in runs of as many bytes as there are rows. Whole blocks where new scales are made of them.
 std::int64_t rows_per_chunk(const PlannedWeight& weight, bool transposed);
-
-/// The plan's pieces as units of work. They throw io::Error naming the tensor: NaN or Inf that the plan does not allow,
-/// values that leave the range of the type, a weight that is not the measured one.
-class Pipeline {
- public:
-  /// Both must outlive this, and this the units. Throws io::Error naming a tensor that the output would hold twice.
-  Pipeline(const io::Checkpoint& source, const FolderPlan& plan);
-  ~Pipeline();
-
-  const std::vector<Unit>& units() const { return units_; }
-  /// max |w - w'| / max |w| of the plan's weight number i; nothing where it is exact or was not made.
-  std::optional<double> max_error(std::size_t i) const;
-  /// Warnings of weights that became zero.
-  std::vector<std::string> lost() const;
-
- private:
-  class Rows;
-
-  const FolderPlan& plan_;
-  std::unique_ptr<Rows> rows_;
-  std::vector<Unit> units_;
-};
 
 /// The scales of a key-value cache as a unit of this name. form, config and kv must outlive it.
 Unit kv_unit(const CheckpointForm& form, const ConfigSpec& config, const KvScales& kv, const std::string& name);
@@ -169,22 +151,26 @@ struct Job {
   io::Json files_;
 };
 
-/// One run of a plan: what quantizing and converting do alike.
-class PlannedRun {
+/// The job of a plan: its pieces as units. They throw io::Error naming the tensor: NaN or Inf that the plan does not
+/// allow, values that leave the range of the type, a weight that is not the measured one.
+class Pipeline : public Job {
  public:
-  /// job: of the source, from before it was read. The others must outlive this.
-  PlannedRun(Job job, const SourceFolder& source, const FolderPlan& plan);
+  /// noted: of the source, from before it was read. The others must outlive this. Throws io::Error naming a tensor that
+  /// the output would hold twice.
+  Pipeline(Job noted, const SourceFolder& source, const FolderPlan& plan);
+  ~Pipeline();
 
-  const Job& job() const { return job_; }
-  std::optional<double> max_error(std::size_t i) const { return pipeline_.max_error(i); }
-  /// Counts, and writes unless it is a dry run. warnings: gets those of writing.
-  void write(const std::filesystem::path& out, bool dry_run, bool join, WriteReport& report,
-             std::vector<std::string>& warnings);
+  /// Counts, and writes unless it is a dry run. warnings: gets those of writing, and of weights that became zero.
+  void run(const std::filesystem::path& out, bool dry_run, bool join, WriteReport& report,
+           std::vector<std::string>& warnings);
+  /// max |w - w'| / max |w| of the plan's weight number i; nothing where it is exact or was not made.
+  std::optional<double> max_error(std::size_t i) const;
 
  private:
+  class Rows;
+
   const FolderPlan& plan_;
-  Pipeline pipeline_;
-  Job job_;
+  std::unique_ptr<Rows> rows_;
 };
 
 }  // namespace fp8::quant

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/quantize.h"
 
-#include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/quantize_plan.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
@@ -25,13 +24,8 @@ io::Json untied_config(const io::Json& config) {
   return edits;
 }
 
-struct Caches {
-  std::vector<KvScales> scales;
-  std::vector<std::string> notes;
-};
-
-Caches caches_of(const CheckpointPlan& planned, const CheckpointOptions& options) {
-  Caches caches{options.kv, {}};
+PlannedCaches caches_of(const CheckpointPlan& planned, const CheckpointOptions& options) {
+  PlannedCaches caches{options.kv, {}};
   if (planned.with_kv) caches.scales = plan_kv_cache(planned.attention(), options.plan, caches.notes);
   for (const auto& kv : caches.scales)
     if (const std::string problem = planned.form.kv_problem(kv); !problem.empty())
@@ -156,7 +150,7 @@ std::vector<PlannedWeight> weights_of(const CheckpointPlan& planned, const Round
     PlannedWeight& w = weights.emplace_back();
     const auto* module = planned.source.modules.find(m.info.name);
     w.values = planned.source_of(m.info.name);
-    w.to = planned.spec_of(m);
+    w.to = planned.stacked.written(m);
     w.change = Change::requantized;
     w.fuse_group = m.fuse_group;
     w.measured = &m;
@@ -168,7 +162,7 @@ std::vector<PlannedWeight> weights_of(const CheckpointPlan& planned, const Round
   return weights;
 }
 
-std::vector<std::string> notes_of(const CheckpointPlan& planned, const FolderPlan& plan, const Caches& caches,
+std::vector<std::string> notes_of(const CheckpointPlan& planned, const FolderPlan& plan, const PlannedCaches& caches,
                                   const std::vector<std::string>& left_over, const CheckpointOptions& options) {
   std::vector<std::string> notes = planned.plan.warnings;
   notes.insert(notes.end(), caches.notes.begin(), caches.notes.end());
@@ -256,38 +250,22 @@ CheckpointReport report_of(const SourceFolder& source, const FolderPlan& plan, i
   for (auto& note : nonfinite_notes(source, plan)) r.warnings.push_back(std::move(note));
   r.guesses = source.modules.guesses();
   for (auto& [name, reason] : r.guesses) reason = io::spelled(reason, spelling);
-  r.source_bytes = source.checkpoint.total_bytes();
   r.kv_caches = plan.config.kv.size();
   return r;
 }
 
-/// A run before its first byte.
-struct QuantizeRun {
-  QuantizeRun(const fs::path& model, const CheckpointOptions& options)
-      : noted(model, stream_of(options)),
-        planned(model, options),
-        plan(plan_quantization(planned, options)),
-        run(std::move(noted), planned.source, plan) {}
-
-  Job noted;
-  CheckpointPlan planned;
-  FolderPlan plan;
-  PlannedRun run;
-
- private:
-  static StreamOptions stream_of(const CheckpointOptions& options) {
-    StreamOptions stream = options;
-    stream.spelling = options.plan.spelling;
-    return stream;
-  }
-};
+StreamOptions stream_of(const CheckpointOptions& options) {
+  StreamOptions stream = options;
+  stream.spelling = options.plan.spelling;
+  return stream;
+}
 
 }  // namespace
 
 FolderPlan plan_quantization(const CheckpointPlan& planned, const CheckpointOptions& options) {
   const SourceFolder& source = planned.source;
   FolderPlan plan;
-  const Caches caches = caches_of(planned, options);
+  const PlannedCaches caches = caches_of(planned, options);
   plan.form = &planned.form;
   plan.weights = weights_of(planned, options.rounded.get());
   plan.skipped = skipped_modules(planned);
@@ -302,15 +280,21 @@ FolderPlan plan_quantization(const CheckpointPlan& planned, const CheckpointOpti
 }
 
 bool is_quantized(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
-  const QuantizeRun made(model, options);
-  return stands(out, made.run.job().units, made.run.job().stream);
+  const Job noted(model, stream_of(options));
+  const CheckpointPlan planned(model, options);
+  const FolderPlan plan = plan_quantization(planned, options);
+  const Pipeline pipeline(noted, planned.source, plan);
+  return stands(out, pipeline.units, pipeline.stream);
 }
 
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  QuantizeRun made(model, options);
-  CheckpointReport report = report_of(made.planned.source, made.plan, options.plan.spelling);
-  made.run.write(out, options.dry_run, options.join, report, report.warnings);
+  const Job noted(model, stream_of(options));
+  const CheckpointPlan planned(model, options);
+  const FolderPlan plan = plan_quantization(planned, options);
+  Pipeline pipeline(noted, planned.source, plan);
+  CheckpointReport report = report_of(planned.source, plan, options.plan.spelling);
+  pipeline.run(out, options.dry_run, options.join, report, report.warnings);
   return report;
 }
 

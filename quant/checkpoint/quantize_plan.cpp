@@ -8,7 +8,6 @@
 namespace fp8::quant {
 namespace {
 
-constexpr const char* kTransposed = "Conv1D";
 constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".input_scale", ".scale_weight",
                                          ".scale_input"};
 
@@ -31,7 +30,6 @@ struct Selected {
 
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - 7); }
 bool is_weight(const std::string& tensor) { return tensor.size() > 7 && tensor.ends_with(".weight"); }
-
 bool is_linear(const PlannedModule& m) {
   return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2;
 }
@@ -144,25 +142,21 @@ PlanOptions plan_options(const Given& given, const StackedExperts& stacked, Plan
   return plan;
 }
 
-[[noreturn]] void refuse_empty(const SourceFolder& source) {
-  const auto& all = source.modules.all();
-  const auto transposed = std::ranges::find_if(all, [](const auto& m) { return m.role == Role::transposed; });
-  if (transposed != all.end())
-    io::fail<io::Error>(
-        "{}: no Linear module is left to quantize: {} and others are stored transposed, [in, out] (Conv1D), for which "
-        "no reader of fp8 checkpoints has a product",
-        source.folder(), transposed->name);
-  io::fail<io::Error>("{}: no module is left to quantize ({}, {}, allowlist, blocklist)", source.folder(),
-                      io::option("include"), io::option("exclude"));
-}
-
 void check_family(const Given& given, const StackedExperts& stacked, const Plan& made) {
+  const std::string folder = given.source.folder();
   const ModelNames& family = given.source.modules.names();
   if (const std::string reason = family.refused(names_of(given.source, stacked)); !reason.empty())
-    io::fail<io::Error>("{}: {}: {}", given.source.folder(), family.model_type(), reason);
-  if (given.form.needs_mxfp4() && stacked.packed().empty())
-    io::fail<io::Error>("{}: {}", given.source.folder(), kNeedsMxfp4);
-  if (made.modules.empty()) refuse_empty(given.source);
+    io::fail_at(folder, "{}: {}", family.model_type(), reason);
+  if (given.form.needs_mxfp4() && stacked.packed().empty()) io::fail_at(folder, "{}", kNeedsMxfp4);
+  if (!made.modules.empty()) return;
+  for (const auto& m : given.source.modules.all())
+    if (m.role == Role::transposed)
+      io::fail_at(folder,
+                  "no Linear module is left to quantize: {} and others are stored transposed, [in, out] (Conv1D), for "
+                  "which no reader of fp8 checkpoints has a product",
+                  m.name);
+  io::fail_at(folder, "no module is left to quantize ({}, {}, allowlist, blocklist)", io::option("include"),
+              io::option("exclude"));
 }
 
 /// What is left without these modules, and without the rest of a stack that one of them is of.
@@ -184,32 +178,20 @@ const std::string& tensor_of(const SourceFolder& source, const StackedExperts& s
 void check_source(const SourceFolder& source, const StackedExperts& stacked, const std::string& module) {
   const auto& info = source.checkpoint.info(tensor_of(source, stacked, module));
   if (!is_float(info.dtype))
-    io::fail<io::Error>("{}: {}: expected dtype F32, BF16 or F16, found {}", source.folder(), info.name,
-                        io::name_of(info.dtype));
+    io::fail_at(source.folder(), "{}: expected dtype F32, BF16 or F16, found {}", info.name, io::name_of(info.dtype));
   for (const char* made : kScaleEndings)
     if (source.checkpoint.contains(module + made))
-      io::fail<io::Error>("{}: {}{}: a scale, in what should be a high precision checkpoint", source.folder(), module,
-                          made);
+      io::fail_at(source.folder(), "{}{}: a scale, in what should be a high precision checkpoint", module, made);
 }
 
-WeightSpec written_spec(const StackedExperts& stacked, const PlannedModule& m) {
-  return {stacked.written_name(m.info.name), m.info.shape[0], m.info.shape[1], m.scheme};
-}
-
-/// By module, why the form's readers would misread its weight.
-Reasons misread_of(const Given& given, const Selected& all) {
+/// Less what is no Linear, and what the form's readers would misread.
+Selected writable_of(const Given& given, Selected all) {
   std::vector<WeightSpec> linears;
   for (const auto& m : all.modules)
-    if (is_linear(m)) linears.push_back(written_spec(all.stacked, m));
+    if (is_linear(m)) linears.push_back(all.stacked.written(m));
   Reasons misread;
   for (const auto& [module, problem] : weight_problems(given.form, linears))
     misread[module] = problem.through.empty() ? problem.reason : with_product(problem.through);
-  return misread;
-}
-
-/// Less what is no Linear, and what would be misread.
-Selected writable_of(const Given& given, Selected all) {
-  const Reasons misread = misread_of(given, all);
   std::vector<SkippedModule> left;
   std::set<std::string> checked;
   for (const auto& m : all.modules) {
@@ -226,8 +208,8 @@ Selected writable_of(const Given& given, Selected all) {
   }
   Selected writable = without(std::move(all), left);
   if (writable.modules.empty())
-    io::fail<io::Error>("{}: no Linear module is left to quantize{}", given.source.folder(),
-                        misread.empty() ? "" : "; " + misread.begin()->first + ": " + misread.begin()->second);
+    io::fail_at(given.source.folder(), "no Linear module is left to quantize{}",
+                misread.empty() ? "" : "; " + misread.begin()->first + ": " + misread.begin()->second);
   return writable;
 }
 
@@ -239,8 +221,8 @@ bool unties_head(const SourceFolder& source, const std::vector<PlannedModule>& m
     const auto* head = source.modules.find(m.info.name);
     if (head == nullptr || !head->tied) continue;
     if (!is_known_tie(*head))
-      io::fail<io::Error>("{}: {}: is tied to {}; built is: an lm_head that is tied to model.embed_tokens",
-                          source.folder(), m.info.name, head->tensor);
+      io::fail_at(source.folder(), "{}: is tied to {}; built is: an lm_head that is tied to model.embed_tokens",
+                  m.info.name, head->tensor);
     untied = true;
   }
   return untied;
@@ -259,7 +241,7 @@ std::vector<std::string> reader_notes(const Given& given, const Selected& all) {
   if (!given.form.is_read_by(kReader)) return notes;
   for (const auto& m : all.modules) {
     StoredWeight weight;
-    weight.spec = written_spec(all.stacked, m);
+    weight.spec = all.stacked.written(m);
     const auto& name = weight.spec.module;
     const std::string problem = given.form.problem_of_reader(kReader, weight, place_on_load(kReader, name, family));
     if (problem.empty()) continue;
@@ -278,8 +260,8 @@ Selected whole_of(const Given& given, Selected all) {
     left.push_back({module, with_product(through)});
   Selected whole = without(std::move(all), left);
   if (whole.modules.empty())
-    io::fail<io::Error>("{}: no Linear module is left to quantize; {}: {}", given.source.folder(),
-                        whole.skipped.back().name, whole.skipped.back().reason);
+    io::fail_at(given.source.folder(), "no Linear module is left to quantize; {}: {}", whole.skipped.back().name,
+                whole.skipped.back().reason);
   return whole;
 }
 
@@ -289,15 +271,15 @@ void refuse_unscaled_parts(const Given& given, const std::vector<PlannedModule>&
   for (const auto& m : given.source.modules.all()) {
     if (!given.source.modules.names().parts_on_load(m.name).whole) continue;
     if (std::ranges::any_of(modules, [&](const PlannedModule& p) { return p.info.name == m.name; })) continue;
-    io::fail<io::Error>(
-        "{}: {}: transformers splits it on load and asks every quantized file of this family for its scales: it can't "
+    io::fail_at(
+        given.source.folder(),
+        "{}: transformers splits it on load and asks every quantized file of this family for its scales: it can't "
         "stay in high precision{}",
-        given.source.folder(), m.name, m.why.empty() ? "" : " (" + m.why + ")");
+        m.name, m.why.empty() ? "" : " (" + m.why + ")");
   }
 }
 
-/// Nodes that the config puts into fp8: caches go into the file if all of them do, the others have no place in
-/// any form.
+/// Nodes that the config puts into fp8: caches go into the file if all of them do, others have no place in any form.
 struct Nodes {
   Reasons ways;                     ///< of all that may be
   std::vector<SkippedModule> left;  ///< in fp8 in memory alone
@@ -376,7 +358,7 @@ std::vector<SkippedModule> skipped_of(const Given& given, const Selected& all, c
   for (SkippedModule s : all.skipped) {
     if (nodes.hides(s)) continue;
     const auto* m = given.source.modules.find(s.name);
-    if (m != nullptr && CheckpointModules::type_of(*m) == kTransposed)
+    if (m != nullptr && CheckpointModules::type_of(*m) == "Conv1D")
       s.reason = "stored transposed, [in, out] (Conv1D): readers of this form take Linear weights only";
     if (s.reason.ends_with(hint) && !can_be(m)) s.reason.resize(s.reason.size() - hint.size());
     skipped.push_back(std::move(s));
@@ -445,8 +427,6 @@ WeightSlice CheckpointPlan::source_of(const std::string& module) const {
   const auto* slice = stacked.slice_of(module);
   return slice != nullptr ? *slice : whole_weight(source.checkpoint.info(tensor_of(source, stacked, module)));
 }
-
-WeightSpec CheckpointPlan::spec_of(const PlannedModule& m) const { return written_spec(stacked, m); }
 
 std::vector<std::string> CheckpointPlan::attention() const { return attention_modules(names_of(source, stacked)); }
 

@@ -2,14 +2,11 @@
 // What becomes of each module of a high precision checkpoint in a form: one decision for quantizing, its dry run,
 // `inspect --plan` and the damage report. No torch here.
 //
-//   SourceFolder        what the modules are
-//   nonfinite           which of them can't be quantized, if NaN and Inf are allowed
-//   StackedExperts      the modules that stacked tensors become
-//   make_plan           which of them the options select, and how
-//   writable            less those that the form's readers would misread
-//   whole               less those that engines run as one product with one that stays: no file can halve it
-//   nodes               what has no weight: caches with a place in a file, others without
-//   plan                all of it, with the reasons of what stays and the warnings
+//   StackedExperts   the modules that stacked tensors become
+//   make_plan        which modules the options select, and how
+//   writable         less those that the form's readers would misread
+//   whole            less those that engines run as one product with one that stays: no file can halve it
+//   nodes            what has no weight: caches with a place in a file, others without
 #pragma once
 
 #include "fp8/quant/checkpoint/pipeline.h"
@@ -32,8 +29,6 @@ struct CheckpointPlan {
   /// Returns the place of a planned module's weight: its own tensor, the embedding's for a tied head, or one that
   /// stacks it.
   WeightSlice source_of(const std::string& module) const;
-  /// The module as the form writes it.
-  WeightSpec spec_of(const PlannedModule& module) const;
   /// The modules that own a key-value cache.
   std::vector<std::string> attention() const;
   /// Readers need each Linear that stays by name, and the mixtures whose experts all stay: in the output's spelling.

@@ -11,6 +11,7 @@
 #pragma once
 #include <unordered_set>
 
+#include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"
 
@@ -90,6 +91,10 @@ class StackedExperts {
   std::vector<std::string> modules_of(const std::string& tensor) const;
   /// The name of a tensor or module in the output: another one beside experts whose place is renamed there.
   std::string written_name(const std::string& name) const;
+  /// A Linear as the output has it.
+  WeightSpec written(const PlannedModule& m) const {
+    return {written_name(m.info.name), m.info.shape[0], m.info.shape[1], m.scheme};
+  }
 
   /// After planning: mixtures of which a module is missing in `modules` stay whole, and are listed by tensor instead of
   /// by module.

@@ -24,7 +24,7 @@ void take_out_nonfinite(std::vector<float>& a, std::vector<float>& b) {
 class Comparison {
  public:
   Comparison(const fs::path& model, const fs::path& out, const ConvertOptions& options)
-      : options_(options), a_(model, options.assume), b_(out), plan_(plan_conversion(a_, without_reading(options))) {
+      : options_(options), a_(model, options.assume), b_(out), plan_(promised(a_, options)) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
     for (const auto& [module, weight] : before_.weights())
       if (!planned_.contains(module)) fail(module, "stands in codes in the source, and is not converted");
@@ -56,13 +56,13 @@ class Comparison {
   using Weight = CheckpointReading::Weight;
 
   /// Where NaN and Inf stand is seen when values are compared.
-  static ConvertOptions without_reading(ConvertOptions options) {
+  static FolderPlan promised(const SourceFolder& source, ConvertOptions options) {
     options.allow_nonfinite = false;
-    return options;
+    return plan_conversion(source, options);
   }
 
   [[noreturn]] void fail(const std::string& tensor, const std::string& what) const {
-    io::fail<io::Error>("{}: {}: {}", b_.checkpoint.folder().string(), tensor, what);
+    io::fail_at(b_.checkpoint.folder().string(), "{}: {}", tensor, what);
   }
 
   void check_stop() const {
@@ -97,25 +97,19 @@ class Comparison {
     const Weight& stored = stored_weight(w);
     const std::int64_t cols = w.to.cols,
                        step = rows_per_chunk(w, stored.transposed || (written != nullptr && written->transposed));
-    std::vector<float> before, after, promised;
     Deviation d, from_promise;
     for (std::int64_t row = 0; row < w.to.rows; row += step) {
       const std::int64_t rows = std::min(step, w.to.rows - row), n = rows * cols;
-      for (auto* v : {&before, &after}) v->resize(static_cast<std::size_t>(n));
+      std::vector<float> before(static_cast<std::size_t>(n)), after(before.size());
       before_.read(module, row, rows, before.data());
       if (written != nullptr) {
         after_.read(module, row, rows, after.data());
       } else {
         after_.read_floats(w.output(), row * cols, n, after.data());
-        promised = before;
+        std::vector<float> promised = before, found = after;
         for (float& value : promised) value = rounded_to(value, plan_.type);
-        if (options_.allow_nonfinite) {
-          std::vector<float> same = after;
-          take_out_nonfinite(promised, same);
-          from_promise.add(promised.data(), same.data(), n);
-        } else {
-          from_promise.add(promised.data(), after.data(), n);
-        }
+        if (options_.allow_nonfinite) take_out_nonfinite(promised, found);
+        from_promise.add(promised.data(), found.data(), n);
       }
       if (options_.allow_nonfinite) take_out_nonfinite(before, after);
       d.add(before.data(), after.data(), n);
@@ -130,8 +124,7 @@ class Comparison {
   const Weight& stored_weight(const PlannedWeight& w) const {
     const auto it = before_.weights().find(w.to.module);
     if (it == before_.weights().end() || it->second.rows != w.to.rows || it->second.cols != w.to.cols)
-      io::fail<io::Error>("{}: {}: a second reading finds no such weight in codes", a_.checkpoint.folder().string(),
-                          w.from.weight);
+      io::fail_at(a_.checkpoint.folder().string(), "{}: a second reading finds no such weight in codes", w.from.weight);
     return it->second;
   }
 

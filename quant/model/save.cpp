@@ -171,10 +171,6 @@ void add_source(const std::filesystem::path& source, Contents& out) {
   }
 }
 
-WeightSpec spec_of(const std::string& tensor, const at::Tensor& codes, const Fp8Handler& handler) {
-  return {tensor.substr(0, tensor.size() - 7), codes.size(0), codes.size(1), handler.scheme()};
-}
-
 /// The tensors in their order, then the scales of key-value caches. Contents and form must outlive them.
 std::vector<Unit> units_of(const Contents& contents, const CheckpointForm& form) {
   std::vector<Unit> units;
@@ -193,7 +189,7 @@ std::vector<Unit> units_of(const Contents& contents, const CheckpointForm& form)
       };
       continue;
     }
-    const WeightSpec spec = spec_of(name, tensor, *it->second);
+    const WeightSpec spec{name.substr(0, name.size() - 7), tensor.size(0), tensor.size(1), it->second->scheme()};
     const at::Tensor scale = it->second->weight_scale_inv().cpu().contiguous();
     const float* values = scale.const_data_ptr<float>();
     unit.entries = form.entries(spec, config);
@@ -209,12 +205,8 @@ std::vector<Unit> units_of(const Contents& contents, const CheckpointForm& form)
 }
 
 /// What config.json and fp8.json say.
-struct SavedTexts {
-  io::Json config, sidecar;
-};
-
-SavedTexts saved_texts(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form,
-                       const std::filesystem::path& source, bool use_qdq, Contents& contents) {
+std::pair<io::Json, io::Json> saved_texts(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form,
+                                          const std::filesystem::path& source, bool use_qdq, Contents& contents) {
   const Scheme& scheme = contents.config.scheme;
   contents.config.qdq = use_qdq || scheme.compute == Compute::qdq;
   Plan plan;
@@ -244,15 +236,15 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   Contents contents = contents_of(tensors, modules, form);
   for (auto& [name, tensor] : contents.tensors) tensor = tensor.detach().cpu().contiguous();
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
-  const SavedTexts texts = saved_texts(nodes, form, options.source, options.use_qdq, contents);
+  const auto [config, sidecar] = saved_texts(nodes, form, options.source, options.use_qdq, contents);
   StreamOptions stream;
   stream.overwrite = options.overwrite;
   Job job(options.source, stream);
   job.identify({{"command", "save"}});
   job.units = units_of(contents, form);
   job.form = &form;
-  job.quantization = texts.config;
-  job.texts.sidecar = texts.sidecar;
+  job.quantization = config;
+  job.texts.sidecar = sidecar;
   job.write(out);
 }
 
@@ -262,8 +254,7 @@ std::pair<io::Json, io::Json> quantization_config(const std::vector<std::pair<st
                                                   const std::string& form_name, const std::filesystem::path& source) {
   const CheckpointForm& form = form_named(form_name);
   Contents contents = contents_of(tensors, modules, form);
-  const SavedTexts texts = saved_texts(nodes, form, source, /*use_qdq=*/false, contents);
-  return {texts.config, texts.sidecar};
+  return saved_texts(nodes, form, source, /*use_qdq=*/false, contents);
 }
 
 }  // namespace fp8::quant
