@@ -17,9 +17,8 @@ struct PublishedConfig {
 inline std::vector<PublishedConfig> published_configs() {
   std::vector<PublishedConfig> configs;
   const io::Json table = io::read_json(std::filesystem::path(FP8_SOURCE_DIR) / "tests/configs/published_configs.json");
-  for (const io::Json& row : table["configs"]) {
+  for (const io::Json& row : table["configs"])
     configs.push_back({row[0].get<std::string>(), row[1].get<std::string>(), row[2]});
-  }
   return configs;
 }
 

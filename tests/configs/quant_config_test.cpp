@@ -68,10 +68,9 @@ TEST(QuantConfig, ObserverIsOneOfTheCallers) {
 TEST(QuantConfig, ACallerWithoutObserversTakesAnyThatCanStandInAFilesName) {
   EXPECT_EQ(parse_quant_config({{"observer", "mean_2"}, {"scale_params", {{"anything", 3}}}}, "q.json").observer,
             "mean_2");
-  for (const io::Json& name : {io::Json(""), io::Json("../x"), io::Json("Maxabs"), io::Json(3)}) {
+  for (const io::Json& name : {io::Json(""), io::Json("../x"), io::Json("Maxabs"), io::Json(3)})
     EXPECT_EQ(error_of<io::Error>([&] { parse_quant_config({{"observer", name}}, "q.json"); }),
               "q.json: key 'observer': found " + name.dump() + ", allowed: lower case letters, digits and _");
-  }
 }
 
 TEST(QuantConfig, ScaleMethod) {
@@ -128,10 +127,9 @@ TEST(QuantConfig, BadModuleLists) { EXPECT_GOLDEN(config_error(text)); }
 TEST(QuantConfig, DumpStatsPath) {
   EXPECT_EQ(parse(R"({"dump_stats_path": "./out/inc_output"})").dump_stats_path, "./out/inc_output");
   for (const char* text :
-       {R"({"dump_stats_path": 1})", R"({"dump_stats_path": null})", R"({"dump_stats_path": "a\u0000b"})"}) {
+       {R"({"dump_stats_path": 1})", R"({"dump_stats_path": null})", R"({"dump_stats_path": "a\u0000b"})"})
     EXPECT_THAT(config_error(text),
                 AllOf(StartsWith("q.json: key 'dump_stats_path': found "), HasSubstr("allowed: a path")));
-  }
 }
 
 TEST(QuantConfig, AnEmptyDumpPathIsAnErrorOnlyWhereAFileIsNeeded) {
@@ -161,11 +159,10 @@ TEST(QuantConfig, NumbersMayStandInQuotesAsPythonsToolsTakeThem) {
   EXPECT_EQ(c.scale_method.weight.backoff, 0.25f);
   for (const char* text : {R"({"calibration_sample_interval": "fifty"})", R"({"calibration_sample_interval": ""})",
                            R"({"calibration_sample_interval": "5.5"})", R"({"calibration_sample_interval": "-1"})",
-                           R"({"calibration_sample_interval": "true"})", R"({"calibration_sample_interval": "5 0"})"}) {
+                           R"({"calibration_sample_interval": "true"})", R"({"calibration_sample_interval": "5 0"})"})
     EXPECT_THAT(config_error(text),
                 AllOf(HasSubstr("'calibration_sample_interval': found \""), HasSubstr("allowed: an integer >= 0")))
         << text;
-  }
   EXPECT_THAT(config_error(R"({"input_backoff": "2"})"), HasSubstr("found \"2\", allowed: a number from 2^-20 to 1"));
   EXPECT_THAT(config_error(R"({"world_size": "eight"})"), HasSubstr("allowed: an integer"));
 }
@@ -211,9 +208,8 @@ TEST(QuantConfig, DeviceForScalesDecidesTheDialect) {
 
 TEST(QuantConfig, BooleansInEverySpellingOfInc) {
   for (const char* text : {R"({"ignore_modules_wo_measures": true})", R"({"ignore_modules_wo_measures": "True"})",
-                           R"({"ignore_modules_wo_measures": "TRUE"})"}) {
+                           R"({"ignore_modules_wo_measures": "TRUE"})"})
     EXPECT_TRUE(parse(text).ignore_modules_wo_measures) << text;
-  }
   EXPECT_FALSE(parse(R"({"ignore_modules_wo_measures": "false"})").ignore_modules_wo_measures);
   EXPECT_EQ(config_error(R"({"ignore_modules_wo_measures": 1})"),
             "q.json: key 'ignore_modules_wo_measures': found 1, allowed: true, false");
@@ -279,10 +275,9 @@ TEST(QuantConfig, KeysWithoutEffectAreAcceptedAndChecked) {
       parse(R"({"method": "HOOKS", "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
       "global_rank": null, "world_size": 8, "device_type": "anything", "int_gcfg": {"a": 1}, "mod_dict": {}})"));
   EXPECT_GOLDEN(config_error(text));
-  for (const char* text : {R"({"mod_dict": {"Linear": "linear"}})", R"({"mod_dict": []})"}) {
+  for (const char* text : {R"({"mod_dict": {"Linear": "linear"}})", R"({"mod_dict": []})"})
     EXPECT_THAT(config_error(text), AllOf(StartsWith("q.json: key 'mod_dict': found "), HasSubstr("allowed: {}")))
         << text;
-  }
 }
 
 TEST(QuantConfig, MeasurementsAreNeededByStaticMethodsOfAmaxOnly) {
@@ -290,9 +285,8 @@ TEST(QuantConfig, MeasurementsAreNeededByStaticMethodsOfAmaxOnly) {
   EXPECT_TRUE(parse(R"({"mode": "AUTO"})").needs_measurements());
   for (const char* text :
        {R"({"scale_method": "unit_scale"})", R"({"mode": "NONE"})", R"({"mode": "LOAD"})", R"({"mode": "MEASURE"})",
-        R"({"scale_method": "maxabs_pow2", "dynamic_quantization": true})"}) {
+        R"({"scale_method": "maxabs_pow2", "dynamic_quantization": true})"})
     EXPECT_FALSE(parse(text).needs_measurements()) << text;
-  }
   EXPECT_TRUE(parse(
                   R"({"scale_method": {
       "default": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
@@ -374,9 +368,8 @@ TEST(QuantConfig, DescribeTellsValueAndOriginOfEveryKey) {
 
 TEST(QuantConfig, DescribeShowsMethodsAndParameters) {
   const auto value = [](const char* text, const std::string& key) {
-    for (const KeyReport& report : describe(parse(text))) {
+    for (const KeyReport& report : describe(parse(text)))
       if (report.key == key) return report.value;
-    }
     return std::string("no such key");
   };
   EXPECT_EQ(value(R"({"scale_method": {"default": {}, "layers": {"0": {}, "1": {}}, "nodes": {"lm_head": {}}}})",
@@ -395,9 +388,8 @@ TEST(QuantConfig, EveryKeyOfIncIsKnown) {
             "blocklist measure_exclude ignore_modules_wo_measures recalc_scales fake_quant use_qdq measure_on_hpu "
             "device_for_scales dynamic_quantization row_parallel_linear_allreduce_quantization "
             "calibration_sample_interval seperate_measure_files mod_dict local_rank global_rank world_size device_type "
-            "method quantize_weight")) {
+            "method quantize_weight"))
     EXPECT_EQ(known.count(key), 1u) << key;
-  }
 }
 
 TEST(QuantConfigFile, ReadsAndNamesTheFileInErrors) {

@@ -79,10 +79,9 @@ TEST(ScaleMethods, OfAllPairsExactlyTheThirteenAreAccepted) {
       roundings{"IDENTITY", "POW2", "HW_ALIGNED", "HW_ALIGNED_FIXED", "SCALE_UNIT"};
   std::vector<io::Json> triples;
   for (const auto& g : granularities) {
-    for (const auto& v : values) {
+    for (const auto& v : values)
       for (const auto& r : roundings)
         triples.push_back({{"granularity", g}, {"scale_value_type", v}, {"rounding_method", r}, {"backoff", 0.3}});
-    }
   }
   std::multiset<std::string> accepted;
   for (const io::Json& weight : triples) {
@@ -112,14 +111,13 @@ TEST(ScaleMethods, CandidatesOfASearch) {
   EXPECT_EQ(method_error(R"({"default": {"weight": {"params": {"weight_scales": [1]}}}})"),
             "q.json: key 'scale_method.default.weight.params.weight_scales': found candidates for scale_value_type "
             "MAXABS, allowed: only with OPT");
-  for (const char* bad : {"[]", "[0]", "[-1]", "[\"one\"]", "[1e-60]", "3", "{}"}) {
+  for (const char* bad : {"[]", "[0]", "[-1]", "[\"one\"]", "[1e-60]", "3", "{}"})
     EXPECT_THAT(
         method_error(std::string(R"({"default": {"weight": {"scale_value_type": "OPT", "params": {"weight_scales": )") +
                      bad + "}}}}"),
         AllOf(StartsWith("q.json: key 'scale_method.default.weight.params.weight_scales': found "),
               HasSubstr("allowed: an array of")))
         << bad;
-  }
 }
 
 TEST(ScaleMethods, ErrorsNameThePath) { EXPECT_GOLDEN(method_error(text)); }

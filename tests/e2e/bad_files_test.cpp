@@ -27,9 +27,8 @@ TEST_F(BadOutput, FilesInTheWayAreNamed) {
   write_file(folder / "file", "");
   for (const std::string name : {"file", "file/below"})
     expect_refused(fp8("measure --model $DEMO --data $CALIB --samples 1 --out {}", folder / name), {"file"});
-  for (const std::string& out : {std::string("/proc/fp8"), folder.path().string(), (folder / "file/below").string()}) {
+  for (const std::string& out : {std::string("/proc/fp8"), folder.path().string(), (folder / "file/below").string()})
     expect_refused(fp8("evaluate --json --model $DEMO --data $HELDOUT --samples 1 --dump-logits {}", out));
-  }
   expect_refused(fp8("quantize --dynamic --model $DEMO --out /proc/fp8"), {"/proc/fp8"});
   expect_refused(fp8("quantize --dynamic --model $DEMO --out {}", folder / std::string(300, 'x')));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("file"));

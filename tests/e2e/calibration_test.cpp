@@ -22,9 +22,8 @@ class Calibration : public ::testing::Test {
   io::Json json(const std::string& name) const { return io::read_json(out() / name); }
   std::vector<std::filesystem::path> backups() const {
     std::vector<std::filesystem::path> found;
-    for (const auto& name : names_in(out())) {
+    for (const auto& name : names_in(out()))
       if (name.rfind("backup_p_", 0) == 0) found.push_back(out() / name);
-    }
     return found;
   }
   test::TempDir folder_;
@@ -148,9 +147,7 @@ const io::Json kLinear = {{"mode", "QUANTIZE"},
 void expect_close_to_maxabs(const std::string& scheme, const std::map<std::string, double>& kl) {
   const double maxabs = kl.at("maxabs");
   EXPECT_GT(maxabs, 1e-6) << scheme;
-  for (const auto& [observer, value] : kl) {
-    EXPECT_LE(value, kAllowed * maxabs) << scheme << ", " << observer;
-  }
+  for (const auto& [observer, value] : kl) EXPECT_LE(value, kAllowed * maxabs) << scheme << ", " << observer;
   for (const char* same : {"maxabs_per_channel", "histogram"}) {  // the largest value of each tensor, all of them
     if (kl.count(same) != 0) {
       EXPECT_EQ(kl.at(same), maxabs) << scheme << ", " << same;
@@ -166,10 +163,9 @@ void expect_all_serve(const Subject& s, const std::vector<std::string>& observer
     for (const auto& scheme : kSchemes) kl["on load, " + scheme.dump()][observer] = s.kl_on_load(observer, scheme);
     s.measure_explicitly(observer);
     kl["--config"][observer] = s.kl_of_checkpoint({"--config", s.config(observer, kLinear)});
-    for (const char* granularity : {"tensor", "channel"}) {
+    for (const char* granularity : {"tensor", "channel"})
       kl[std::string("--scheme ") + granularity][observer] =
           s.kl_of_checkpoint({"--measurements", s.stats(observer), "--scheme", granularity});
-    }
   }
   for (const auto& [scheme, values] : kl) expect_close_to_maxabs(scheme, values);
 }

@@ -72,8 +72,7 @@ TEST_F(Blocks, LogitsThatAreNotFiniteAreLeftOutWhole) {
 TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
   constexpr std::int64_t kLayers = 34, kVocabulary = 16384;
   constexpr std::int64_t kLimit = 44'000'000;  // beyond the program itself
-  const auto bytes = write_layers(folder / "large", kLayers, kVocabulary);
-  EXPECT_GE(bytes, std::uint64_t{10} * kLimit);
+  EXPECT_GE(write_layers(folder / "large", kLayers, kVocabulary), std::uint64_t{10} * kLimit);
   TinyCheckpoint().write(folder / "small");
   const std::vector<char> mine(10 * kLimit, 1);  // what started the program has memory of its own
   const auto peak = [&](const fs::path& model, const std::string& out, const Arguments& more) {
@@ -163,8 +162,7 @@ class Killed : public Blocks {
       if (stopped && killed % 4 != 0) continue;  // four kills in a row, then the run may end
       const auto json = json_of(fp8(command));
       resumed += json.value("resumed", false) ? 1 : 0;
-      auto found = all_files(out);
-      EXPECT_EQ(found, expected) << "after " << killed << " kills";
+      EXPECT_EQ(all_files(out), expected) << "after " << killed << " kills";
       fs::remove_all(out);
     }
     std::printf("%d runs killed, %d of the runs that ended had gone on from a snapshot\n", kills, resumed);

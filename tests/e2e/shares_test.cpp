@@ -125,11 +125,9 @@ TEST_F(Shares, MeasuringSurvivesKills) {
   expect_success(fp8(measuring("whole")));
   const auto whole = contents(at("whole"));
   const auto arguments = measuring("out", args("--shares 4 --join wait"));
-  const int met = run_with_kills(arguments, 6, 3, 300, folder_ / "out/inc_output_hooks_maxabs.json");
-  EXPECT_GE(met, 1);
+  EXPECT_GE(run_with_kills(arguments, 6, 3, 300, folder_ / "out/inc_output_hooks_maxabs.json"), 1);
   EXPECT_TRUE(contents(at("out")) == whole);
-  const auto again = json_of(fp8("{} --json", arguments));
-  EXPECT_EQ(again.value("finished_before", false), true);
+  EXPECT_EQ(json_of(fp8("{} --json", arguments)).value("finished_before", false), true);
 }
 
 TEST_F(Shares, BlockWiseToo) {

@@ -196,7 +196,7 @@ TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
                                  folder / "x/s");
   const auto run = fp8("quantize --model {} --out {} --config {}", model(), out, path);
   EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_EQ(run.err.find("matches no module"), std::string::npos) << run.err;
+  EXPECT_THAT(run.err, Not(HasSubstr("matches no module")));
   const auto tensors = Tensors::read(folder / "q" / "model.safetensors");
   const std::string experts = "model.layers.0.block_sparse_moe.experts.";
   EXPECT_EQ(tensors.header.at("model.layers.1.block_sparse_moe.experts.1.w2.weight").at("dtype"), "F8_E4M3");
@@ -207,9 +207,8 @@ TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
   const auto explained = json_of(fp8("config explain {} --model {} --json", path, model()))["model"];
   EXPECT_TRUE(explained["unused"].empty()) << explained["unused"];
   std::map<std::string, bool> selected;
-  for (const char* kind : {"modules", "nodes"}) {
+  for (const char* kind : {"modules", "nodes"})
     for (const auto& m : explained[kind]) selected[m["name"].get<std::string>()] = m["selected"].get<bool>();
-  }
   EXPECT_TRUE(selected.at(experts + "moe_op"));
   EXPECT_TRUE(selected.at(experts + "moe_op.w13_list.1"));
   EXPECT_FALSE(selected.at(experts + "moe_op.w2_list.1"));
@@ -354,9 +353,8 @@ TEST_F(Silero, InFp8ItStaysWithinTheBounds) {
   EXPECT_LE(flips, 12);
   std::vector<std::string> quantized, never;
   for (const auto& m : json.at("modules_quantized")) quantized.push_back(m.at("name"));
-  for (const auto& m : json.at("modules_kept")) {
+  for (const auto& m : json.at("modules_kept"))
     if (m.at("reason").get<std::string>().find("never called") != std::string::npos) never.push_back(m.at("name"));
-  }
   EXPECT_THAT(quantized, ElementsAre("_model.encoder.0.reparam_conv", "_model.encoder.1.reparam_conv",
                                      "_model.encoder.2.reparam_conv", "_model.encoder.3.reparam_conv",
                                      "_model.decoder.rnn.weight_ih", "_model.decoder.rnn.weight_hh"));

@@ -192,10 +192,9 @@ void measurement(std::string_view data) {
 /// A scale file, which must survive that too.
 void scales(std::string_view data) {
   const auto file = quant::scales_from_json(tree_of(data), "fuzz");
-  for (const auto& [path, bytes] : quant::scale_bytes({"fuzz", "maxabs", "UNIT_SCALE"}, file)) {
+  for (const auto& [path, bytes] : quant::scale_bytes({"fuzz", "maxabs", "UNIT_SCALE"}, file))
     require(quant::scales_from_json(tree_of(bytes), "fuzz").modules == file.modules,
             "scales do not survive write and read");
-  }
 }
 
 /// The strings of a list, the empty ones left out: no module is called so.

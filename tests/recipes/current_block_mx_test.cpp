@@ -232,10 +232,9 @@ TEST(Recipe, RejectionsNameFieldFoundAndAllowed) {
   EXPECT_THAT(invalid(BlockScaling{.x_block_scaling_dim = 2, .w_block_scaling_dim = 1, .grad_block_scaling_dim = 2}),
               HasSubstr("1 where x_block_scaling_dim is 2"));
   EXPECT_EQ(invalid(BlockScaling{.x_block_scaling_dim = 2, .w_block_scaling_dim = 1}), "");
-  for (const int block : {0, -128, 8, 96, 2048}) {
+  for (const int block : {0, -128, 8, 96, 2048})
     EXPECT_THAT(invalid(BlockScaling{.block = block}),
                 AllOf(HasSubstr("block is " + std::to_string(block)), HasSubstr("allowed: 16, 32")));
-  }
   EXPECT_EQ(invalid(MXFP8{.block = 16}), "MXFP8: block is 16, allowed: 32");
   EXPECT_EQ(invalid(MXFP8{.fp8_format = RecipeFormat::E5M2}), "MXFP8: fp8_format is E5M2, allowed: E4M3, HYBRID");
   EXPECT_THAT(invalid(DelayedScaling{.margin = 1000}), HasSubstr("DelayedScaling: margin is 1000"));
@@ -317,9 +316,8 @@ void expect_published_rule(std::int64_t rows, std::int64_t cols, bool square, fl
     for (std::int64_t c = 0; c < cols; ++c) {
       float block = 0.0f;
       for (std::int64_t i = r / height * height; i < std::min(rows, r / height * height + height); ++i) {
-        for (std::int64_t j = c / 16 * 16; j < std::min(cols, c / 16 * 16 + 16); ++j) {
+        for (std::int64_t j = c / 16 * 16; j < std::min(cols, c / 16 * 16 + 16); ++j)
           block = std::max(block, std::fabs(x[i * cols + j]));
-        }
       }
       const float wanted = f32(static_cast<double>(f32(block / 6.0)) * s_enc);
       const int scale = nearest(wanted, 0x7E, e4m3_value);
@@ -362,9 +360,8 @@ TEST(NVFP4, ZerosNonFiniteAndExtremes) {
   for (int i = 32; i < 48; ++i) EXPECT_NEAR(y[i], 1.0f, 1e-6f) << i;
   for (const float size : {std::numeric_limits<float>::max(), 0x1p-110f}) {
     const std::vector<float> same(16, -size);
-    for (const float value : nvfp4_dequantize(nvfp4_quantize(same.data(), 1, 16))) {
+    for (const float value : nvfp4_dequantize(nvfp4_quantize(same.data(), 1, 16)))
       EXPECT_TRUE(std::isfinite(value) && std::fabs(value + size) <= 0.07f * size) << size << " " << value;
-    }
   }
   // From about 2^-117 down s_enc or 1 / m meets FLT_MAX, and values shrink.
   for (const float tiny : {0x1p-126f, 0x1p-140f, std::numeric_limits<float>::denorm_min()}) {

@@ -121,9 +121,8 @@ TEST(DelayedScaling, EveryRejectionNamesFieldFoundAndAllowed) {
 std::set<int> steps_where(bool (*question)(const DelayedScaling&, std::int64_t), const DelayedScaling& recipe,
                           int steps) {
   std::set<int> result;
-  for (int step = 1; step <= steps; ++step) {
+  for (int step = 1; step <= steps; ++step)
     if (question(recipe, step)) result.insert(step);
-  }
   return result;
 }
 
@@ -146,9 +145,8 @@ TEST(Schedule, EveryUpdateHasItsHistory) {
       const DelayedScaling recipe{.interval = interval, .amax_history_len = history};
       std::set<int> updates, measured;
       for (int step = interval == 1 ? 1 : 2; step <= 200; step += interval) updates.insert(step);
-      for (const int update : updates) {
+      for (const int update : updates)
         for (int back = 1; back <= history && back < update; ++back) measured.insert(update - back);
-      }
       EXPECT_EQ(steps_where(updates_scale, recipe, 150), std::set<int>(updates.begin(), updates.upper_bound(150)))
           << interval;
       EXPECT_EQ(steps_where(measures_amax, recipe, 150), std::set<int>(measured.begin(), measured.upper_bound(150)))
@@ -243,9 +241,8 @@ TEST(NextScale, NvidiaAmaxCases) {
 
 TEST(NextScale, NothingUsefulKeepsTheOldScale) {
   for (const DelayedScaling& recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
-    for (const float amax : {0.0f, -0.0f, -1.0f, -kInf, kInf, kNaN, -kNaN}) {
+    for (const float amax : {0.0f, -0.0f, -1.0f, -kInf, kInf, kNaN, -kNaN})
       EXPECT_EQ(next_scale(amax, 0.125f, 448.0f, recipe), 0.125f) << amax;
-    }
   }
 }
 

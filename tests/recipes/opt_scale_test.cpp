@@ -17,10 +17,9 @@ std::vector<double> magnitudes(Format format, double max) {
   const int mantissas = format == Format::E4M3 ? 8 : 4, smallest = format == Format::E4M3 ? -6 : -14;
   std::vector<double> values;
   for (int m = 0; m < mantissas; ++m) values.push_back(std::ldexp(m, smallest) / mantissas);
-  for (int e = smallest; values.back() < max; ++e) {
+  for (int e = smallest; values.back() < max; ++e)
     for (int m = 0; m < mantissas && values.back() < max; ++m)
       values.push_back(std::ldexp(1.0 + static_cast<double>(m) / mantissas, e));
-  }
   return values;
 }
 

@@ -93,8 +93,7 @@ TEST(ScaleMethodRegistration, IsKnownByNameWhileItLives) {
     EXPECT_EQ(inc_scale_inv(400.0f, found.activation, {}, "x"), 8.0f);
     EXPECT_THAT(list_of_scale_methods(), HasSubstr(", my_method"));
     EXPECT_EQ(find_scale_method(found.weight, found.activation), &found);
-    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration again("MY_METHOD", methods); }),
-                HasSubstr("exists already"));
+    EXPECT_ERROR(std::invalid_argument, ScaleMethodRegistration again("MY_METHOD", methods), "exists already");
   }
   EXPECT_EQ(find_scale_method("my_method"), nullptr);
   EXPECT_THAT(list_of_scale_methods(), Not(HasSubstr("my_method")));
@@ -111,19 +110,15 @@ TEST(ScaleMethodRegistration, WhatWasTakenOutlivesIt) {
 }
 
 TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
-  for (const char* name : {"", "a b", "a.b", "MAXABS_HW"}) {
-    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration bad(name, {}); }),
-                HasSubstr("scale method"))
-        << name;
-  }
-  EXPECT_THAT(test::error_of<std::invalid_argument>([] { custom_scale(nullptr); }), HasSubstr("found no function"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>(
-                  [] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
-              HasSubstr("CUSTOM and a function go together"));
+  for (const char* name : {"", "a b", "a.b", "MAXABS_HW"})
+    EXPECT_ERROR(std::invalid_argument, ScaleMethodRegistration bad(name, {}), "scale method") << name;
+  EXPECT_ERROR(std::invalid_argument, custom_scale(nullptr), "found no function");
+  EXPECT_ERROR(std::invalid_argument,
+               ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}),
+               "CUSTOM and a function go together");
   for (const float wrong : {0.0f, -1.0f, INFINITY, std::nanf(""), 0x1p-130f}) {
     const ScaleMethod method = custom_scale([wrong](float, const IncTarget&) { return wrong; });
-    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(1.0f, method, {}, "fc"); }),
-                HasSubstr("fc: the scale method of your own"));
+    EXPECT_ERROR(std::invalid_argument, inc_scale_inv(1.0f, method, {}, "fc"), "fc: the scale method of your own");
   }
 }
 
@@ -139,9 +134,8 @@ TEST(ScaleMethodRegistration, ManyThreadsAtOnce) {
 }
 
 TEST(ScaleMethod, OnlyTheFixedOnesNeedNoMeasurements) {
-  for (const NamedScaleMethod& m : scale_methods()) {
+  for (const NamedScaleMethod& m : scale_methods())
     EXPECT_EQ(m.needs_measurements(), m.name != "UNIT_SCALE" && m.name != "HW_ALIGNED_SINGLE_SCALE") << m.name;
-  }
 }
 
 TEST(ScaleMethod, NamesOfItsParts) {
@@ -217,24 +211,17 @@ TEST(Scale, LargestAmaxHasAUsableScale) {
 TEST(Scale, BadAmaxIsAnErrorByName) {
   using testing::AllOf;
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(nan, 448.0f, "layers.3.weight"); }),
-              AllOf(HasSubstr("layers.3.weight: amax is nan"), HasSubstr("allowed: a finite value >= 0")));
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(inf, 448.0f, "x"); }),
-              HasSubstr("x: amax is inf"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(-1.0f, 448.0f, "x"); }),
-              HasSubstr("x: amax is -1"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(1.0f, 0.0f, "x"); }),
-              HasSubstr("x: the format's maximum is 0"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(1.0f, nan, "x"); }),
-              HasSubstr("maximum is nan"));
+  EXPECT_ERROR(std::invalid_argument, scale_inv_from_amax(nan, 448.0f, "layers.3.weight"),
+               "layers.3.weight: amax is nan", "allowed: a finite value >= 0");
+  EXPECT_ERROR(std::invalid_argument, scale_inv_from_amax(inf, 448.0f, "x"), "x: amax is inf");
+  EXPECT_ERROR(std::invalid_argument, scale_inv_from_amax(-1.0f, 448.0f, "x"), "x: amax is -1");
+  EXPECT_ERROR(std::invalid_argument, scale_inv_from_amax(1.0f, 0.0f, "x"), "x: the format's maximum is 0");
+  EXPECT_ERROR(std::invalid_argument, scale_inv_from_amax(1.0f, nan, "x"), "maximum is nan");
 }
 
 TEST(Scale, BadScaleInvIsAnErrorByName) {
-  for (float bad : {0.0f, -1.0f, 0x1p-140f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
-    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_from_scale_inv(bad, "w"); }),
-                HasSubstr("w: scale_inv is "))
-        << bad;
-  }
+  for (float bad : {0.0f, -1.0f, 0x1p-140f, std::numeric_limits<float>::infinity(), std::nanf("")})
+    EXPECT_ERROR(std::invalid_argument, scale_from_scale_inv(bad, "w"), "w: scale_inv is ") << bad;
 }
 
 TEST(ScaleArray, EqualsTheScalarFormElementwise) {
@@ -254,12 +241,10 @@ TEST(ScaleArray, EqualsTheScalarFormElementwise) {
 TEST(ScaleArray, ErrorNamesTheElement) {
   Eigen::ArrayXf amax(3);
   amax << 1.0f, 2.0f, std::nanf("");
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(amax, 448.0f, "w"); }),
-              HasSubstr("w[2]: amax is nan"));
+  EXPECT_ERROR(std::invalid_argument, scale_inv_from_amax(amax, 448.0f, "w"), "w[2]: amax is nan");
   Eigen::ArrayXf scale_inv(2);
   scale_inv << 1.0f, 0.0f;
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_from_scale_inv(scale_inv, "w"); }),
-              HasSubstr("w[1]: scale_inv is 0"));
+  EXPECT_ERROR(std::invalid_argument, scale_from_scale_inv(scale_inv, "w"), "w[1]: scale_inv is 0");
 }
 
 // Formats by direction, and each dialect's largest value against the bits of the format.

@@ -178,9 +178,8 @@ TEST(HabanaHistory, VendorsTablesOfChangedLengths) {
         module.forward({seen.back()});
       }
       const std::vector<float> held = column(module.meta, 0);
-      for (std::size_t back = 1; back <= std::min<std::size_t>(history, seen.size()); ++back) {
+      for (std::size_t back = 1; back <= std::min<std::size_t>(history, seen.size()); ++back)
         EXPECT_THAT(held, testing::Contains(seen[seen.size() - back])) << history;
-      }
     }
     // Nothing is lost and nothing stays too long: the next update sees exactly the newest.
     const int history = table.back().first;
@@ -280,22 +279,18 @@ TEST(TensorMeta, ScaleCallableAndItsUnusableResults) {
 
   recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf&, const Eigen::ArrayXf&, float,
                                           const DelayedScaling&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(3); };
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { update_scales(meta, recipe, 448.0f); }),
-              HasSubstr("scaling_factor_compute_algo returned 3 values, allowed: 4"));
+  EXPECT_ERROR(std::invalid_argument, update_scales(meta, recipe, 448.0f),
+               "scaling_factor_compute_algo returned 3 values, allowed: 4");
   recipe.amax_compute_algo = [](const AmaxRows&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(5); };
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { current_amax(meta, recipe, 0); }),
-              HasSubstr("amax_compute_algo returned 5 values"));
+  EXPECT_ERROR(std::invalid_argument, current_amax(meta, recipe, 0), "amax_compute_algo returned 5 values");
 }
 
 TEST(TensorMeta, MisuseIsAnErrorByName) {
   TensorMeta meta(2, 3);
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { record_amax(meta, {}, 2, 1.0f); }),
-              HasSubstr("tensor is 2, allowed: 0 to 1"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { record_amax(meta, {}, -1, 1.0f); }),
-              HasSubstr("tensor is -1"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { record_amax(meta, {}, 0, -1.0f); }), HasSubstr("amax is -1"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { current_amax(TensorMeta(), {}, 0); }),
-              HasSubstr("no tensors"));
+  EXPECT_ERROR(std::invalid_argument, record_amax(meta, {}, 2, 1.0f), "tensor is 2, allowed: 0 to 1");
+  EXPECT_ERROR(std::invalid_argument, record_amax(meta, {}, -1, 1.0f), "tensor is -1");
+  EXPECT_ERROR(std::invalid_argument, record_amax(meta, {}, 0, -1.0f), "amax is -1");
+  EXPECT_ERROR(std::invalid_argument, current_amax(TensorMeta(), {}, 0), "no tensors");
 }
 
 TEST(TensorMeta, StateFromAFileIsChecked) {

@@ -29,9 +29,8 @@ constexpr bool has_a_row_for_each_value() {
 
 template <NamedEnum E>
 constexpr bool has_a_name_for_each_row() {
-  for (const auto& row : enum_names<E>) {
+  for (const auto& row : enum_names<E>)
     if (std::string_view(row.name).empty() || parse_enum<E>(row.name) != row.value) return false;
-  }
   return true;
 }
 

@@ -33,9 +33,9 @@ std::string one_line_error(F&& f) {
 }
 
 /// EXPECT_TRUE(throws_with({"a", "b"}, f)): f throws, and the text holds each of the words.
-template <typename F>
+template <typename Error = std::exception, typename F>
 ::testing::AssertionResult throws_with(const std::vector<std::string>& words, F&& f) {
-  const std::string text = error_of(std::forward<F>(f));
+  const std::string text = error_of<Error>(std::forward<F>(f));
   if (text.empty()) return ::testing::AssertionFailure() << "nothing was thrown";
   for (const auto& word : words) {
     if (text.find(word) == std::string::npos)
@@ -53,3 +53,6 @@ using test::throws_with;
 
 /// EXPECT_REFUSED(call(x), "a", "b"): the statement throws, and the text holds each of the words.
 #define EXPECT_REFUSED(statement, ...) EXPECT_TRUE(::fp8::test::throws_with({__VA_ARGS__}, [&] { statement; }))
+/// EXPECT_ERROR(io::Error, call(x), "a", "b"): EXPECT_REFUSED() of an error of this type.
+#define EXPECT_ERROR(Error, statement, ...) \
+  EXPECT_TRUE(::fp8::test::throws_with<Error>({__VA_ARGS__}, [&] { statement; }))

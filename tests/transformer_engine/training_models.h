@@ -13,9 +13,8 @@ using Recipes = std::vector<recipes::Recipe>;
 
 /// Why a conversion left a module in high precision; empty where it did not.
 inline std::string reason(const quant::ConversionReport& report, const std::string& name) {
-  for (const auto& m : report.skipped) {
+  for (const auto& m : report.skipped)
     if (m.name == name) return m.reason;
-  }
   return "";
 }
 
@@ -152,9 +151,8 @@ inline ::testing::AssertionResult all_same(const std::vector<at::Tensor>& a, con
 inline ::testing::AssertionResult same_state(const torch::nn::Module& a, const torch::nn::Module& b) {
   const ExtraState x = get_extra_state(a), y = get_extra_state(b);
   if (x.json != y.json) return ::testing::AssertionFailure() << x.json.dump() << "\n" << y.json.dump();
-  for (const auto& [name, tensor] : x.tensors) {
+  for (const auto& [name, tensor] : x.tensors)
     if (!same_bits(tensor, y.tensors.at(name))) return ::testing::AssertionFailure() << name;
-  }
   return ::testing::AssertionSuccess();
 }
 

@@ -268,10 +268,9 @@ TEST(DeepSpeedStrategy, RegisteredNames) {
   std::set<std::string> refused(std::begin(trainer::kPythonStrategies), std::end(trainer::kPythonStrategies));
   EXPECT_EQ(refused.erase("hpu_fsdp"), 1u);
   EXPECT_EQ(refused, std::set<std::string>(deepspeed_strategy_names().begin(), deepspeed_strategy_names().end()));
-  EXPECT_THAT(error_of<io::Error>([] { deepspeed_strategy("hpu_deepspeed_stage_4"); }),
-              HasSubstr("strategy: found 'hpu_deepspeed_stage_4', allowed: hpu_deepspeed, "));
-  EXPECT_THAT(error_of<io::Error>([] { deepspeed_strategy("deepspeed_stage_3"); }),
-              HasSubstr("did you mean 'hpu_deepspeed_stage_3'?"));
+  EXPECT_ERROR(io::Error, deepspeed_strategy("hpu_deepspeed_stage_4"),
+               "strategy: found 'hpu_deepspeed_stage_4', allowed: hpu_deepspeed, ");
+  EXPECT_ERROR(io::Error, deepspeed_strategy("deepspeed_stage_3"), "did you mean 'hpu_deepspeed_stage_3'?");
 }
 
 // The argument, a value other than its default, and what that changes in the JSON.
@@ -348,11 +347,10 @@ TEST(DeepSpeedStrategy, WhatTheTrainerAdds) {
 }
 
 TEST(DeepSpeedStrategy, APrecisionAddsABlock) {
-  for (const char* precision : {"16-mixed", "16-true"}) {
+  for (const char* precision : {"16-mixed", "16-true"})
     EXPECT_EQ(filled_in(std::string(R"({"precision": ")") + precision + "\"}")["fp16"].dump(),
               R"({"enabled":true,"loss_scale":0,"initial_scale_power":16,"loss_scale_window":1000,"hysteresis":2,)"
               R"("min_loss_scale":1})");
-  }
   EXPECT_EQ(filled_in(R"({"precision": "16-mixed"})",
                       R"({"loss_scale": 0.5, "initial_scale_power": 8})")["fp16"]["loss_scale"],
             0.5);
@@ -362,8 +360,7 @@ TEST(DeepSpeedStrategy, APrecisionAddsABlock) {
     const io::Json config = filled_in(std::string(R"({"precision": ")") + precision + "\"}");
     EXPECT_FALSE(config.contains("fp16") || config.contains("bf16")) << precision;
   }
-  EXPECT_THAT(error_of<io::Error>([] { filled_in(R"({"precision": "fp16"})"); }),
-              HasSubstr("t.json: key 'precision': found \"fp16\""));
+  EXPECT_ERROR(io::Error, filled_in(R"({"precision": "fp16"})"), "t.json: key 'precision': found \"fp16\"");
 }
 
 TEST(DeepSpeedStrategy, AConfigOfOnesOwnIsFilledInButForAccumulation) {
@@ -376,8 +373,7 @@ TEST(DeepSpeedStrategy, AConfigOfOnesOwnIsFilledInButForAccumulation) {
             "ds.json: key 'gradient_accumulation_steps': found with reader lightning, allowed: the Trainer's "
             "accumulate_grad_batches");
   config = io::parse_json(R"({"autotuning": {"enabled": true}})", "ds.json");
-  EXPECT_THAT(error_of<io::Error>([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }),
-              HasSubstr("key 'autotuning.enabled'"));
+  EXPECT_ERROR(io::Error, fill_in_deepspeed(config, {}, {}, "ds.json"), "key 'autotuning.enabled'");
 }
 
 // A JSON that we make passes the rules of those that we read.

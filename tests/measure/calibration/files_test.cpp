@@ -49,9 +49,8 @@ class CalibrationFilesTest : public test::InFolder {
   MeasurementFile read() const { return read_measurements(prefix()); }
   /// As if an earlier process had written everything that is there.
   void age() const {
-    for (const auto& entry : fs::directory_iterator(folder.path())) {
+    for (const auto& entry : fs::directory_iterator(folder.path()))
       if (entry.is_regular_file()) fs::last_write_time(entry.path(), fs::file_time_type::clock::now() - hours(1));
-    }
   }
   std::vector<fs::path> backups() const {
     std::vector<fs::path> found;

@@ -270,9 +270,8 @@ TEST(CalibrationOptions, ATypeWithAModulePathIsRefused) {
 TEST(CalibrationOptions, EveryKnownTypeIsMeasured) {
   const auto c = configured(R"({"mode": "MEASURE"})");
   for (const char* type : {"Linear", "Conv1d", "Conv3d", "LSTM", "Embedding", "Matmul", "Softmax", "ModuleFusedSDPA",
-                           "KVCache", "VllmMixtureOfExpertsOp"}) {
+                           "KVCache", "VllmMixtureOfExpertsOp"})
     EXPECT_TRUE(c.options.select("m", type)) << type;
-  }
   EXPECT_FALSE(c.options.select("m", "FusedMoE"));  // INC passes it through
   EXPECT_FALSE(c.options.select("m", "LayerNorm"));
   EXPECT_EQ(c.options.observer, "maxabs");

@@ -254,8 +254,7 @@ TEST(CalibrationStages, ObserversWithoutStateGiveNoSnapshot) {
   auto model = test::tiny_lm();
   CalibrationOptions options;
   options.observer = "count_calls";
-  const auto session = CalibrationSession::attach(*model, options);
-  EXPECT_TRUE(session->snapshot().is_null());
+  EXPECT_TRUE(CalibrationSession::attach(*model, options)->snapshot().is_null());
   finalize_calibration(*model);
   EXPECT_FALSE(StagedCalibration::plan(weight_modules(*model), {}, options)->takes_parts());
   Count alone;

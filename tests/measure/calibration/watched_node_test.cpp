@@ -276,9 +276,8 @@ TEST(TensorMemory, KeepsNoMemoryOfTheDevice) {
 TEST(TensorMemory, AmaxOfViewsIsTheViews) {
   const at::Tensor t = hpu(torch::randn({6, 7, 8}));
   for (const at::Tensor& view : {t, t.transpose(0, 2), t.narrow(1, 2, 3), t.select(2, 1),
-                                 t.narrow(0, 1, 2).transpose(1, 2), t.expand({2, 6, 7, 8}), t.narrow(0, 0, 0)}) {
+                                 t.narrow(0, 1, 2).transpose(1, 2), t.expand({2, 6, 7, 8}), t.narrow(0, 0, 0)})
     EXPECT_EQ(amax_of(view), view.numel() == 0 ? 0.0f : view.cpu().abs().max().item<float>()) << view.sizes();
-  }
 }
 
 TEST(TensorMemory, UnreadValuesMayBeAnything) {

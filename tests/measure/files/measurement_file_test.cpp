@@ -98,9 +98,8 @@ TEST(MeasurementFile, EqualMeasurementsGiveEqualBytes) {
   const test::TempDir dir;
   write_measurements((dir / "a").string(), example());
   write_measurements((dir / "b").string(), example());
-  for (const char* end : {"_hooks_maxabs.json", "_hooks_maxabs.npz", "_hooks_maxabs_mod_list.json"}) {
+  for (const char* end : {"_hooks_maxabs.json", "_hooks_maxabs.npz", "_hooks_maxabs_mod_list.json"})
     EXPECT_EQ(text_of(dir / (std::string("a") + end)), text_of(dir / (std::string("b") + end)));
-  }
 }
 
 TEST(MeasurementFile, CachesStandInAFileOfTheirOwn) {
@@ -343,9 +342,8 @@ TEST(StatsName, BeginsWithAPrefixNotAFolder) {
 
 TEST(StatsName, EverythingElseIsNone) {
   for (const char* path : {"p_hooks_maxabs_mod_list.json", "p_hooks_maxabs_0_2_mod_list.json", "p_hooks_maxabs.txt",
-                           "config.json", "p_hooks_.json", "a_hooks_maxabs/x.json", ""}) {
+                           "config.json", "p_hooks_.json", "a_hooks_maxabs/x.json", ""})
     EXPECT_FALSE(parse_stats_name(path).has_value()) << path;
-  }
 }
 
 TEST(StatsName, ListsAFolderWhateverElseIsInIt) {
@@ -353,9 +351,8 @@ TEST(StatsName, ListsAFolderWhateverElseIsInIt) {
   for (const char* file :
        {"p_hooks_maxabs_1_2.json", "p_hooks_maxabs_0_2.json", "p_hooks_maxabs_0_2.npz",
         "p_hooks_maxabs_0_2_mod_list.json", "p_hooks_maxabs_MAXABS_HW_0_2.npz", "orig_p_hooks_maxabs_0_2.json",
-        "orig_q_hooks_maxabs.json", "notes.json", "p_hooks_maxabs_0_2.fingerprint", "p_hooks_maxabs_0_2.json~"}) {
+        "orig_q_hooks_maxabs.json", "notes.json", "p_hooks_maxabs_0_2.fingerprint", "p_hooks_maxabs_0_2.json~"})
     std::ofstream(dir / file) << "{}";
-  }
   fs::create_directory(dir / "backup_p_hooks_maxabs.json");
   std::vector<std::string> names;
   for (const auto& name : list_stats(dir.path())) names.push_back(fs::path(name.base()).filename());

@@ -130,9 +130,8 @@ TEST(ScriptNodes, AModuleThatRanBeforeForgetsItsOptimizedCode) {
 TEST(ScriptNodes, HandlersChangeOnlyTheirInstance) {
   Module a = attention(), m = pair_of(a);
   const at::Tensor x = input(), before = run(m, x);
-  for (const auto& n : op_nodes(m)) {
+  for (const auto& n : op_nodes(m))
     if (n.name == "b.sdpa") n.slot->handler = std::make_shared<Recorder>(2.0);
-  }
   const at::Tensor shift = torch::matmul(x, x).sum();
   EXPECT_TRUE(torch::allclose(run(m, x) - shift, 2 * (before - shift), 1e-4, 1e-4));
   EXPECT_TRUE(torch::equal(run(a, x), [&] {
@@ -407,9 +406,8 @@ TEST(ModelFingerprint, RoundTripsThroughJson) {
   EXPECT_NE(read.find("n"), nullptr);
   for (const char* bad : {"[]", R"({"m": 1})", R"({"m": {"shape": [1], "samples": []}})",
                           R"({"m": {"dtype": "f32", "shape": [-1], "samples": []}})",
-                          R"({"m": {"dtype": "f32", "shape": [1], "samples": ["x"]}})"}) {
+                          R"({"m": {"dtype": "f32", "shape": [1], "samples": ["x"]}})"})
     EXPECT_THROW(model_from_json(io::Json::parse(bad), "x"), io::Error) << bad;
-  }
 }
 
 TEST(ModelFingerprint, OfACheckpointIsThatOfTheTensor) {

@@ -187,9 +187,8 @@ TEST(ConfiguredObserver, QuantizingReadsTheMeasurementOfTheConfigsObserver) {
   EXPECT_REFUSED(input({{"dump_stats_path", ""}}),
                  "key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there");
   EXPECT_EQ(input({{"dump_stats_path", ""}}, (folder / "s").string()), maxabs) << "a place that is named needs no path";
-  for (const char* observer : {"shape", "save"}) {
+  for (const char* observer : {"shape", "save"})
     EXPECT_REFUSED(input({{"observer", observer}}), std::string("key 'observer': found \"") + observer + "\"");
-  }
   const test::TempDir other;
   write_one_module(other / "s", "percentile", 2.0f);
   EXPECT_EQ(input({}, other.path().string()), percentile) << "the config names no observer";
@@ -338,9 +337,8 @@ TEST(Thresholds, PercentileCountsZerosButNeverGivesZero) {
 }
 
 TEST(Thresholds, PercentilesOutOfRangeAreRefused) {
-  for (const double percent : {0.0, -1.0, 100.5, std::nan("")}) {
+  for (const double percent : {0.0, -1.0, 100.5, std::nan("")})
     EXPECT_THROW(percentile_threshold(Histogram(), percent), std::invalid_argument);
-  }
 }
 
 TEST(Thresholds, MseIsTheBestOfAllThresholdsForTheValues) {

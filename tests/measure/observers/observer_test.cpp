@@ -106,9 +106,8 @@ TEST(Observer, HistogramsOfViewsCountTheViewsValues) {
     return observer->state();
   };
   for (const at::Tensor& view : {t.transpose(0, 2), t.narrow(1, 2, 3), t.select(2, 1),
-                                 t.narrow(0, 1, 2).transpose(1, 2), t.expand({2, 6, 7, 8})}) {
+                                 t.narrow(0, 1, 2).transpose(1, 2), t.expand({2, 6, 7, 8})})
     EXPECT_EQ(state(view), state(view.clone(at::MemoryFormat::Contiguous))) << view.sizes();
-  }
 }
 
 TEST(Observer, HostileTensorsGiveFiniteResults) {
@@ -118,9 +117,8 @@ TEST(Observer, HostileTensorsGiveFiniteResults) {
       torch::full({3}, 1e-45f), torch::ones({4, 4}).t(), torch::ones({1, 1}).expand({3, 4})};
   for (const auto& name : observer_names()) {
     if (name == "save") continue;
-    for (const auto& t : hostile) {
+    for (const auto& t : hostile)
       for (float v : result_of(name, {t, t})) EXPECT_TRUE(std::isfinite(v) && v >= 0) << name << t.sizes();
-    }
   }
 }
 
@@ -178,10 +176,9 @@ TEST(Observer, SavedTensorsOfAnEarlierRunAreMovedAside) {
   result_of("save", {t, t, t}, context);
   result_of("save", {t}, context);
   std::map<std::string, std::ptrdiff_t> files;
-  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path()))
     files[entry.path().filename().string().substr(0, 15)] =
         std::distance(std::filesystem::directory_iterator(entry.path()), {});
-  }
   EXPECT_EQ(files, (std::map<std::string, std::ptrdiff_t>{{"backup_tensors_", 3}, {"tensors", 1}}));
 }
 
@@ -295,7 +292,7 @@ TEST(ObserverRegistry, WhatAConfigMayUseIsAskedOfRegisteredRowsToo) {
   mine.name = "mine";
   const ObserverRegistration registration(mine);
   const auto config = configs::parse_quant_config({{"observer", "mine"}}, "q.json", parse_options());
-  EXPECT_NE(observer_problem(config).find("found \"mine\", which keeps sizes"), std::string::npos);
+  EXPECT_THAT(observer_problem(config), HasSubstr("found \"mine\", which keeps sizes"));
   MeasurementFile file;
   file.observer = "mine";
   EXPECT_FALSE(has_thresholds(file));
@@ -343,9 +340,8 @@ TEST(ObserverStates, RanksMergeToWhatOneWouldHaveSeen) {
     merge(ab, b, "b");
     merge(ba, a, "a");
     // Weights were seen twice; everything else must be the same.
-    for (auto* states : {&ab, &ba}) {
+    for (auto* states : {&ab, &ba})
       for (auto& [module, node] : states->nodes) node["weight"] = all.nodes.at(module)["weight"];
-    }
     EXPECT_EQ(to_json(ab), to_json(all)) << observer;
     EXPECT_EQ(to_json(ba), to_json(all)) << observer;
     auto file = read_measurements(name_of(dir, observer, configs::Rank{0, 2}));

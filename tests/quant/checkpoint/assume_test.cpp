@@ -107,7 +107,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       o.assume = form;
       const auto report = convert_checkpoint(other / "in", other / "out", o);
       EXPECT_EQ(report.modules.size(), 7u);
-      EXPECT_NE(Json(report.notes).dump().find("as 'assume' says"), std::string::npos);
+      EXPECT_THAT(Json(report.notes).dump(), HasSubstr("as 'assume' says"));
       for (const auto& [name, w] : source.weights)
         EXPECT_TRUE(torch::equal(read_tensor(other / "out", name + ".weight"), w.values().to(at::kBFloat16))) << name;
       EXPECT_TRUE(verify_conversion(other / "in", other / "out", o).changed.empty());
@@ -132,10 +132,9 @@ TEST(AssumedForm, ExponentsOf32NeighboursAreMx) {
   set_weights(o, WeightWord::mx);
   convert_checkpoint(tmp / "in", tmp / "mx", o);
   drop_config(tmp / "mx");
-  for (const char* form : {"compressed-tensors", "modelopt", "fp8"}) {
+  for (const char* form : {"compressed-tensors", "modelopt", "fp8"})
     for (const auto& w : read_assumed(io::Checkpoint(tmp / "mx"), form_named(form)).stored.weights)
       EXPECT_EQ(w.spec.scheme.describe(), "E4M3 mx weights, dynamic group activations, ocp") << form;
-  }
 }
 
 /// Whether the form has words for the scales of `dir`/in, which `dir`/form then is.
@@ -323,9 +322,8 @@ TEST(Convert, NothingOfAQuantizationIsLeftInHighPrecision) {
     auto o = to(FloatType::F32);
     o.stream.overwrite = true;
     const auto report = convert_checkpoint(source.path(), tmp / "out", o);
-    const std::vector<std::string> left = io::Checkpoint(tmp / "out").names();
-    EXPECT_EQ(left, (std::vector<std::string>{"b.logit_scale", "m.weight"}));
-    EXPECT_NE(Json(report.notes).dump().find("scales of attention"), std::string::npos);
+    EXPECT_EQ(io::Checkpoint(tmp / "out").names(), (std::vector<std::string>{"b.logit_scale", "m.weight"}));
+    EXPECT_THAT(Json(report.notes).dump(), HasSubstr("scales of attention"));
     EXPECT_EQ(io::read_json(tmp / "out/config.json"),
               (Json{{"model_type", "llama"}, {"eps", 1e-5}, {"text_config", {{"vocab_size", 7}}}}));
     auto form = to("compressed-tensors");

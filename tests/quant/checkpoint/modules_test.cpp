@@ -121,9 +121,8 @@ TEST(CheckpointModules, HeadsThatReadersBuildOfEmbeddings) {
     m.weight(embedding, {40, 16});
     std::vector<std::string> names;
     const CheckpointModules modules = m.modules();
-    for (const auto& module : modules.all()) {
+    for (const auto& module : modules.all())
       if (module.tied) names.push_back(module.name);
-    }
     return names;
   };
   EXPECT_THAT(heads("llama", "model.embed_tokens", true), ElementsAre("lm_head"));

@@ -129,18 +129,16 @@ TEST(NonFinite, QuantizeCopiesItWhereItIsAllowedAndNotesIt) {
       EXPECT_EQ(out.info(name).dtype, DType::BF16) << name;
     }
     EXPECT_EQ(out.info("model.layers.0.self_attn.o_proj.weight").dtype, DType::F8_E4M3);
-    for (const auto& name : {q + ".weight", norm}) {
+    for (const auto& name : {q + ".weight", norm})
       EXPECT_TRUE(
           torch::equal(read_tensor(tmp / "in", name).view(at::kShort), read_tensor(tmp / "out", name).view(at::kShort)))
           << name;
-    }
     const Json note = io::read_json(tmp / "out" / "fp8.json");
     EXPECT_EQ(note["nonfinite"], (Json{{norm, {{"nan", 2}, {"inf", 0}}}, {q + ".weight", {{"nan", 2}, {"inf", 0}}}}));
-    EXPECT_NE(note["skipped"][q].get<std::string>().find("NaN in 2 of 1296"), std::string::npos);
-    EXPECT_NE(Json(report.warnings).dump().find(q + ".weight: copied with NaN in 2"), std::string::npos);
+    EXPECT_THAT(note["skipped"][q].get<std::string>(), HasSubstr("NaN in 2 of 1296"));
+    EXPECT_THAT(Json(report.warnings).dump(), HasSubstr(q + ".weight: copied with NaN in 2"));
     // The config names them, so that readers take them for what they are.
-    EXPECT_NE(io::read_json(tmp / "out" / "config.json")["quantization_config"]["ignore"].dump().find(q),
-              std::string::npos);
+    EXPECT_THAT(io::read_json(tmp / "out" / "config.json")["quantization_config"]["ignore"].dump(), HasSubstr(q));
     // Of a model without such, the option changes nothing.
     test::write_llama(tmp / "good", test::small_llama(at::kBFloat16));
     quantize_checkpoint(tmp / "good", tmp / "with", o);
@@ -216,7 +214,7 @@ TEST(CheckpointWarnings, RaggedBlocksOfTheFp8FormAreSaidInOneLine) {
   const auto stored = test::HandCheckpoint(config, tensors).read();
   ASSERT_EQ(stored.warnings.size(), 1u);
   for (const char* word : {"2 weights", "[6, 4] in blocks of 4x4", "transformers would misread"})
-    EXPECT_NE(stored.warnings[0].find(word), std::string::npos) << stored.warnings[0];
+    EXPECT_THAT(stored.warnings[0], HasSubstr(word));
   EXPECT_TRUE(test::HandCheckpoint(config, {test::codes("a", 8, 4), test::f32("a.weight_scale_inv", {2, 1}, {1, 1})})
                   .read()
                   .warnings.empty());
@@ -240,7 +238,7 @@ TEST(CheckpointWarnings, PromisedKeyValueScalesThatAreMissingAreSaid) {
     config[key] = kv;
     const auto stored = test::HandCheckpoint(config, t).read();
     for (const auto& w : stored.warnings)
-      EXPECT_NE(w.find(std::string("quantization_config: ") + key + " promises"), std::string::npos) << w;
+      EXPECT_THAT(w, HasSubstr(std::string("quantization_config: ") + key + " promises"));
     return stored.warnings.size();
   };
   for (const Json& config : {compressed, fp8, modelopt}) {

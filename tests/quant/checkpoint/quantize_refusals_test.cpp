@@ -68,9 +68,8 @@ TEST_F(CheckpointRefusals, QuantizedAlready) {
 }
 
 TEST_F(CheckpointRefusals, Fp8CodesWithoutAConfigThatSaysSo) {
-  for (auto& [name, t] : r.tensors) {
+  for (auto& [name, t] : r.tensors)
     if (name == "model.layers.0.mlp.up_proj.weight") t = t.to(at::kFloat8_e4m3fn);
-  }
   r.expect({"model.layers.0.mlp.up_proj.weight", "1 weights in codes", "F8_E4M3", "without scales"});
 }
 

@@ -34,9 +34,8 @@ TEST_F(CheckpointQuantize, DynamicChannelsOfEveryType) {
           << module;
     }
     for (const char* kept : {"model.embed_tokens.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight",
-                             "model.layers.0.self_attn.q_proj.bias", "model.steps"}) {
+                             "model.layers.0.self_attn.q_proj.bias", "model.steps"})
       EXPECT_TRUE(same_bits(read_tensor(dir / "out", kept), test::find(tensors, kept))) << kept;
-    }
     const io::Checkpoint out(dir / "out");
     EXPECT_EQ(report.weights_bytes, out.total_bytes());
     EXPECT_EQ(report.source_bytes, io::Checkpoint(dir / "in").total_bytes());
@@ -187,9 +186,8 @@ void expect_same_as_in_memory(const PlanOptions& plan, at::ScalarType dtype) {
 TEST_F(CheckpointQuantize, MxInAFileIsMxInMemory) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     auto tensors = test::small_llama(dtype);  // with rows of zeros
-    for (auto& [name, t] : tensors) {
+    for (auto& [name, t] : tensors)
       if (t.dim() == 2 && t.size(1) == 36) t = torch::cat({t, t * 0.001}, 1).slice(1, 0, 64).contiguous();
-    }
     PlanOptions plan;
     set_weights(plan, WeightWord::mx);
     plan.dialect = recipes::Dialect::ocp;
@@ -236,8 +234,8 @@ TEST_F(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
   EXPECT_EQ(keys, (std::vector<std::string>{"zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings",
                                             "alpha", "quantization_config"}));
   const std::string text = test::read_text(folder / "out/config.json");
-  EXPECT_NE(text.find("\"rope_theta\": 10000.0"), std::string::npos);
-  EXPECT_NE(text.find("\"zeta\": 1e-06"), std::string::npos) << text;
+  EXPECT_THAT(text, HasSubstr("\"rope_theta\": 10000.0"));
+  EXPECT_THAT(text, HasSubstr("\"zeta\": 1e-06"));
   const auto& quantization = config["quantization_config"];
   EXPECT_EQ(quantization["quantization_status"], "compressed");
   EXPECT_EQ(quantization["ignore"], io::Json::array({"lm_head"}));

@@ -151,7 +151,7 @@ TEST(ReaderCheck, ScalesThatAReaderHasNot) {
               HasSubstr("can't join experts with scales per block"));
   config["model_type"] = "llama4_text";  // which has a list of them instead
   blocks.write("config.json", config);
-  EXPECT_EQ(problems(check_readers(blocks.path()), "transformers").find("join"), std::string::npos);
+  EXPECT_THAT(problems(check_readers(blocks.path()), "transformers"), Not(HasSubstr("join")));
   config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {2, 2}}};
   const HandCheckpoint fine(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale_inv", {2, 2}, {1, 1, 1, 1})});
   fine.write("config.json", config);
@@ -159,7 +159,7 @@ TEST(ReaderCheck, ScalesThatAReaderHasNot) {
               HasSubstr("single experts of this family in compressed-tensors alone"));
   config["model_type"] = "qwen3_moe";
   fine.write("config.json", config);
-  EXPECT_EQ(problems(check_readers(fine.path()), "transformers").find("experts of"), std::string::npos);
+  EXPECT_THAT(problems(check_readers(fine.path()), "transformers"), Not(HasSubstr("experts of")));
   const std::string joined = "model.layers.0.mlp.ff_proj";  // transformers makes two modules of it
   config["model_type"] = "molmo2";
   const HandCheckpoint split(nullptr, {codes(joined, 4, 4), f32(joined + ".weight_scale_inv", {2, 2}, {1, 1, 1, 1})});
@@ -277,9 +277,8 @@ TEST(ReaderCheck, ExpertsAreJoinedByFamily) {
 TEST(ReaderCheck, MxIsForModelsInBfloat16) {
   TempDir dir;
   auto tensors = small_llama(at::kBFloat16);
-  for (auto& [name, t] : tensors) {
+  for (auto& [name, t] : tensors)
     if (t.dim() == 2 && t.size(1) == 36) t = torch::cat({t, t}, 1).slice(1, 0, 64).contiguous();
-  }
   write_llama(dir / "m", tensors);
   CheckpointOptions o;
   set_weights(o.plan, WeightWord::mx);
@@ -305,7 +304,7 @@ TEST(ReaderCheck, MxIsForModelsInBfloat16) {
 TEST(ReaderCheck, WhatStandsOutsideOfTheBlocksIsPlainToVllm) {
   const Output out("compressed-tensors");
   out.change([](io::Json& c) { c["num_hidden_layers"] = 1; });
-  EXPECT_EQ(problems(out.verdicts(), "vLLM").find("mlp1"), std::string::npos);
+  EXPECT_THAT(problems(out.verdicts(), "vLLM"), Not(HasSubstr("mlp1")));
   const HandCheckpoint hand(io::read_json(out.dir / "out/config.json")["quantization_config"],
                             {codes("mlp1.3", 4, 4), f32("mlp1.3.weight_scale", {4, 1}, {1, 1, 1, 1}),
                              f32("model.layers.0.self_attn.o_proj.weight", {4, 4}, std::vector<float>(16, 1.0f))});

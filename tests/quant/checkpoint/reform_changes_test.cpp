@@ -94,10 +94,9 @@ TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
       const std::int64_t rows = values.size(0), cols = values.size(1);
       const Block b{std::min(block.rows, rows), std::min(block.cols, cols)};
       at::Tensor amax = torch::zeros({(rows + b.rows - 1) / b.rows, (cols + b.cols - 1) / b.cols}), scale_inv;
-      for (std::int64_t r = 0; r < amax.size(0); ++r) {
+      for (std::int64_t r = 0; r < amax.size(0); ++r)
         for (std::int64_t c = 0; c < amax.size(1); ++c)
           amax[r][c] = values.slice(0, r * b.rows, (r + 1) * b.rows).slice(1, c * b.cols, (c + 1) * b.cols).abs().max();
-      }
       const auto codes = requantized(values, test::spread_grid(amax, b, rows, cols), &scale_inv);
       EXPECT_TRUE(torch::equal(read_tensor(out, name + ".weight"), codes)) << name;
       EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(out, name + ".weight_scale"), b, rows, cols), scale_inv))

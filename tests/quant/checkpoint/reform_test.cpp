@@ -216,8 +216,7 @@ TEST_F(CheckpointConvert, ConfigKeepsItsBytes) {
 TEST_F(CheckpointConvert, HighPrecisionIsCast) {
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(folder / "in", tensors);
-  const auto report = convert_checkpoint(folder / "in", folder / "f32", to(FloatType::F32));
-  EXPECT_EQ(report.from, "high precision");
+  EXPECT_EQ(convert_checkpoint(folder / "in", folder / "f32", to(FloatType::F32)).from, "high precision");
   convert_checkpoint(folder / "f32", folder / "back", to(FloatType::BF16));
   for (const auto& [name, t] : tensors) {
     EXPECT_TRUE(torch::equal(read_tensor(folder / "f32", name), t.is_floating_point() ? t.to(at::kFloat) : t)) << name;
@@ -346,8 +345,7 @@ TEST_F(CheckpointConvert, ResumeOfAFinishedOutputSaysSo) {
     EXPECT_EQ(test::folder_bytes(folder / "out"), before);
     const auto weights = folder / "in" / "model.safetensors";
     fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(5));
-    EXPECT_THAT(test::error_of<io::Error>([&] { convert_checkpoint(folder / "in", folder / "out", o); }),
-                HasSubstr("not what this run would write"));
+    EXPECT_ERROR(io::Error, convert_checkpoint(folder / "in", folder / "out", o), "not what this run would write");
     EXPECT_EQ(test::folder_bytes(folder / "out"), before);
   }
 }

@@ -132,9 +132,8 @@ TEST(CodeConvert, SpreadScalesGivesEveryElementItsOwn) {
       if (!refines(from, to, kRows, kCols)) continue;
       const auto out = spread_scales(scales, from, to, kRows, kCols);
       ASSERT_EQ(static_cast<std::int64_t>(out.size()), scale_grid(to, kRows, kCols).size());
-      for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t r = 0; r < kRows; ++r)
         for (std::int64_t c = 0; c < kCols; ++c) ASSERT_EQ(at(out, to, r, c), at(scales, from, r, c)) << r << " " << c;
-      }
       ++done;
     }
   }

@@ -103,9 +103,8 @@ inline void write_llama(const std::filesystem::path& folder, const NamedTensors&
 }
 
 inline at::Tensor find(const NamedTensors& tensors, const std::string& name) {
-  for (const auto& [n, t] : tensors) {
+  for (const auto& [n, t] : tensors)
     if (n == name) return t;
-  }
   return {};
 }
 

@@ -23,10 +23,9 @@ struct Experts {
   /// [E, 2 I, H]: gate's rows above up's, or by turns.
   at::Tensor gate_up(bool interleaved = false) const {
     std::vector<at::Tensor> both;
-    for (std::size_t e = 0; e < gate.size(); ++e) {
+    for (std::size_t e = 0; e < gate.size(); ++e)
       both.push_back(interleaved ? torch::stack({gate[e], up[e]}, 1).reshape({2 * gate[e].size(0), gate[e].size(1)})
                                  : torch::cat({gate[e], up[e]}, 0));
-    }
     return torch::stack(both);
   }
   /// [E, H, I].

@@ -16,8 +16,7 @@ using CheckpointFolder = InFolder;
 
 TEST_F(CheckpointFolder, AConfigMustBeAnObjectOfAHighPrecisionModel) {
   test::write_text(folder / "config.json", R"({"b": 1, "quantization_config": null, "a": 2.50})");
-  const auto config = read_model_config(folder.path());
-  EXPECT_EQ(config.dump(), R"({"b":1,"a":2.5})");
+  EXPECT_EQ(read_model_config(folder.path()).dump(), R"({"b":1,"a":2.5})");
 }
 
 /// Tensors a (6 bytes), b (6), c (20), d (2), written whole.
@@ -26,7 +25,7 @@ std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
   const std::vector<Entry> entries = {
       {"a", io::DType::U8, {6}}, {"b", io::DType::U8, {2, 3}}, {"c", io::DType::U8, {20}}, {"d", io::DType::F16, {}}};
   std::vector<Unit> units;
-  for (const auto& e : entries) {
+  for (const auto& e : entries)
     units.push_back({e.name,
                      {e},
                      bytes_of(e),
@@ -35,7 +34,6 @@ std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
                        context.write(e.name, bytes.data(), 0, bytes.size());
                      },
                      {}});
-  }
   StreamOptions options;
   options.shard_bytes = shard_bytes;
   write_checkpoint(dir / "out", units, options, [](OutputFolder&) {});

@@ -250,7 +250,7 @@ TEST(FormsReading, CacheScalesThatNoSchemePromisesAreLeftovers) {
   const auto left = read(kTensor);
   EXPECT_TRUE(left.kv.empty() && left.attention_scales.empty());
   EXPECT_EQ(left.kv_tensors, (std::vector<std::string>{"a.k_scale", "a.q_scale"}));
-  EXPECT_NE(left.warnings.at(0).find("2 scales of attention and caches"), std::string::npos);
+  EXPECT_THAT(left.warnings.at(0), HasSubstr("2 scales of attention and caches"));
   const HandCheckpoint said(with_caches(kTensor), {codes("l.o_proj", 2, 2), f32("l.o_proj.weight_scale", {1}, {1}),
                                                    f32("a.k_scale", {1}, {1}), f32("a.v_scale", {1}, {1}),
                                                    f32("a.q_scale", {1}, {1}), f32("a.prob_scale", {1}, {1})});
@@ -393,7 +393,7 @@ TEST(FormsReading, AConfigWithoutQuantizedTensorsIsALeftover) {
     const HandCheckpoint left(config, {weight, position});
     EXPECT_TRUE(read_quantization_config(left.path()).is_null()) << config;
     EXPECT_TRUE(left.read().weights.empty());
-    EXPECT_NE(leftover_config(left.open()).find("leftover"), std::string::npos);
+    EXPECT_THAT(leftover_config(left.open()), HasSubstr("leftover"));
     for (const HandTensor& held :
          {HandTensor{"n.weight", DType::U8, {2, 1}, {1, 2}}, HandTensor{"n.qweight", DType::I32, {1, 1}, {0, 0, 0, 0}},
           codes("n", 1, 1), f32("m.weight_scale", {1}, {1}), f32("a.k_scale", {1}, {1})}) {

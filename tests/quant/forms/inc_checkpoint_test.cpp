@@ -203,9 +203,8 @@ TEST_F(IncCheckpoint, SavedModelsComeBackBitForBit) {
     const io::Checkpoint checkpoint(dir / "out");
     const auto taken = load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kBFloat16);
     EXPECT_EQ(taken.size(), dynamic ? 28u : 56u);
-    for (auto& item : other->named_parameters()) {
+    for (auto& item : other->named_parameters())
       if (taken.count(item.key()) == 0) item.value().data().copy_(read_tensor(dir / "out", item.key()));
-    }
     EXPECT_TRUE(same_bits(other(ids), model(ids))) << dynamic;
   }
 }

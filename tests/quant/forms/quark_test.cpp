@@ -75,8 +75,7 @@ TEST(QuarkForm, ExpertsGoThroughByteForByteBesideAttentionInFp8) {
   for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor}) {
     Source source;
     source.options.plan.weights = weights;
-    const auto report = source.run();
-    EXPECT_EQ(report.quantized.size(), 4u);
+    EXPECT_EQ(source.run().quantized.size(), 4u);
     const io::Checkpoint out(source.out());
     for (const auto& t : source.tensors) {
       const auto& info = out.info(t.name);
@@ -144,9 +143,8 @@ TEST(QuarkForm, WhatItIsNotForIsRefused) {
   blocks.options.plan.activations = ActivationScaling::dynamic_group;
   EXPECT_REFUSED(blocks.run(), "quark holds", "found block");
   auto ragged = gpt_oss();
-  for (auto& t : ragged) {
+  for (auto& t : ragged)
     if (t.name.ends_with("down_proj_scales")) t = bytes(t.name, {2, 64}, 1);
-  }
   Source unfit(ragged);
   EXPECT_REFUSED(unfit.run(), "down_proj_blocks", "expected MXFP4");
 }

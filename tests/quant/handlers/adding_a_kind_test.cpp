@@ -89,9 +89,8 @@ ConversionReport convert_scaled(const ScaledModel& model, const test::TempDir& d
 }
 
 std::string reason_for(const std::string& name, const Plan& plan) {
-  for (const SkippedModule& m : plan.skipped) {
+  for (const SkippedModule& m : plan.skipped)
     if (m.name == name) return m.reason;
-  }
   return "";
 }
 
@@ -118,7 +117,7 @@ TEST_F(AddingAKind, IsMeasuredAndQuantizedFromTheMeasurement) {
   const at::Tensor y = model->residual(x.a, x.b);
   EXPECT_TRUE(test::same_bits(y, scaled_sum(cast_by_hand(x.a, scales[0]), cast_by_hand(x.b, scales[1]))));
   EXPECT_FALSE(test::same_bits(y, scaled_sum(x.a, x.b)));
-  EXPECT_NE(describe(*model).find("[E4M3 scaled_add, static scales, gaudi2]"), std::string::npos);
+  EXPECT_THAT(describe(*model), HasSubstr("[E4M3 scaled_add, static scales, gaudi2]"));
 
   ScaledModel stored;
   convert_scaled(stored, folder);  // by the scale file that the first one wrote
@@ -167,7 +166,7 @@ TEST_F(AddingAKind, ListsOfAConfigSelectItByItsClass) {
 
   const Plan blocked = plan_with({{"blocklist", {{"types", {"ScaledAdd"}}}}});
   EXPECT_EQ(test::find_node(blocked, "residual"), nullptr);
-  EXPECT_NE(reason_for("residual", blocked).find("not selected by allowlist and blocklist"), std::string::npos);
+  EXPECT_THAT(reason_for("residual", blocked), HasSubstr("not selected by allowlist and blocklist"));
   EXPECT_NE(blocked.find("proj"), nullptr);
 
   const Plan dynamic = plan_with({{"scale_method", "maxabs_pcs_pow2"}, {"dynamic_quantization", true}});

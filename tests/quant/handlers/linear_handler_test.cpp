@@ -98,9 +98,8 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (auto activations : kActivations) {
     for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel}) {
-      for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
+      for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
         for (auto dtype : {at::kFloat, at::kBFloat16}) cases.push_back({activations, weights, dialect, dtype});
-      }
     }
   }
   return cases;
@@ -170,7 +169,7 @@ TEST(Fp8Handler, TellsThePrintersItsScaleAndTheDtypeOfItsValues) {
   EXPECT_TRUE(same_bits(q.linear->weight.to(at::kCPU, at::kDouble), q.values.to(at::kBFloat16).to(at::kDouble)));
   std::ostringstream text;
   text << q.linear->weight;
-  EXPECT_NE(text.str().find("HPUFloat8_e4m3fnType{20,48}"), std::string::npos);
+  EXPECT_THAT(text.str(), HasSubstr("HPUFloat8_e4m3fnType{20,48}"));
 }
 
 TEST(Fp8Handler, NaNAndInfInARowStayInTheRow) {

@@ -299,8 +299,7 @@ TEST(NodeHandler, EveryKindWithoutAWeightHasScalesAndAHandler) {
     NodeScheme s = scheme(info.kind, {});
     std::vector<std::string> warnings;
     set_node_scales(s, &measured, {}, "m", kExperts, warnings);
-    const auto handler = make_node_handler(s);
-    EXPECT_NE(handler->describe().find(configs::name_of(info.kind)), std::string::npos) << handler->describe();
+    EXPECT_THAT(make_node_handler(s)->describe(), HasSubstr(configs::name_of(info.kind)));
   }
 }
 

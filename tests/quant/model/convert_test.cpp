@@ -45,8 +45,7 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
       const float max = dialect == recipes::Dialect::ocp ? 448.0f : 240.0f;
       std::map<std::string, at::Tensor> before;
       for (const auto& m : measure::weight_modules(*model)) before[m.name] = m.weight.detach().cpu().clone();
-      const auto report = convert(*model, o);
-      EXPECT_EQ(report.converted.size(), 14u);
+      EXPECT_EQ(convert(*model, o).converted.size(), 14u);
       for (const auto& m : measure::weight_modules(*model)) {
         if (m.name == "embed_tokens" || m.name == "lm_head") {
           EXPECT_EQ(m.weight.scalar_type(), at::kBFloat16);
@@ -138,9 +137,8 @@ TEST(Convert, FailuresChangeNothing) {
   auto model = test::tiny_lm();
   auto& last = model->layers[1]->down_proj->weight;
   const auto unchanged = [&] {
-    for (const auto& m : measure::weight_modules(*model)) {
+    for (const auto& m : measure::weight_modules(*model))
       if (m.weight.scalar_type() != at::kFloat) return false;
-    }
     return true;
   };
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -219,10 +217,9 @@ TEST(Convert, TiedModulesAreConvertedOnceAndReported) {
   const auto tied = std::find_if(report.converted.begin(), report.converted.end(),
                                  [](const auto& m) { return m.name == "embed_tokens"; });
   ASSERT_NE(tied, report.converted.end());
-  EXPECT_NE(tied->scheme.find("(tied to lm_head)"), std::string::npos);
+  EXPECT_THAT(tied->scheme, HasSubstr("(tied to lm_head)"));
   EXPECT_TRUE(report.skipped.empty());
-  ASSERT_EQ(report.warnings.size(), 1u);
-  EXPECT_EQ(report.warnings[0], "embed_tokens shares the weight of lm_head and became fp8 with it");
+  EXPECT_THAT(report.warnings, ElementsAre("embed_tokens shares the weight of lm_head and became fp8 with it"));
   EXPECT_EQ(runtime::find_tag(model->lm_head->weight)->module_names(), "lm_head, embed_tokens");
   const at::Tensor ids = hpu(torch::tensor({5, 0, 47}, at::kLong));
   const torch::NoGradGuard no_grad;
@@ -281,8 +278,7 @@ TEST(ConvertScript, ScriptedModulesComputeWhatTypedOnesDo) {
     auto model = test::script_mlp();
     const at::Tensor x = hpu(torch::randn({5, 16}));
     const at::Tensor expected = typed_result(model, x, o);
-    const auto report = convert(model, o);
-    EXPECT_EQ(report.converted.size(), 2u);
+    EXPECT_EQ(convert(model, o).converted.size(), 2u);
     EXPECT_EQ(model.attr("up").toModule().attr("weight").toTensor().scalar_type(), at::kFloat8_e4m3fn);
     for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), expected)) << "run " << i;
   }

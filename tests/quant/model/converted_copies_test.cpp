@@ -265,9 +265,8 @@ float input_scale(const Model& m) {
 }
 
 bool mentions(const ConversionReport& report, const std::string& text) {
-  for (const auto& w : report.warnings) {
+  for (const auto& w : report.warnings)
     if (w.find(text) != std::string::npos) return true;
-  }
   return false;
 }
 
@@ -277,8 +276,7 @@ struct ConfigConvert : ::testing::Test {
 
 TEST_F(ConfigConvert, ScalesAreStoredInIncsForm) {
   Model model;
-  const auto report = convert_for(model, files.config("\"maxabs_pow2\""));
-  EXPECT_EQ(report.converted.size(), 2u);
+  EXPECT_EQ(convert_for(model, files.config("\"maxabs_pow2\"")).converted.size(), 2u);
   const ScaleFile stored = read_scales(files.name("MAXABS_POW2"));
   const auto* proj = stored.find("proj");
   ASSERT_NE(proj, nullptr);
@@ -458,8 +456,7 @@ TEST_F(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
   convert_for(model, files.config("\"maxabs_pow2\""));
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
-  for (const char* word : {"proj", "product", "POW2", "MAXABS"})
-    EXPECT_NE(text.str().find(word), std::string::npos) << word;
+  for (const char* word : {"proj", "product", "POW2", "MAXABS"}) EXPECT_THAT(text.str(), HasSubstr(word)) << word;
 }
 
 TEST_F(ConfigConvert, MissingMeasurementsAreNamed) {

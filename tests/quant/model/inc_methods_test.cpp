@@ -213,9 +213,8 @@ TEST(IncMethods, MatmulOnEveryDeviceAndType) {
 }
 
 TEST(IncMethods, DynamicMethodsAreForDynamicQuantizationOnly) {
-  for (const char* name : {"maxabs_pcs_pow2", "act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw"}) {
+  for (const char* name : {"maxabs_pcs_pow2", "act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw"})
     EXPECT_REFUSED(config(name, at::kBFloat16), "dynamic_quantization") << name;
-  }
   EXPECT_REFUSED(config("maxabs_hw", at::kBFloat16, R"(, "dynamic_quantization": true)"), "dynamic_quantization");
 }
 
@@ -236,7 +235,7 @@ TEST(IncMethods, ConsecutiveInputsHaveScalesOfTheirOwn) {
       const auto report = convert(*model, o);
       ASSERT_EQ(report.converted.size(), 2u);
       ASSERT_EQ(report.skipped.size(), 1u);
-      EXPECT_NE(report.skipped[0].reason.find("Conv2d has no dynamic scales"), std::string::npos);
+      EXPECT_THAT(report.skipped[0].reason, HasSubstr("Conv2d has no dynamic scales"));
       const torch::NoGradGuard no_grad;
       const auto& product = *model[1]->as<runtime::MatmulImpl>();
       for (double size : {1.0, 1e-3, 5e4}) {  // one static scale would lose or saturate two of them

@@ -32,9 +32,8 @@ at::Tensor tokens(std::int64_t n, std::int64_t cols) {
 /// Those that make the matrix: seven runs of 32 of every eight.
 at::Tensor seen(const at::Tensor& x) {
   std::vector<at::Tensor> runs;
-  for (std::int64_t at = 0; at < x.size(0); at += 32) {
+  for (std::int64_t at = 0; at < x.size(0); at += 32)
     if (at / 32 % 8 != 7) runs.push_back(x.slice(0, at, std::min(at + 32, x.size(0))));
-  }
   return torch::cat(runs);
 }
 

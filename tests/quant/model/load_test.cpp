@@ -148,8 +148,8 @@ TEST(Load, OcpCodesAreRefusedOnGaudi2UnlessTheCallerSaysSo) {
       return (id == "dialect" ? "--dialect " : "fp8 convert --dialect ") + std::string(value);
     };
     const std::string text = io::spelled(error.message(), flags);
-    EXPECT_NE(text.find("fp8 convert --dialect gaudi2"), std::string::npos) << text;
-    EXPECT_NE(text.find(" --dialect ocp"), std::string::npos) << text;
+    EXPECT_THAT(text, HasSubstr("fp8 convert --dialect gaudi2"));
+    EXPECT_THAT(text, HasSubstr(" --dialect ocp"));
   }
   EXPECT_REFUSED(load_as({recipes::Dialect::gaudi2, false, nullptr}), "fp8.json", "found ocp", "asked for is gaudi2");
   EXPECT_FALSE(load_as({recipes::Dialect::ocp, false, nullptr}).empty());
@@ -243,8 +243,7 @@ TEST(Save, NamesWhatReadersOfTheFamilyCallModules) {
     return io::read_json(dir / "out/config.json")["quantization_config"]["ignore"].dump();
   };
   EXPECT_EQ(ignored("llama", false), R"(["lm_head"])") << "which readers make of the embedding";
-  EXPECT_NE(ignored("llava", true).find("\"lm_head\""), std::string::npos)
-      << "transformers moves it: " << ignored("llava", true);
+  EXPECT_THAT(ignored("llava", true), HasSubstr("\"lm_head\"")) << "transformers moves it: " << ignored("llava", true);
 }
 
 TEST(Save, OfAModelOnTheHostIsTheSame) {

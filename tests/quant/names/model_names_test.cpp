@@ -300,9 +300,8 @@ TEST(ExpertWeights, MeasurementsGetTheNamesOfTheCheckpoint) {
 /// `count` layers with these parts each.
 Names layers(int count, const Names& parts) {
   Names names;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count; ++i)
     for (const auto& part : parts) names.push_back("model.layers." + std::to_string(i) + "." + part);
-  }
   return names;
 }
 

@@ -90,11 +90,10 @@ void expect_codes(const at::Tensor& w, FloatType type, const WeightScales& scale
                    cols, first, scales, scheme, pieces.data() + first * cols);
   EXPECT_EQ(whole, pieces);
   const at::Tensor values = w.to(at::kFloat).contiguous();
-  for (std::int64_t i = 0; i < w.numel(); ++i) {
+  for (std::int64_t i = 0; i < w.numel(); ++i)
     ASSERT_EQ(whole[static_cast<std::size_t>(i)],
               code(values.const_data_ptr<float>()[i], static_cast<std::size_t>(i / cols)))
         << i;
-  }
 }
 
 constexpr std::pair<at::ScalarType, FloatType> kTypes[] = {
@@ -235,12 +234,11 @@ TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
         const auto place = [&](std::int64_t r, std::int64_t c) {
           return static_cast<std::size_t>(r / block.rows * grid.cols + c / block.cols);
         };
-        for (std::int64_t i = 0; i < rows * cols; ++i) {
+        for (std::int64_t i = 0; i < rows * cols; ++i)
           ASSERT_EQ(codes[static_cast<std::size_t>(i)],
                     test::nearest_code(values.const_data_ptr<float>()[i] * scales.scale[place(i / cols, i % cols)],
                                        s.fp8_max()))
               << i;
-        }
         std::vector<float> piece_scales;  // band by band, as a stream does
         for (std::int64_t row = 0; row < rows; row += block.rows) {
           const std::int64_t n = std::min(block.rows, rows - row);
@@ -354,9 +352,8 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 std::string line_of(const std::vector<std::string>& lines, const std::string& text) {
-  for (const auto& line : lines) {
+  for (const auto& line : lines)
     if (line.find(text) != std::string::npos) return line;
-  }
   return "";
 }
 
@@ -422,9 +419,8 @@ TEST(Underflow, TheFirstInputThatIsLostIsWarnedOfOnce) {
   net->small->forward(x);
   net->small->forward(x);
   net->large->forward(x);
-  ASSERT_EQ(warnings.texts.size(), 1u);
-  EXPECT_THAT(warnings.texts[0],
-              AllOf(HasSubstr("small: "), HasSubstr("become zero under its static scale (scale_inv 128)")));
+  EXPECT_THAT(warnings.texts, ElementsAre(AllOf(HasSubstr("small: "),
+                                                HasSubstr("become zero under its static scale (scale_inv 128)"))));
 }
 
 TEST(Underflow, ACheckpointWhoseWeightsAreLostIsWarnedOf) {

@@ -236,18 +236,16 @@ TEST(EveryLowerOp, HasArgumentsOfTheRegionsTypeAndLeavesTheirGradients) {
 TEST(EveryFloat32Op, HasFloat32ArgumentsAndLeavesTheirGradients) {
   const auto cases = joined(float32_losses(), float32_functions());
   expect_covers(cases, AutocastLists::defaults().fp32);
-  for (const auto region : {at::kBFloat16, at::kHalf}) {
+  for (const auto region : {at::kBFloat16, at::kHalf})
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
       for (const Case& c : cases) expect_cast(c, region, dtype, at::kFloat, at::kFloat, true);
-  }
 }
 
 TEST(Normalizations, KeepTheRunningStatisticsTheyUpdate) {
   const at::Tensor x = hpu(at::randn({4, 6, 5})), w = hpu(at::ones({6})).to(at::kHalf);
   at::Tensor mean = at::zeros({6}, on_hpu()), variance = at::ones({6}, on_hpu());
   const AutocastGuard region;
-  const at::Tensor y = at::batch_norm(x, w, w, mean, variance, true, 0.5, 1e-5, false);
-  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::batch_norm(x, w, w, mean, variance, true, 0.5, 1e-5, false).scalar_type(), at::kBFloat16);
   const at::Tensor expected = x.cpu().to(at::kBFloat16).to(at::kDouble).mean(at::IntArrayRef{0, 2}) * 0.5;
   EXPECT_TRUE(at::allclose(mean.cpu().to(at::kDouble), expected, 1e-4, 1e-5));
 }

@@ -140,8 +140,7 @@ TEST(CustomOp, IsCastInARegionAsItsRuleSays) {
     call_op("my::pair", {bf16, f32});
     EXPECT_EQ(seen, (std::vector{at::kBFloat16, at::kFloat})) << "no region";
     const autocast::AutocastGuard region;
-    const at::Tensor y = call_op("my::pair", {bf16, f32})[0];
-    EXPECT_EQ(y.scalar_type(), dtype);
+    EXPECT_EQ(call_op("my::pair", {bf16, f32})[0].scalar_type(), dtype);
     EXPECT_EQ(seen, (std::vector{dtype, rule != autocast::Rule::none ? dtype : at::kFloat}));
   }
 }

@@ -13,6 +13,7 @@
 
 namespace {
 
+using namespace fp8;
 using namespace fp8::runtime;
 using namespace fp8::test;
 
@@ -45,7 +46,7 @@ TEST(Extension, LoadsOnceAndSaysWhatCameWithIt) {
 TEST(Extension, AFailedOneFailsEachTime) {
   for (const std::string name : {"throws_int.so", "throws_static.so"}) {
     const std::string file = FP8_ODD_EXTENSIONS "/" + name, error = error_of([&] { load_extension(file); });
-    EXPECT_NE(error.find(name + "': threw what is no std::exception"), std::string::npos) << error;
+    EXPECT_THAT(error, HasSubstr(name + "': threw what is no std::exception"));
     EXPECT_EQ(error_of([&] { load_extension(file); }), error);
     EXPECT_FALSE(c10::Dispatcher::singleton().findSchema({"sample_ext::first", ""}).has_value());
   }
@@ -70,8 +71,8 @@ TEST(Extension, NamesFilesThatCantBeLoaded) {
   EXPECT_REFUSED(load_extension(""), "[extension] found ''");
   for (const auto& file : {folder.path() / "missing.so", text, folder.path()}) {
     const std::string error = error_of([&, file = file] { load_extension(file); });
-    EXPECT_NE(error.find(file.string()), std::string::npos) << error;
-    EXPECT_NE(error.find("can't be loaded"), std::string::npos) << error;
+    EXPECT_THAT(error, HasSubstr(file.string()));
+    EXPECT_THAT(error, HasSubstr("can't be loaded"));
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   }
 }
@@ -99,7 +100,7 @@ TEST(CustomOpErrors, NamesAndSchemas) {
   for (const auto& [schema, words] : schemas) {
     const std::string text = refused("my::bad", schema);
     EXPECT_EQ(text.find("[my::bad] "), 0U) << schema << ": " << text;
-    EXPECT_NE(text.find(words), std::string::npos) << schema << ": " << text;
+    EXPECT_THAT(text, HasSubstr(words)) << schema << ": " << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
     EXPECT_EQ(text.find("()"), text.find("-> ()") == std::string::npos ? std::string::npos : text.find("-> ()") + 3)
         << text << " gives no reason";
@@ -174,12 +175,11 @@ TEST(CustomOpErrors, Operands) {
   const auto op = gelu_mul_op("my::gelu_mul").add();
   const at::Tensor x = at::ones({2}, on_hpu());
   const auto call = [&](const at::Tensor& b) { return error_of([&] { call_op("my::gelu_mul", {x, b}); }); };
-  EXPECT_NE(call(at::ones({2})).find("[my::gelu_mul] operands on more than one device"), std::string::npos);
-  EXPECT_NE(call(at::Tensor()).find("[my::gelu_mul] found an undefined tensor"), std::string::npos);
+  EXPECT_THAT(call(at::ones({2})), HasSubstr("[my::gelu_mul] operands on more than one device"));
+  EXPECT_THAT(call(at::Tensor()), HasSubstr("[my::gelu_mul] found an undefined tensor"));
   EXPECT_EQ(call(at::ones({2}, on_hpu(at::kDouble))),
             "[my::gelu_mul] shape: found Double [2] beside Float [2], allowed: tensors of one size and dtype");
-  EXPECT_NE(call(at::ones({1}, on_hpu())).find("[my::gelu_mul] shape: found Float [1] beside Float [2]"),
-            std::string::npos);
+  EXPECT_THAT(call(at::ones({1}, on_hpu())), HasSubstr("[my::gelu_mul] shape: found Float [1] beside Float [2]"));
   EXPECT_EQ(call(at::ones({2}, on_hpu())), "");
   at::Tensor w = at::ones({4, 4}, on_hpu());
   convert_to_codes(w, "fc1", std::make_shared<CodesHandler>(0.5), 0.5);
@@ -255,7 +255,7 @@ TEST(CustomOpErrors, ACallThatUnloadsItself) {  // is not waited for: it would n
            })
            .add();
   EXPECT_EQ(call_op("my::leaves", {at::ones({2}, on_hpu())})[0].sum().item<float>(), 4);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("[my::leaves] unloaded within a call"), std::string::npos);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("[my::leaves] unloaded within a call"));
 }
 
 TEST(CustomOpErrors, AfterTheHandleItIsGone) {

@@ -211,9 +211,8 @@ TEST(MemorySummary, HasTheVendorsRows) {
   const std::string text = runtime::memory_summary();
   EXPECT_EQ(text.rfind("|" + std::string(52, '=') + "|\n|     PyTorch HPU memory summary, device ID 0", 0), 0u) << text;
   for (const char* row :
-       {"Limit (GB)", "InUse (MB)", "MaxInUse (MB)", "NumAllocs", "NumFrees", "MaxAllocSize (MB)", "ActiveAllocs"}) {
-    EXPECT_NE(text.find(std::string("  ") + row), std::string::npos) << row;
-  }
+       {"Limit (GB)", "InUse (MB)", "MaxInUse (MB)", "NumAllocs", "NumFrees", "MaxAllocSize (MB)", "ActiveAllocs"})
+    EXPECT_THAT(text, HasSubstr(std::string("  ") + row)) << row;
   EXPECT_REFUSED(runtime::memory_summary(3), "Invalid device id");
 }
 

@@ -126,16 +126,14 @@ void ask_with(const char* name, const char* value) {
 
 TEST(EnvironmentDeathTest, BadValuesAreNamedWithWhatIsAllowed) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
-  for (const char* bad : {"0", "17", "two", "1x", "-1"}) {
+  for (const char* bad : {"0", "17", "two", "1x", "-1"})
     EXPECT_EXIT(ask_with("FP8_HPU_DEVICES", bad), ::testing::ExitedWithCode(3),
                 "FP8_HPU_DEVICES: found '" + std::string(bad) + "', allowed: an integer from 1 to 16");
-  }
   EXPECT_EXIT(ask_with("FP8_HPU_DEVICE", "gaudi4"), ::testing::ExitedWithCode(3),
               "FP8_HPU_DEVICE: found 'gaudi4', allowed: gaudi, gaudi2, gaudi3");
-  for (const char* bad : {"lots", "0", "-5", "3Q", "1e30", "nan"}) {
+  for (const char* bad : {"lots", "0", "-5", "3Q", "1e30", "nan"})
     EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", bad), ::testing::ExitedWithCode(3),
                 "FP8_HPU_MEMORY: found '" + std::string(bad) + "', allowed: a number of bytes > 0");
-  }
   EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", "0.5G"), ::testing::ExitedWithCode(0), "");
   EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", "7"), ::testing::ExitedWithCode(3),
               "out of memory on hpu:0: tried to allocate 8 bytes, 0 of 7 are in use");

@@ -156,7 +156,7 @@ TEST(MemorySnapshots, OwnersAreSumsTheLargestFirst) {
   const std::string table = snapshot.table(2);
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 5) << table;  // title, a, b, others, smaller blocks
   EXPECT_LT(table.find("  a "), table.find("  b ")) << table;
-  EXPECT_NE(table.find("others"), std::string::npos) << table;
+  EXPECT_THAT(table, HasSubstr("others"));
   EXPECT_REFUSED(memory_snapshot(3), "Invalid device id 3");
 }
 
@@ -180,10 +180,10 @@ TEST(OutOfMemory, NamesTheFiveLargestOwners) {
       text.rfind("[hpu] out of memory on hpu:0: tried to allocate 101 bytes, " + in_use + " are in use" + owners, 0),
       0u)
       << text;
-  EXPECT_EQ(text.find("layer.2"), std::string::npos) << text;
+  EXPECT_THAT(text, Not(HasSubstr("layer.2")));
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
-  EXPECT_NE(result.find("tried to allocate 7340032 bytes"), std::string::npos) << result;
-  EXPECT_NE(result.find("layer.7 14.00 MiB"), std::string::npos) << result;
+  EXPECT_THAT(result, HasSubstr("tried to allocate 7340032 bytes"));
+  EXPECT_THAT(result, HasSubstr("layer.7 14.00 MiB"));
 }
 
 /// The events that a profiler of LibTorch gets.

@@ -349,10 +349,9 @@ TEST(Collectives, OperatorsOfHcclOnly) {
   for (const auto& [op, name] : {std::pair{c10d::ReduceOp::PRODUCT, "PRODUCT"},
                                  {c10d::ReduceOp::BAND, "BAND"},
                                  {c10d::ReduceOp::BOR, "BOR"},
-                                 {c10d::ReduceOp::BXOR, "BXOR"}}) {
+                                 {c10d::ReduceOp::BXOR, "BXOR"}})
     EXPECT_REFUSED(group->allreduce(t, reducing(op)), std::string("Unsupported ReduceOp ") + name,
                    "Supported ops in HCCL are: sum, min, max");
-  }
 }
 
 TEST(Collectives, TheBackendGetsTheTensorsOwnMemory) {

@@ -265,7 +265,7 @@ TEST(MeetingStore, TakesWhatARankHasSealedUnderThisKey) {
   EXPECT_EQ(store.get_to_str("a"), "value");
   const std::string sealed = raw->get_to_str("p/a");
   EXPECT_TRUE(sealed.starts_with("value sealed by FP8_JOB_SECRET ")) << sealed;
-  EXPECT_EQ(sealed.find(secret), std::string::npos);
+  EXPECT_THAT(sealed, Not(HasSubstr(secret)));
   EXPECT_EQ(open.get_to_str("a"), sealed);
   const auto refused = [&](const char* key) { return throws_with({key, "not sealed"}, [&] { store.get(key); }); };
   EXPECT_REFUSED(other.get("a"), "not sealed");

@@ -52,9 +52,8 @@ TEST(Cast, BlocksFollowTheFormulaOnBothDevices) {
           EXPECT_TRUE(torch::equal(q.grid.cpu(), scale.reciprocal())) << br << " x " << bc;
           EXPECT_TRUE(torch::equal(bytes(q.codes), codes.view(torch::kByte))) << br << " x " << bc;
           const auto want = codes.to(torch::kFloat) * spread(scale.reciprocal(), br, bc, 37, 300);
-          for (auto out : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+          for (auto out : {torch::kFloat, torch::kBFloat16, torch::kHalf})
             EXPECT_TRUE(torch::equal(runtime::dequantize(q, out).cpu(), want.to(out)));
-          }
         }
       }
     }

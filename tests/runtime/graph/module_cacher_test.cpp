@@ -253,7 +253,7 @@ TEST(ModuleCacher, InPlaceOnAResultIsFoundInBackward) {
   const auto x = hpu(torch::rand(3)).requires_grad_();
   auto y = graphed(x);
   y.add_(1);
-  EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("changed by an in-place operation"));
+  EXPECT_REFUSED(y.sum().backward(), "changed by an in-place operation");
   EXPECT_EQ(graphed.counts().replayed, 2);
 }
 
@@ -262,8 +262,8 @@ TEST(ModuleCacher, SecondDerivativesAreRefused) {
   for (int i = 0; i < 2; ++i) {
     const auto x = hpu(torch::rand(3)).requires_grad_();
     const auto y = graphed(x).sum();
-    EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0].sum().backward(); }),
-                HasSubstr("a call that graphs replay has no second derivative"));
+    EXPECT_REFUSED(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0].sum().backward(),
+                   "a call that graphs replay has no second derivative");
     y.backward();
     EXPECT_TRUE(x.grad().equal(x * 2));
   }

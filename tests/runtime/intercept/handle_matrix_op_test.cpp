@@ -362,11 +362,10 @@ TEST(EmbeddingBagCodes, SumMeanAndMaxOfDecodedRows) { in_every_mode(expect_modes
 TEST(EmbeddingBagCodes, PaddingWeightsAndLastOffset) {
   const Converted c;
   for (const std::int64_t padding : {2, 7, 3, -2}) {  // 3 is not asked for, -2 is 7
-    for (const std::int64_t mode : {0, 1, 2}) {
+    for (const std::int64_t mode : {0, 1, 2})
       expect_same(at::embedding_bag(c.weight, hpu(kIndices), hpu(kOffsets), false, mode, false, {}, false, padding),
                   at::embedding_bag(c.decoded, kIndices, kOffsets, false, mode, false, {}, false, padding),
                   "padding " + std::to_string(padding));
-    }
   }
   const Tensor weights = at::rand({8});
   expect_same(at::embedding_bag(c.weight, hpu(kIndices), hpu(kOffsets), false, 0, false, hpu(weights)),

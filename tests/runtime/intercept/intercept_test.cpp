@@ -178,7 +178,7 @@ TEST(TorchScript, TracedGraphsToo) {
       {x}, [&](torch::jit::Stack in) { return torch::jit::Stack{conv(in[0].toTensor())}; },
       [](const at::Tensor&) { return ""; });
   const auto graph = traced.first->graph;
-  EXPECT_NE(graph->toString().find("aten::_convolution"), std::string::npos) << graph->toString();
+  EXPECT_THAT(graph->toString(), HasSubstr("aten::_convolution"));
   torch::jit::CompilationUnit unit;
   auto* function = unit.create_function(c10::QualifiedName("traced"), graph);
   handler->calls.clear();

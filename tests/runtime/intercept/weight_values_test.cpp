@@ -74,7 +74,7 @@ TEST(Print, OfACopyOnTheHostShowsItsValues) {
   const Tensor copy = m.layer->weight.detach().cpu();
   const std::string text = printed(copy), values = printed(m.values);
   EXPECT_EQ(text.substr(0, text.find("[ ")), values.substr(0, values.find("[ ")));
-  EXPECT_NE(text.find("[ CPUFloat8_e4m3fnType{4,6}, weight of 'fc1'"), std::string::npos) << text;
+  EXPECT_THAT(text, HasSubstr("[ CPUFloat8_e4m3fnType{4,6}, weight of 'fc1'"));
   EXPECT_TRUE(same_bits(call_fp8("values", {copy}).toTensor(), m.values.to(at::kBFloat16)));
   EXPECT_EQ(values_dtype(copy), at::kBFloat16);
   EXPECT_REFUSED(copy.to(at::kFloat), "module 'fc1'") << "no op may compute with it";
@@ -317,9 +317,8 @@ TEST(Allowed, ViewsDetachAndEmptyLike) {
   const Converted m;
   const at::Tensor w = m.w();
   for (const at::Tensor& t : {w.t(), w.view({24}), w[1], w.narrow(0, 1, 2), w.detach(), w.alias(), w.unsqueeze(0),
-                              w.expand({2, 4, 6}), w.view(at::kByte)}) {
+                              w.expand({2, 4, 6}), w.view(at::kByte)})
     EXPECT_EQ(t.storage().data(), w.storage().data());
-  }
   EXPECT_EQ(at::empty_like(w).scalar_type(), at::kFloat8_e4m3fn);
   EXPECT_EQ(w.numel(), 24);
 }

@@ -95,9 +95,8 @@ TEST_P(Amax, LongInputOnSeveralThreads) {
   const std::vector<char> x = finite_values(kN, GetParam(), 4);
   for (int threads : {1, 3}) {
     const Threads pool(threads);
-    for (const SimdLevel level : every_level()) {
+    for (const SimdLevel level : every_level())
       EXPECT_EQ(amax(x.data(), GetParam(), kN), plain_amax(x.data(), GetParam(), kN)) << name_of(level);
-    }
   }
 }
 
@@ -111,9 +110,8 @@ TEST_P(Amax, RowsAndColumns) {
        {Shape{1, 1, 1}, {5, 33, 40}, {300, 17, 17}, {3, 5000, 5003}, {2, 300'000, 300'000}, {0, 4, 4}, {4, 0, 0}}) {
     std::vector<char> x(s.rows * s.stride * size, static_cast<char>(0xFF));  // NaN between the rows
     const std::vector<char> dense = finite_values(s.rows * s.cols, type, static_cast<unsigned>(s.cols));
-    for (std::size_t r = 0; r < s.rows && s.cols > 0; ++r) {
+    for (std::size_t r = 0; r < s.rows && s.cols > 0; ++r)
       std::memcpy(x.data() + r * s.stride * size, dense.data() + r * s.cols * size, s.cols * size);
-    }
     std::vector<float> by_row(s.rows, 0.0f), by_col(s.cols, 0.0f);
     for (std::size_t i = 0; i < s.rows * s.cols; ++i) {
       const float v = static_cast<float>(std::fabs(test::element(dense.data(), type, i)));

@@ -273,7 +273,7 @@ TEST(BlockCast, NamesWhatItCannotTake) {
   const auto refused = [&](auto&& change, const char* word) {
     BlockCastArgs args = good;
     change(args);
-    EXPECT_THAT(error_of<std::invalid_argument>([&] { cast_blocks(args); }), HasSubstr(word));
+    EXPECT_ERROR(std::invalid_argument, cast_blocks(args), word);
   };
   refused([](BlockCastArgs& a) { a.rows = -1; }, "-1 x 4");
   refused([](BlockCastArgs& a) { a.row_stride = 3; }, "row_stride is 3");
@@ -287,10 +287,10 @@ TEST(BlockCast, NamesWhatItCannotTake) {
   decode.codes = codes.data();
   decode.rows = decode.cols = 4;
   decode.y = x.data();
-  EXPECT_THAT(error_of<std::invalid_argument>([&] { decode_blocks(decode); }), HasSubstr("got neither"));
+  EXPECT_ERROR(std::invalid_argument, decode_blocks(decode), "got neither");
   decode.scale_inv = scale_inv.data();
   decode.e8m0 = e8m0.data();
-  EXPECT_THAT(error_of<std::invalid_argument>([&] { decode_blocks(decode); }), HasSubstr("got both"));
+  EXPECT_ERROR(std::invalid_argument, decode_blocks(decode), "got both");
   BlockCastArgs empty;  // no elements: nothing is needed
   cast_blocks(empty);
   empty.rows = 5;
@@ -373,9 +373,8 @@ TEST(BlockDecode, NaNScalesAndTheSmallestExponent) {
 int e8m0_by_definition(double amax, float max) {
   const float v = static_cast<float>(amax * static_cast<double>(1.0f / max));
   if (std::isnan(v)) return 0xFF;
-  for (int e = 0; e < 0xFE; ++e) {
+  for (int e = 0; e < 0xFE; ++e)
     if (std::ldexp(1.0, e - 127) >= static_cast<double>(v)) return e;
-  }
   return 0xFE;
 }
 
@@ -425,10 +424,9 @@ TEST(MxCast, ExponentsOfHardAmaxes) {
       const float power = static_cast<float>(std::ldexp(1.0, e));
       for (const float base : {power, power * max, power * 1.5f}) {
         if (std::isinf(base)) continue;
-        for (const float amax : {base, std::nextafter(base, 0.0f), std::nextafter(base, kInf)}) {
+        for (const float amax : {base, std::nextafter(base, 0.0f), std::nextafter(base, kInf)})
           EXPECT_EQ(int{e8m0_from_amax(amax, max)}, e8m0_by_definition(static_cast<double>(amax), max))
               << amax << " " << max;
-        }
       }
     }
     EXPECT_EQ(e8m0_from_amax(0.0f, max), 0);

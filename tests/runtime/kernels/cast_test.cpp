@@ -74,9 +74,8 @@ TEST(Cast, TenMillionF32) {
 
 TEST(Cast, HardF32WithScales) {
   const std::vector<float> x = hard_inputs(200'000);
-  for (Target target : kTargets) {
+  for (Target target : kTargets)
     for (float scale : kScales) check_all_levels(x.data(), FloatType::F32, x.size(), scale, target, false);
-  }
 }
 
 /// Every short length, at an odd address, NaN before and after the input, sentinels around the output; then once more
@@ -154,10 +153,9 @@ TEST(Cast, StridesAndScaleLayouts) {
                                                               : 0,
                 col_stride = layout.cols != 0 ? 1 : 0;
       std::vector<float> expanded(kRows * kCols);
-      for (std::size_t i = 0; i < expanded.size(); ++i) {
+      for (std::size_t i = 0; i < expanded.size(); ++i)
         expanded[i] =
             scales[i / kCols * static_cast<std::size_t>(row_stride) + i % kCols * static_cast<std::size_t>(col_stride)];
-      }
       const Reference want = reference(dense.data(), type, kRows * kCols, expanded, kTargets[2]);
       for (const SimdLevel level : every_level()) {
         std::vector<std::uint8_t> codes(kRows * kCols);
@@ -205,9 +203,8 @@ TEST(Cast, BigOutputsAreStoredAroundTheCachesAndEqual) {
   for (const SimdLevel level : every_level()) {
     std::vector<std::uint8_t> codes(n + 8);
     cast_to_fp8(args_for(x.data(), FloatType::BF16, n, kTargets[1], &scale, codes.data() + 5));  // unaligned
-    for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t i = 0; i < n; ++i)
       ASSERT_EQ(codes[i + 5], want.codes[i & 0xFFFF]) << name_of(level) << " element " << i;
-    }
   }
 }
 

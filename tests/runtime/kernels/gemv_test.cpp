@@ -219,9 +219,8 @@ TEST(Multiply, LeavesWhatLiesBetweenTheRowsOfC) {
   const auto a = normal(6 * 8, 1), b = normal(8 * 5, 2);
   std::vector<float> c(6 * 9, 42.0f);
   multiply({a.data(), 8, 1}, {b.data(), 5, 1}, 6, 5, 8, c.data(), 9, false);
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 6; ++i)
     for (int j = 0; j < 9; ++j) EXPECT_EQ(c[static_cast<std::size_t>(i * 9 + j)] == 42.0f, j >= 5);
-  }
 }
 
 TEST(ExpShifted, IsCloseToTheRealOneEverywhere) {

@@ -22,9 +22,8 @@ namespace fp8::kernels::test {
 
 inline std::vector<SimdLevel> levels() {
   std::vector<SimdLevel> all;
-  for (const auto& level : choice_of<SimdLevel>()) {
+  for (const auto& level : choice_of<SimdLevel>())
     if (level.value <= best_scoped_level()) all.push_back(level.value);
-  }
   return all;
 }
 
@@ -125,9 +124,8 @@ inline double grid_value(int code, Format format) {
 /// All magnitudes up to `max`, index = code.
 inline std::vector<double> grid(Format format, float max) {
   std::vector<double> values;
-  for (int code = 0; code < 128 && grid_value(code, format) <= static_cast<double>(max); ++code) {
+  for (int code = 0; code < 128 && grid_value(code, format) <= static_cast<double>(max); ++code)
     values.push_back(grid_value(code, format));
-  }
   return values;
 }
 

@@ -163,17 +163,15 @@ TEST(AdamStep, BitsDependOnNeitherLevelNorThreads) {
       std::vector<Stored> arrays;
       std::vector<float> scales(20, 1.0f);
       std::vector<AdamTensor> work;
-      for (const std::size_t n : kSizes) {
+      for (const std::size_t n : kSizes)
         for (const Storage type : {Storage::F32, Storage::BF16, moments, moments})
           arrays.emplace_back(normal(n, 9), type);
-      }
       for (std::size_t i = 2; i < arrays.size(); i += 4) {  // the second moment is not negative
         std::fill(arrays[i + 1].bytes.begin(), arrays[i + 1].bytes.end(), std::uint8_t{0});
       }
-      for (std::size_t i = 0; i < arrays.size(); i += 4) {
+      for (std::size_t i = 0; i < arrays.size(); i += 4)
         work.push_back({arrays[i].array(), arrays[i + 1].array(), arrays[i + 2].array(), arrays[i + 3].array(),
                         &scales[i / 2], &scales[i / 2 + 1], factors(), i});
-      }
       for (int step = 0; step < 2; ++step) adam_step(work, Dialect::gaudi3);
       for (const Stored& a : arrays) all.insert(all.end(), a.bytes.begin(), a.bytes.end());
       const auto* bytes = reinterpret_cast<const std::uint8_t*>(scales.data());
@@ -204,9 +202,8 @@ TEST(MomentScale, IsAPowerOfTwoThatFillsTheFormat) {
   EXPECT_EQ(moment_scale(1, Format::E5M2, Dialect::gaudi2, 3), 32768);
   EXPECT_EQ(moment_scale(1e-44f, Format::E5M2, Dialect::ocp, 3), 0x1p126f);
   EXPECT_EQ(moment_scale(std::numeric_limits<float>::max(), Format::E4M3, Dialect::ocp, 3), 0x1p-120f);
-  for (const float none : {0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float none : {0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     EXPECT_EQ(moment_scale(none, Format::E4M3, Dialect::ocp, 3), 3);
-  }
 }
 
 TEST(SumsOfSquares, AreExactToF64AndTheSameEverywhere) {
@@ -248,9 +245,8 @@ TEST(ScaleAdd, AddsAndScalesAcrossTypes) {
 TEST(ScaleAdd, RoundsToBf16LikeTheCast) {
   std::vector<float> values;
   for (const std::uint32_t bits :
-       {0x3F808000u, 0x3F818000u, 0x3F808001u, 0x7F7FFFFFu, 0x80000000u, 0x7FC00000u, 0x7F800001u}) {
+       {0x3F808000u, 0x3F818000u, 0x3F808001u, 0x7F7FFFFFu, 0x80000000u, 0x7FC00000u, 0x7F800001u})
     values.push_back(float_of(bits));
-  }
   for (const SimdLevel level : every_level()) {
     Stored y(std::vector<float>(values.size()), Storage::BF16), x(values, Storage::F32);
     const ScaleAdd t{y.array(), x.array(), 0, 1};

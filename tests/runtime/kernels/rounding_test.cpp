@@ -207,9 +207,8 @@ TEST(Rounding, GroupsOfColumnsHaveTheirOwnScales) {
   std::vector<std::int32_t> group(96);
   for (int k = 0; k < 96; ++k) group[k] = static_cast<int>(p.order[k]) / 32;
   std::vector<float> scale(15), inv(15);
-  for (int g = 0; g < 3; ++g) {
+  for (int g = 0; g < 3; ++g)
     for (int r = 0; r < 5; ++r) inv[g * 5 + r] = p.scale_inv[r] * (1 + g), scale[g * 5 + r] = 1 / inv[g * 5 + r];
-  }
   Doubles a = p.damped;
   Floats factor(96, 96), rounded(5, 96), error(5, 96);
   ASSERT_TRUE(factor_gram(a.data(), 96, factor.data()));
@@ -217,10 +216,9 @@ TEST(Rounding, GroupsOfColumnsHaveTheirOwnScales) {
   args.rows = 5, args.cols = 96, args.w = p.permuted.data(), args.factor = factor.data(), args.group = group.data();
   args.scale = scale.data(), args.scale_inv = inv.data(), args.rounded = rounded.data(), args.error = error.data();
   round_compensated(args);
-  for (int r = 0; r < 5; ++r) {
+  for (int r = 0; r < 5; ++r)
     for (int k = 0; k < 96; ++k)
       EXPECT_EQ(error(r, k), p.permuted(r, k) - rounded(r, k) * inv[group[k] * 5 + r]) << r << " " << k;
-  }
   // The last column has nothing to make good: nearest under its own scale.
   for (int r = 0; r < 5; ++r) EXPECT_LE(std::abs(error(r, 95)), 16 * inv[group[95] * 5 + r]);
 }

@@ -419,10 +419,9 @@ TEST(StochasticCast, FlushesBelowTheSmallestNumberWhenTold) {
   for (const Target& target : {kTargets[0], kTargets[2]}) {
     const float smallest = static_cast<float>(grid(target.format, target.max)[1]);
     std::vector<float> x;
-    for (int i = 0; i < 3000; ++i) {
+    for (int i = 0; i < 3000; ++i)
       x.insert(x.end(), {std::nextafter(smallest, 0.0f), -smallest * 0.5f, smallest, 1.5f * smallest,
                          std::numeric_limits<float>::quiet_NaN(), 1e-44f});
-    }
     for (const SimdLevel level : every_level()) {
       std::vector<std::uint8_t> codes(x.size());
       CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, nullptr, codes.data());

@@ -60,10 +60,9 @@ struct Matrix {
   }
   std::vector<double> values(std::int64_t row, std::int64_t n, std::int64_t col, std::int64_t width) const {
     std::vector<double> out;
-    for (std::int64_t r = row; r < std::min(rows, row + n); ++r) {
+    for (std::int64_t r = row; r < std::min(rows, row + n); ++r)
       for (std::int64_t c = col; c < std::min(cols, col + width); ++c)
         out.push_back(test::element(bytes.data(), type, static_cast<std::size_t>(r * (cols + 3) + c)));
-    }
     return out;
   }
   std::int64_t rows, cols;
@@ -101,9 +100,8 @@ TEST(ScaleSearch, BlocksAndEdges) {
   const Matrix m(70, 50, FloatType::BF16, 3);
   const auto layout = ScaleLayout::blocks(32, 24);
   std::vector<float> inv;
-  for (int row = 0; row < 70; row += 32) {
+  for (int row = 0; row < 70; row += 32)
     for (int col = 0; col < 50; col += 24) inv.push_back(scale_inv_of(m.values(row, 32, col, 24), 448));
-  }
   std::vector<double> errors(inv.size() * kScaleCandidates);
   scale_errors(m.args(layout, Format::E4M3, 448), inv.data(), errors.data());
   for (std::size_t i = 0; i < inv.size(); ++i) {

@@ -103,9 +103,8 @@ TEST(Muon, TellsHiddenWeightsByNameAndShape) {
     EXPECT_FALSE(is_hidden_weight(name, vector)) << name;
   }
   for (const char* name : {"model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight",
-                           "bert.embeddings.word_embeddings.weight"}) {
+                           "bert.embeddings.word_embeddings.weight"})
     EXPECT_FALSE(is_hidden_weight(name, matrix)) << name;
-  }
 }
 
 TEST(FusedClipNorm, IsTorchs) {

@@ -267,8 +267,7 @@ TEST(Trainer, FastDevRun) {
                    .checkpoint_root = "/nonexistent/never/made",
                    .save_every_n_steps = 1},
                   {logger});
-  const auto result = trainer.fit(task, train, &val);
-  EXPECT_EQ(result.steps, 3);
+  EXPECT_EQ(trainer.fit(task, train, &val).steps, 3);
   EXPECT_EQ(val.seen.size(), 3u);
   EXPECT_TRUE(logger->events.empty());
 }

@@ -100,9 +100,8 @@ TEST(Doctor, WhichDtypesTheDeviceTakes) {
   EXPECT_EQ(device["fp8"], false);
   EXPECT_EQ(device["fp16"], false);
   const io::Json& dtypes = device["dtypes"];
-  for (const char* name : {"int8", "int16", "int32", "int64", "float32", "bfloat16", "bool"}) {
+  for (const char* name : {"int8", "int16", "int32", "int64", "float32", "bfloat16", "bool"})
     for (const char* kind : {"GAUDI", "GAUDI2", "GAUDI3"}) EXPECT_EQ(dtypes[name][kind][0], "tensors") << name << kind;
-  }
   for (const char* name : {"float16", "float8_e5m2", "float8_e4m3fn"}) {
     EXPECT_TRUE(dtypes[name]["GAUDI"].empty()) << name;
     for (const char* kind : {"GAUDI2", "GAUDI3"}) EXPECT_EQ(dtypes[name][kind][0], "tensors") << name << kind;

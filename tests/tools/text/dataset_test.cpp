@@ -251,9 +251,8 @@ TEST_F(Dataset, TooLittleText) {
   const Chunks all = load_chunks(few, tokenizer.get(), {.seq_len = 256, .shorter = true});
   EXPECT_EQ(all.ids, tokenizer->encode("a b c"));
   EXPECT_EQ(all.count, 1);
-  for (const char* const nothing : {"", "<|endoftext|>", "\n\n<|endoftext|>\n"}) {
+  for (const char* const nothing : {"", "<|endoftext|>", "\n\n<|endoftext|>\n"})
     EXPECT_THAT(error(folder.write("none.txt", nothing), 4), HasSubstr("none.txt: holds no text")) << nothing;
-  }
   EXPECT_THAT(error(folder.write("none.jsonl", "\n\n"), 4), HasSubstr("none.jsonl: holds no text"));
 }
 

@@ -84,18 +84,15 @@ TEST(Pattern, LinesAreMetByAnchors) { EXPECT_EQ(shown(regex("^b|b$"), "b\nb b"),
 TEST(Pattern, WhatMeansAnotherThingIsRefused) {
   for (const char* const expression :
        {R"(\h+)", R"(\R)", R"(\X)", R"(\K)", R"([a\S])", R"([\W])", "[a&&b]", "[a[^bc]]", "[a-[bc]]", "[a[b[c]]]",
-        "[a[[:alpha:]]]", "a{1,2}+", "(?m:a)", "(?x) a", "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"}) {
+        "[a[[:alpha:]]]", "a{1,2}+", "(?m:a)", "(?x) a", "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"})
     EXPECT_IO_ERROR(regex(expression), "test.json: part has ", "not supported") << expression;
-  }
-  for (const char* const expression : {"(", "[", "a)", "*", "\\", "\\p{Nothing}", "[b-a]"}) {
+  for (const char* const expression : {"(", "[", "a)", "*", "\\", "\\p{Nothing}", "[b-a]"})
     EXPECT_IO_ERROR(regex(expression), "is not a regular expression") << expression;
-  }
   EXPECT_IO_ERROR(regex(std::string(70000, 'a')), "70000 bytes");
   for (const char* const expression :
        {kGpt2Pattern, R"((?i:'s)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}|(?>a)|(?<!b)c|\x{e9}|\p{Han})", R"([\]\[^-])",
-        "[]a]"}) {
+        "[]a]"})
     EXPECT_NO_THROW(regex(expression)) << expression;
-  }
 }
 
 // Runaway backtracking ends in an error after PCRE2's limit, not in hours.
@@ -105,17 +102,15 @@ TEST(Pattern, CatastrophicBacktrackingEnds) {
 }
 
 TEST(Pattern, LongRunsAreLinear) {
-  const Pattern pattern = regex(R"(\s*[\r\n]+|\s+(?!\S)|\s+)");
-  EXPECT_EQ(pattern.split(std::string(2 << 20, ' ') + "x").size(), 3u);
+  EXPECT_EQ(regex(R"(\s*[\r\n]+|\s+(?!\S)|\s+)").split(std::string(2 << 20, ' ') + "x").size(), 3u);
 }
 
 TEST(Pattern, FromJson) {
   EXPECT_EQ(shown(Pattern::from_json(testing::Source(R"({"String":"b."})").part()), "b.bb"), "[b.]|bb");
   EXPECT_EQ(shown(Pattern::from_json(testing::Source(R"({"Regex":"b."})").part()), "b.bb"), "[b.]|[bb]");
   for (const char* const json :
-       {"{}", R"({"String":"a","Regex":"b"})", R"({"String":""})", R"({"String":1})", R"("a")"}) {
+       {"{}", R"({"String":"a","Regex":"b"})", R"({"String":""})", R"({"String":1})", R"("a")"})
     EXPECT_IO_ERROR(Pattern::from_json(testing::Source(json).part()), "test.json: part") << json;
-  }
 }
 
 // Single steps (normalizers, pre-tokenizers, decoders) and small tokenizers with unusual settings, against what Hugging
@@ -164,10 +159,9 @@ TEST(Steps, NormalizersWriteAsHuggingFace) {
     if (entry[1].size() > inputs.size()) {  // the normalization forms
       for (const auto& text : steps().at("mark_texts")) inputs.push_back(text);
     }
-    for (std::size_t n = 0; n < inputs.size(); ++n) {
+    for (std::size_t n = 0; n < inputs.size(); ++n)
       EXPECT_EQ(normalizer(inputs[n]), entry[1].at(n).get<std::string>())
           << entry[0] << " on " << io::Json(inputs[n]).dump(-1, ' ', true);
-    }
   }
 }
 
@@ -193,10 +187,9 @@ TEST(Steps, SmallTokenizersEncodeAsHuggingFace) {
     const Tokenizer tokenizer(folder.path());
     const Strings inputs = texts();
     ASSERT_GE(entry[1].size(), 20u);
-    for (std::size_t n = 0; n < entry[1].size(); ++n) {
+    for (std::size_t n = 0; n < entry[1].size(); ++n)
       EXPECT_EQ(tokenizer.encode(inputs[n]), entry[1].at(n).get<std::vector<std::int64_t>>())
           << "tokenizer " << number << " on " << io::Json(inputs[n]);
-    }
     ++number;
   }
 }

@@ -105,9 +105,8 @@ TEST_P(HuggingFace, ThreadsShareATokenizer) {
 // A text of megabytes is one word for the Llama-2 kind. The bound is generous: a quadratic merge loop would take hours.
 TEST_P(HuggingFace, MegabytesTakeSeconds) {
   std::string text;
-  while (text.size() < (4u << 20)) {
+  while (text.size() < (4u << 20))
     for (const auto& line : lines) text += line.get<std::string>();
-  }
   const auto start = std::chrono::steady_clock::now();
   EXPECT_GT(tokenizer.encode(text).size(), text.size() / 8);
   const std::string one_letter(4u << 20, 'a'), spaces(4u << 20, ' ');
@@ -282,9 +281,8 @@ TEST(Tokenizer, TooMuchAddedText) {
   folder.write("tokenizer.json", json.dump());
   EXPECT_IO_ERROR(Tokenizer tokenizer(folder.path()), "content of 5000 bytes, allowed 256");
   json["added_tokens"] = io::Json::array();
-  for (int i = 0; i < 17'000; ++i) {
+  for (int i = 0; i < 17'000; ++i)
     json["added_tokens"].push_back({{"id", 10 + i}, {"content", std::to_string(i) + std::string(250, 'x')}});
-  }
   folder.write("tokenizer.json", json.dump());
   EXPECT_IO_ERROR(Tokenizer tokenizer(folder.path()), "added_tokens has more than 4194304");
 }

@@ -57,9 +57,8 @@ void descend(const Model& m, const std::string& recipe, F f) {
   leave(region);
   y.to(at::kFloat).pow(2).mean().backward();
   const at::NoGradGuard no_grad;
-  for (at::Tensor w : m.weights()) {
+  for (at::Tensor w : m.weights())
     if (w.grad().defined()) w.sub_(w.grad(), 0.1), w.mutable_grad() = at::Tensor();
-  }
 }
 
 /// The step that throws, from 1; 0: none of five.
@@ -96,7 +95,7 @@ TEST(TrainingOperators, ABackwardByHandIsRefusedByName) {
     const auto [step, error] =
         first_refused(m, recipe, [&] { return ByHand::apply(at::relu(at::linear(x, m.a)), m.b); });
     EXPECT_EQ(step, 1) << recipe;
-    EXPECT_NE(error.find("'down': its forward ran in fp8 inside of an autograd.Function"), std::string::npos) << error;
+    EXPECT_THAT(error, HasSubstr("'down': its forward ran in fp8 inside of an autograd.Function"));
     EXPECT_NO_THROW(ByHand::apply(at::relu(at::linear(x, m.a)), m.b).sum().backward()) << "outside of fp8";
   }
 }
@@ -109,13 +108,13 @@ TEST(TrainingOperators, WeightsThatAreSteppedAndDoNotTrainEndTheRegion) {
     for (const Model* m : {&by_hand, &by_cast, &plain}) m->attach(recipe);
     const auto [hand, why] = first_refused(by_hand, recipe, [&] { return ByHand::apply(x, by_hand.a); });
     EXPECT_EQ(hand, 3) << recipe;
-    EXPECT_NE(why.find("'up': converted for fp8 training, and their weights change"), std::string::npos) << why;
+    EXPECT_THAT(why, HasSubstr("'up': converted for fp8 training, and their weights change"));
     const auto [cast, how] = first_refused(by_cast, recipe, [&] {
       return at::linear(at::relu(at::linear(x, by_cast.a)).to(at::kBFloat16), by_cast.b.to(at::kBFloat16));
     });
     EXPECT_EQ(cast, 3) << recipe;
-    EXPECT_NE(how.find("'down': converted"), std::string::npos) << how;
-    EXPECT_EQ(how.find("'up'"), std::string::npos) << how;
+    EXPECT_THAT(how, HasSubstr("'down': converted"));
+    EXPECT_THAT(how, Not(HasSubstr("'up'")));
     EXPECT_EQ(first_refused(plain, recipe, [&] { return plain.forward(x); }).first, 0) << recipe;
   }
 }

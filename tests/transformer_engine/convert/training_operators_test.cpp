@@ -111,7 +111,7 @@ TEST(TrainingOperators, RegionsEndInnermostFirstOnTheirThread) {
   EXPECT_REFUSED(leave(outer), "fp8::exit_autocast", "region", std::to_string(outer), "innermost");
   std::string elsewhere;
   std::thread([&] { elsewhere = error_of([&] { leave(inner); }); }).join();
-  EXPECT_NE(elsewhere.find("another thread"), std::string::npos) << elsewhere;
+  EXPECT_THAT(elsewhere, HasSubstr("another thread"));
   leave(inner);
   EXPECT_REFUSED(leave(inner), "region", "found " + std::to_string(inner), "open are " + std::to_string(outer));
   leave(outer);

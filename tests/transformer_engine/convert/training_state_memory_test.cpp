@@ -72,9 +72,8 @@ TEST(Microbatches, TheKeptWeightGivesTheSameGradients) {
   const HPUPrecisionPlugin kept_plugin = converted(kept, habana_hybrid());
   converted(minimal, habana_hybrid(), {.minimize_memory = true});
   EXPECT_EQ(io::RuntimeFlags::from_env()["PT_HPU_FP8_MINIMIZE_MEMORY"].source_text(), "call: convert_modules()");
-  for (int micro = 0; micro < 3; ++micro) {
+  for (int micro = 0; micro < 3; ++micro)
     for (const Task* t : {&kept, &minimal}) backward_step(*t, kept_plugin, {.is_first_microbatch = micro == 0});
-  }
   EXPECT_TRUE(all_same(gradients_of(*kept.model), gradients_of(*minimal.model)));
 }
 

@@ -48,9 +48,8 @@ TrainingStep training_step(torch::nn::Module& module, const at::Tensor& x, const
 inline ::testing::AssertionResult same_step(const TrainingStep& a, const TrainingStep& b) {
   if (auto r = same_bits(a.y, b.y); !r) return r << " (y)";
   if (auto r = same_bits(a.dx, b.dx); !r) return r << " (dx)";
-  for (const auto& [name, g] : a.gradients) {
+  for (const auto& [name, g] : a.gradients)
     if (auto r = same_bits(g, b.gradients.at(name)); !r) return r << " (" << name << ")";
-  }
   return ::testing::AssertionSuccess();
 }
 

@@ -53,9 +53,8 @@ auto in_region(FusedAttention& m, const recipes::Recipe& recipe, const at::Tenso
 
 ::testing::AssertionResult same(const Gradients& a, const Gradients& b) {
   for (const auto& [x, y] :
-       {std::pair(a.out, b.out), std::pair(a.dq, b.dq), std::pair(a.dk, b.dk), std::pair(a.dv, b.dv)}) {
+       {std::pair(a.out, b.out), std::pair(a.dq, b.dq), std::pair(a.dk, b.dk), std::pair(a.dv, b.dv)})
     if (auto r = same_bits(x, y); !r) return r;
-  }
   return ::testing::AssertionSuccess();
 }
 
@@ -73,9 +72,8 @@ TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
         q, k, v, g,
         [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return m(a, b, c, at::Tensor(), true); });
     for (const auto& [x, y] : {std::pair(got.out, exact.out), std::pair(got.dq, exact.dq), std::pair(got.dk, exact.dk),
-                               std::pair(got.dv, exact.dv)}) {
+                               std::pair(got.dv, exact.dv)})
       EXPECT_TRUE(torch::allclose(x.cpu().to(at::kDouble), y, 1e-4, 1e-5));
-    }
   }
 }
 

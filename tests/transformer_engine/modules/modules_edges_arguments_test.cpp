@@ -93,12 +93,11 @@ TEST(TeArguments, MinimizeMemoryAndSaveOriginalInputChangeNoBit) {
   for (const auto& recipe : test::training_recipes()) {
     const auto check = [&](auto plain, auto other, auto&& run) {
       test::copy_parameters(*plain, *other);
-      for (int i = 0; i < 3; ++i) {
+      for (int i = 0; i < 3; ++i)
         EXPECT_TRUE(same_step(
             training_step(*plain, x * (3 - i), g, recipe, [&](const at::Tensor& t) { return run(plain, t); }),
             training_step(*other, x * (3 - i), g, recipe, [&](const at::Tensor& t) { return run(other, t); })))
             << recipes::describe(recipe) << plain->name() << i;
-      }
     };
     const auto run = [](auto& m, const at::Tensor& t) { return m(t); };
     const auto split = [](GroupedLinear& m, const at::Tensor& t) { return m(t, std::vector<std::int64_t>{7, 3}); };

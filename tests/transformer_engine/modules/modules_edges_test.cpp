@@ -73,9 +73,8 @@ TEST(TeEdges, NanAndInfinityDoNotOutliveTheirStep) {
         for (const auto& s : fp8_states(*m.module)) {
           const auto v = s.state->values();
           for (const auto* meta : {&v.forward, &v.backward}) {
-            for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(std::size(meta->scale)); ++i) {
+            for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(std::size(meta->scale)); ++i)
               EXPECT_TRUE(std::isfinite(meta->scale[i]) && meta->scale[i] > 0) << s.name;
-            }
           }
         }
       }
@@ -113,9 +112,8 @@ TEST(TeEdges, EmptyBatchesAndBatchesOfOne) {
               training_step(*m.module, none, none, fp8 ? std::optional<recipes::Recipe>(recipe) : std::nullopt, m.run);
           EXPECT_EQ(step.y.sizes(), none.sizes());
           EXPECT_EQ(step.dx.sizes(), none.sizes());
-          for (const auto& [name, gradient] : step.gradients) {
+          for (const auto& [name, gradient] : step.gradients)
             EXPECT_TRUE(!gradient.defined() || gradient.eq(0).all().item<bool>()) << name;
-          }
         }
         expect_near(m, one, one, recipe, exact);
       }

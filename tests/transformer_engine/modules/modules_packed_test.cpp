@@ -28,10 +28,9 @@ at::Tensor visible_in(const std::string& type, std::pair<std::int64_t, std::int6
   const std::int64_t d = type == "padding_causal" ? 0 : keys - queries;
   at::Tensor seen = torch::ones({queries, keys}, at::kBool);
   for (std::int64_t i = 0; i < queries; ++i) {
-    for (std::int64_t j = 0; j < keys; ++j) {
+    for (std::int64_t j = 0; j < keys; ++j)
       seen[i][j] = (!causal || j <= i + d) && (window.first < 0 || j >= i + d - window.first) &&
                    (causal || window.second < 0 || j <= i + d + window.second);
-    }
   }
   return seen.to(test::kHpu);
 }
@@ -254,9 +253,8 @@ TEST(TePackedAttention, LayersTakePackedRows) {
     });
     const auto b = training_step(*single, x, x, std::nullopt, [&](const at::Tensor& t) {
       std::vector<at::Tensor> parts;
-      for (const auto& part : t.split_with_sizes(lengths, 0)) {
+      for (const auto& part : t.split_with_sizes(lengths, 0))
         parts.push_back(single(part.unsqueeze(0), none, none, none, std::optional<bool>(), angles).squeeze(0));
-      }
       return torch::cat(parts);
     });
     EXPECT_TRUE(torch::allclose(a.y, b.y, 1e-4, 1e-5));

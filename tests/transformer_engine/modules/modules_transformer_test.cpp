@@ -259,10 +259,9 @@ TEST(TeTransformerLayer, CheckpointingChangesNoBit) {
     }
     const auto a = fp8_states(*plain), b = fp8_states(*whole);
     ASSERT_EQ(a.size(), 7u);  // q, k, v, attention, proj, fc1, fc2
-    for (std::size_t s = 0; s < a.size(); ++s) {
+    for (std::size_t s = 0; s < a.size(); ++s)
       EXPECT_TRUE((a[s].state->values().forward.amax_history == b[s].state->values().forward.amax_history).all())
           << a[s].name;
-    }
   }
 }
 
@@ -298,9 +297,8 @@ TEST(TeTransformerLayer, HoldsFp8WeightsAndKeepsThemBetweenMicrobatches) {
   const at::Tensor first = m(x, none, none, none, true);
   {
     const torch::NoGradGuard no_grad;
-    for (const auto& p : m->named_parameters()) {
+    for (const auto& p : m->named_parameters())
       if (p.value().dim() == 2) p.value().mul_(2);
-    }
   }
   EXPECT_TRUE(same_bits(m(x, none, none, none, false), first));
   EXPECT_FALSE(same_bits(m(x), first));
@@ -365,7 +363,7 @@ TEST(TeTransformerLayer, IsNotConvertedAgain) {
     ASSERT_EQ(report.converted.size(), 1u);
     EXPECT_EQ(report.converted[0].name, "in");
     EXPECT_EQ(report.skipped.size(), 6u);  // q, k, v, proj, the MLP, out
-    for (const auto& s : report.skipped) EXPECT_NE(s.reason.find("by itself"), std::string::npos) << s.name;
+    for (const auto& s : report.skipped) EXPECT_THAT(s.reason, HasSubstr("by itself")) << s.name;
   }
   const at::Tensor x = torch::randn({4, 2, 16}, on_hpu());
   const auto step = [&](const std::shared_ptr<MixedModel>& m, double factor) {

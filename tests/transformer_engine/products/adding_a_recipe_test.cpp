@@ -115,7 +115,7 @@ TEST(AddingARecipe, AModelLearnsWithItAndItsStateSaysSo) {
   const auto losses = train(task, plugin, optimizer, 8);
   EXPECT_LT(losses.back(), 0.9f * losses.front());
   const ExtraState state = get_extra_state(*task.model);
-  EXPECT_NE(state.json.dump().find("squares HYBRID"), std::string::npos) << state.json.dump();
+  EXPECT_THAT(state.json.dump(), HasSubstr("squares HYBRID"));
   EXPECT_TRUE(set_extra_state(*other.model, state).missing.empty());
   EXPECT_TRUE(same_state(*task.model, *other.model));
 }

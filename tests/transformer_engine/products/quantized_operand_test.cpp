@@ -338,15 +338,14 @@ TEST(Trace, ListsTheCastsAndProductsOfATrainingStep) {
   ASSERT_EQ(run_ranks("TracedStep.DISABLED_Trains", 1, {{"FP8_TRACE", "1"}, {"FP8_TEST_OUT", file}}), all_pass(1));
   std::ifstream in(file);
   std::vector<std::string> ops;
-  for (std::string line; std::getline(in, line);) {
+  for (std::string line; std::getline(in, line);)
     if (line.find("fp8 trace: fp8::") == 0 || line.find("fp8 trace: hpu::") == 0) ops.push_back(line.substr(11));
-  }
   ASSERT_EQ(ops.size(), 6u);
   EXPECT_EQ(ops[0].substr(0, 28), "fp8::quantize [32, 64] Float");
   EXPECT_EQ(ops[1].substr(0, 28), "fp8::quantize [48, 64] Float");
-  EXPECT_EQ(ops[2].find("hpu::fp8_gemm_v2 [32, 64] Float8_e4m3fn [48, 64] Float8_e4m3fn"), 0u);
+  EXPECT_THAT(ops[2], StartsWith("hpu::fp8_gemm_v2 [32, 64] Float8_e4m3fn [48, 64] Float8_e4m3fn"));
   EXPECT_EQ(ops[3].substr(0, 28), "fp8::quantize [32, 48] Float");
-  for (const auto& op : ops) EXPECT_NE(op.find(" | "), std::string::npos) << op << ": names no module";
+  for (const auto& op : ops) EXPECT_THAT(op, HasSubstr(" | ")) << op << ": names no module";
 }
 
 }  // namespace

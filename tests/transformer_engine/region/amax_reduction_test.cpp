@@ -83,10 +83,9 @@ TEST_F(AmaxRanks, DISABLED_ScalesAgree) {
       // The scale is the one that the larger of both inputs asks for. habana: of step 3; nvidia: the largest of all.
       const bool nvidia = recipe.dialect == recipes::RecipeDialect::nvidia;
       float amax = 0.0f;
-      for (const int r : {0, 1}) {
+      for (const int r : {0, 1})
         for (const int step : nvidia ? std::vector<int>{1, 2, 3, 4} : std::vector<int>{3})
           amax = std::max(amax, data(r, step).abs().max().item<float>());
-      }
       const double max = recipe.fp8_format == RecipeFormat::E5M2 ? 57344.0 : 448.0;
       EXPECT_EQ(net.input_scale(), nvidia ? static_cast<float>(max) / amax
                                           : static_cast<float>(std::exp2(std::floor(std::log2(max / amax)))))

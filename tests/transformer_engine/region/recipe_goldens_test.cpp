@@ -188,10 +188,9 @@ TEST(RecipeGoldens, HistoriesThatChangeTheirLength) {
           ASSERT_EQ(meta.history(), history);
           const std::size_t rows =
               static_cast<std::size_t>(history) - (nvidia ? 1 : 0);  // row 0 waits for the coming step
-          for (std::size_t back = 1; back <= std::min(rows, seen.size()); ++back) {
+          for (std::size_t back = 1; back <= std::min(rows, seen.size()); ++back)
             EXPECT_TRUE((meta.amax_history.col(tensor) == factor * seen[seen.size() - back]).any())
                 << history << ", " << back << " back";
-          }
         };
         check(values.forward, 0, 1.0f);
         check(values.forward, 1, 2.0f);

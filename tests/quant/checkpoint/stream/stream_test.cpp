@@ -132,9 +132,8 @@ TEST(CheckpointStream, RefusesInfinityInDoubles) {
   writer.write("d", values.data());
   writer.commit();
   const io::Checkpoint source(dir / "in");
-  EXPECT_THAT(test::error_of<io::Error>(
-                  [&] { write_checkpoint(dir / "out", {copy_unit(source, "d", "d")}, {}, [](OutputFolder&) {}); }),
-              HasSubstr("d: expected finite weights, found NaN in 2 and Inf in 1 of 4 values"));
+  EXPECT_ERROR(io::Error, write_checkpoint(dir / "out", {copy_unit(source, "d", "d")}, {}, [](OutputFolder&) {}),
+               "d: expected finite weights, found NaN in 2 and Inf in 1 of 4 values");
 }
 
 TEST(CheckpointStream, ASourceThatChangesIsNoticed) {

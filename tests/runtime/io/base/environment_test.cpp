@@ -123,9 +123,8 @@ TEST(Variables, EachTakesWhatItSaysAndNothingElse) {
       continue;
     }
     for (const char* value : found->second.good) EXPECT_EQ(problem_of(row, value), "");
-    for (const char* value : found->second.bad) {
+    for (const char* value : found->second.bad)
       EXPECT_EQ(problem_of(row, value), std::string(row.name) + ": found '" + value + "', allowed: " + row.allowed);
-    }
   }
 }
 

@@ -166,11 +166,10 @@ TEST(Launcher, BadVariablesAreNamed) {
             "environment variable 'RANK': found nothing, but WORLD_SIZE is 2, allowed: 0 to 1, or LOCAL_RANK");
   EXPECT_THAT(launch_error({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "2"}}),
               HasSubstr("'SLURM_PROCID': found '2', allowed: an integer from 0 to 1 (SLURM_STEP_NUM_TASKS is 2)"));
-  for (const char* wrong : {"2", "-1", "x", "1 ", "0x1", "1.0", "99999999999"}) {
+  for (const char* wrong : {"2", "-1", "x", "1 ", "0x1", "1.0", "99999999999"})
     EXPECT_EQ(launch_error({{"WORLD_SIZE", "2"}, {"RANK", wrong}}),
               "environment variable 'RANK': found '" + std::string(wrong) +
                   "', allowed: an integer from 0 to 1 (WORLD_SIZE is 2)");
-  }
   for (const char* wrong : {"0", "65537", "two"}) {
     EXPECT_THAT(launch_error({{"WORLD_SIZE", wrong}, {"RANK", "0"}}),
                 HasSubstr("'WORLD_SIZE': found '" + std::string(wrong) + "', allowed: an integer from 1 to 65536"));

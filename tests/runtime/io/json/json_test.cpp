@@ -156,10 +156,9 @@ TEST(ParseJsonMembers, HandsOverTheMembersOfOneObject) {
 TEST(ParseJsonMembers, RefusesWhatParseJsonRefuses) {
   const auto ignore = [](std::string&&, Json&&) {};
   for (const char* text : {R"({"m": {"a": 1,}})", R"({"m": {"a" 1}})", R"({"m": {"a": {"x": 1, "x": 2}}})",
-                           R"({"m": {}, "m": {}})", R"({"m": {"a": 1})", R"({"m": {1: 2}})"}) {
+                           R"({"m": {}, "m": {}})", R"({"m": {"a": 1})", R"({"m": {1: 2}})"})
     EXPECT_IO_ERROR(parse_json_members(text, "t", "m", ignore),
                     test::one_line_error<Error>([&] { parse_json(text, "t"); }));
-  }
 }
 
 TEST(ParseJsonMembers, OneMemberMayNotFillTheMemory) {

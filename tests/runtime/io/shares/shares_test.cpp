@@ -54,7 +54,7 @@ TEST_F(SharesTest, OneProcessMakesThemAll) {
   later.work([](std::int64_t, const fs::path&) { FAIL(); });
   EXPECT_THAT(later.made(), IsEmpty());
   EXPECT_EQ(count_of_shares(place()), 3);
-  EXPECT_THAT(test::error_of<Error>([&] { shares({.count = 4}); }), HasSubstr("'shares' was 3, is 4"));
+  EXPECT_ERROR(Error, shares({.count = 4}), "'shares' was 3, is 4");
   later.remove();
   EXPECT_FALSE(fs::exists(place()));
   EXPECT_TRUE(all.removed());
@@ -92,7 +92,7 @@ TEST_F(SharesTest, WhatOthersHoldIsLeftOrWaitedFor) {
     EXPECT_THAT(test::error_of<Error>([&] { second.join([] { return false; }, [](const auto&) {}); }),
                 AllOf(HasSubstr("missing: 0 ("), HasSubstr(", process ")));
     auto waiting = shares({.count = 2, .wait = 0.2});
-    EXPECT_THAT(test::error_of<Error>([&] { waiting.work(make); }), HasSubstr("no news for 0 s of shares 0 ("));
+    EXPECT_ERROR(Error, waiting.work(make), "no news for 0 s of shares 0 (");
     bool stop = false;
     auto stopped = shares({.count = 2, .wait = 0, .stop = [&] { return std::exchange(stop, true); }});
     EXPECT_EQ(test::error_of<Error>([&] { stopped.work(make); }), "interrupted");

@@ -144,10 +144,9 @@ TEST(Rotary, PositionsChooseRowsOfTheTable) {
         const at::Tensor picked = wide(t).view({50, 8}).index({ids});  // [2, 5, 8]
         return wide_input ? picked.unsqueeze(1) : picked;
       };
-      for (const auto type : {at::kLong, at::kInt}) {
+      for (const auto type : {at::kLong, at::kInt})
         for (const std::int64_t mode : {0, 1})
           expect_rotary(x, sin, cos, hpu(ids.to(type)), 0, mode, rows(sin), rows(cos));
-      }
       const at::Tensor first = ids[0];
       const at::Tensor y =
           call("rotary_pos_embedding", "", {x, sin, cos, hpu(first), 0, 0})[0];  // the same for every sequence
@@ -254,9 +253,8 @@ TEST(SoftmaxFp8, SaturatesAsTheDeviceDoes) {
 TEST(SoftmaxFp8, ViewsEmptyAndWalledOffRows) {
   const at::Tensor x = random_hpu({6, 5, 4}, at::kBFloat16, 1).permute({2, 0, 1});
   expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, 1.0, 200.0})[0], exact(x, 1), 200, 448);
-  for (const at::Tensor& empty : {at::empty({0, 4}, on_hpu(at::kBFloat16)), at::empty({4, 0}, on_hpu(at::kBFloat16))}) {
+  for (const at::Tensor& empty : {at::empty({0, 4}, on_hpu(at::kBFloat16)), at::empty({4, 0}, on_hpu(at::kBFloat16))})
     EXPECT_EQ(call("softmax_fp8", "", {empty, -1})[0].sizes(), empty.sizes());
-  }
   at::Tensor wall = at::zeros({2, 3}, at::kBFloat16);
   wall[1].fill_(-INFINITY);
   const at::Tensor y = values_of(call("softmax_fp8", "Scalar_scales",

@@ -89,10 +89,9 @@ TEST(CastHybrid, RoundsOnlyE5M2Stochastically) {
 }
 
 TEST(CastHybrid, NamesWhatItCannotTake) {
-  for (const auto type : {at::kHalf, at::kInt, kE4M3}) {
+  for (const auto type : {at::kHalf, at::kInt, kE4M3})
     EXPECT_REFUSED(call("cast_to_fp8_hybrid", "", {at::zeros({2, 2}, on_hpu()).to(type)}),
                    "[cast_to_fp8_hybrid] expected input of dtype Float or BFloat16, got");
-  }
   const DeviceKindScope scope(DeviceKind::gaudi);
   EXPECT_NE(error_of([] { call("cast_to_fp8_hybrid", "", {at::zeros({2, 2}, on_hpu())}); }), "");
 }

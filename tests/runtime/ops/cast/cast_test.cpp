@@ -78,8 +78,7 @@ TEST(CastRule, TheProductIsRoundedInTheInputsType) {
   // bf16(0.3) = 77/256; 77/256 * 3.53125 (226/64) = 1.0621...: bf16 gives 1.0625, a tie of E4M3 that goes to the even
   // code 1.0.
   const at::Tensor x = at::full({1}, 3.53125, on_hpu(at::kBFloat16));
-  const double product = rounded(3.53125 * 0.30078125, kBf16);
-  EXPECT_EQ(product, 1.0625);
+  EXPECT_EQ(rounded(3.53125 * 0.30078125, kBf16), 1.0625);
   EXPECT_EQ(codes_of(call("cast_to_fp8_v2", "scalar", {x, 0.3, false, false, code(at::kFloat8_e4m3fn)})[0])[0],
             code_of(1.0625, false, 448));
 }
@@ -226,11 +225,10 @@ std::vector<int> expected_codes(const at::Tensor& x, const at::Tensor& scale, do
   const at::Tensor wide = x.cpu().to(at::kDouble).contiguous(),
                    factor = scale.cpu().to(x.scalar_type()).to(at::kDouble).expand(x.sizes()).contiguous();
   std::vector<int> codes;
-  for (std::int64_t i = 0; i < wide.numel(); ++i) {
+  for (std::int64_t i = 0; i < wide.numel(); ++i)
     codes.push_back(code_of(
         rounded(wide.const_data_ptr<double>()[i] * factor.const_data_ptr<double>()[i], type_of(x.scalar_type())), false,
         max));
-  }
   return codes;
 }
 
@@ -238,9 +236,8 @@ TEST(CastForms, TensorScalarAndListAreOne) {
   const at::Tensor x = form_input({5, 7});
   const auto expected = expected_codes(x, at::full({1}, 0.7f));
   for (const at::IValue& scale : {at::IValue(at::full({1}, 0.7f)), at::IValue(at::full({}, 0.7f, on_hpu())),
-                                  at::IValue(at::full({1}, 0.7f, on_hpu(at::kBFloat16)))}) {
+                                  at::IValue(at::full({1}, 0.7f, on_hpu(at::kBFloat16)))})
     EXPECT_EQ(codes_of(call("cast_to_fp8_v2", "", {x, scale, false, false, code(kE4M3)})[0]), expected);
-  }
   EXPECT_EQ(codes_of(call("cast_to_fp8_v2", "scalar", {x, static_cast<double>(0.7f), false, false, code(kE4M3)})[0]),
             expected);
   EXPECT_EQ(

@@ -113,10 +113,9 @@ TEST(Gemm, TransposedOperandsGiveTheSameBits) {
         {a.slice(1, 3, 100), b.slice(1, 10, 80)},
         {a.slice(0, 0, 200, 2), b.slice(0, 0, 200, 2)},
         {a.view({2, 100, 130}), b.view({2, 100, 90})},
-        {a.view({2, 2, 50, 130}).transpose(0, 1), b.view({2, 2, 50, 90}).transpose(0, 1)}}) {
+        {a.view({2, 2, 50, 130}).transpose(0, 1), b.view({2, 2, 50, 90}).transpose(0, 1)}})
     EXPECT_TRUE(
         same_bits(product(part_a, true, part_b, false), product(swapped(part_a), false, swapped(part_b), true)));
-  }
 }
 
 TEST(Gemm, BiasAndAccumulateAreUnscaled) {

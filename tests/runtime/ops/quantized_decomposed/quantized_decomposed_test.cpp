@@ -72,11 +72,10 @@ TEST(QuantizePerChannel, Float8AndIntegers) {
   const Tensor scales = at::rand({8}) + 0.25, zeros = at::randint(-3, 4, {8}), x = input({2, 8, 5});
   const Tensor s = scales.view({1, 8, 1}), z = zeros.view({1, 8, 1});
   for (const std::int64_t axis : {1, -2}) {
-    for (const auto type : {kE4M3, kE5M2}) {
+    for (const auto type : {kE4M3, kE5M2})
       EXPECT_EQ(
           codes_of(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -240, 240, code(type)})),
           codes_for(x * (1.0f / s) + z, type, -240, 240));
-    }
     EXPECT_TRUE(
         same_bits(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -128, 127, code(at::kChar)}),
                   at::clamp(at::round(x * (1.0 / s)) + z, -128, 127).to(at::kChar)));

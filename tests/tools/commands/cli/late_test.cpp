@@ -115,9 +115,8 @@ TEST_F(WithoutTorch, WhatNeedsItSaysSoInOneLine) {
            args("measure --model $DEMO --data x --out {}", at("stats")),
            args("train --init $DEMO --data x --out {}", at("run")), args("run x.pt --data x --out {}", at("output")),
            args("inspect $DEMO --data x"),
-           args("quantize --model $DEMO --dynamic --budget kl=1 --data x --out {}", at("budget"))}) {
+           args("quantize --model $DEMO --dynamic --budget kl=1 --data x --out {}", at("budget"))})
     expect_failed(run(arguments), {"fp8: error: LibTorch is needed here and can't be loaded: "});
-  }
   EXPECT_TRUE(std::filesystem::is_empty(work_.path()));
 }
 
@@ -148,8 +147,7 @@ TEST(Late, IsCalledAsSoonAsItIsProvided) {
 /// This program has late_static.cpp in the place of late.cpp.
 TEST(Late, WhatIsNotThereIsWrongUsageOfTheStaticProgram) {
   const commands::Late<void()> late;
-  EXPECT_THAT(error_of<commands::UsageError>([&] { late(); }),
-              HasSubstr("run the full program, fp8, with the same arguments"));
+  EXPECT_ERROR(commands::UsageError, late(), "run the full program, fp8, with the same arguments");
 }
 
 }  // namespace

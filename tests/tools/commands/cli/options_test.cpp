@@ -137,10 +137,9 @@ TEST(Options, ANumberOrNone) {
   EXPECT_EQ(parsed({"--wait", "--flag"}), 0);
   EXPECT_EQ(parsed({"--wait", "2.5", "--flag"}), 2.5);
   EXPECT_EQ(parsed({"--wait=3"}), 3);
-  for (const char* bad : {"10", "x", "nan"}) {
+  for (const char* bad : {"10", "x", "nan"})
     EXPECT_EQ(error_of<UsageError>([&] { parsed({"--wait", bad}); }),
               "--wait: found '" + std::string(bad) + "', allowed: a number from 0 to 9, or nothing");
-  }
 }
 
 /// The colours that the arguments choose, and the help.

@@ -19,9 +19,8 @@ class Config : public ::testing::Test {
     return json_of(run_fp8(arguments, {.environment = environment}));
   }
   static io::Json find(const io::Json& list, const char* key, const std::string& name) {
-    for (const auto& item : list) {
+    for (const auto& item : list)
       if (item[key] == name) return item;
-    }
     return nullptr;
   }
   test::TempDir folder_;

@@ -82,8 +82,7 @@ TEST(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
   EXPECT_EQ(some.batch(), 2);
   EXPECT_TRUE(torch::equal(some.arguments(2, 1, at::kCPU, std::nullopt)[0].toTensor(), torch::tensor({4.0f})));
   EXPECT_EQ(ScriptInputs(file, model, {.samples = 30, .skip = 2}).samples(), 4);
-  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(file, model, {.skip = 6}); }),
-              HasSubstr("--skip passes over all of them"));
+  EXPECT_ERROR(io::Error, ScriptInputs(file, model, {.skip = 6}), "--skip passes over all of them");
 
   Module keeps("Keeps");
   keeps.register_attribute("training", c10::BoolType::get(), false);
@@ -109,12 +108,10 @@ TEST(ScriptInputs, WhatIsRefused) {
   EXPECT_THAT(refused({{"x", torch::zeros({})}, {"n", torch::zeros({1}, at::kLong)}}),
               HasSubstr("the same number of samples"));
   EXPECT_EQ(refused({{"x", torch::zeros({2})}, {"n", torch::zeros({1}, at::kLong)}}), "");
-  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(folder / "x.txt", model, {}); }),
-              HasSubstr("from a .safetensors or .wav file"));
+  EXPECT_ERROR(io::Error, ScriptInputs(folder / "x.txt", model, {}), "from a .safetensors or .wav file");
   const auto lists = with_forward("def forward(self, x: List[int]):\n  return x\n");
-  EXPECT_THAT(
-      error_of<io::Error>([&] { ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {}); }),
-      HasSubstr("allowed: Tensor, int, float, bool"));
+  EXPECT_ERROR(io::Error, ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {}),
+               "allowed: Tensor, int, float, bool");
 }
 
 TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
@@ -135,11 +132,9 @@ TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
   const auto arguments = inputs.arguments(1, 1, at::kCPU, std::nullopt);
   EXPECT_TRUE(torch::equal(arguments[0].toTensor(), torch::tensor({{4.0f, 5.0f, 6.0f, 7.0f}}) / 32));
   EXPECT_EQ(arguments[1].toInt(), 8000);
-  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(folder / "a.wav", model, {.chunk = 11}); }),
-              HasSubstr("found 10 frames"));
+  EXPECT_ERROR(io::Error, ScriptInputs(folder / "a.wav", model, {.chunk = 11}), "found 10 frames");
   const auto other = with_forward("def forward(self, x, rate: int):\n  return x\n");
-  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(folder / "a.wav", other, {.chunk = 4}); }),
-              HasSubstr("'rate' of type int"));
+  EXPECT_ERROR(io::Error, ScriptInputs(folder / "a.wav", other, {.chunk = 4}), "'rate' of type int");
 }
 
 TEST(ScriptInputs, LoadResetsTheState) {
@@ -157,9 +152,8 @@ TEST(ScriptInputs, LoadResetsTheState) {
   EXPECT_EQ(loaded.forward({torch::ones({1})}).toTensor().item<float>(), 1.0f);
   EXPECT_FALSE(loaded.is_training());
   std::ofstream(folder / "text.pt") << "not a zip";
-  EXPECT_THAT(error_of<io::Error>([&] { load_script(folder / "text.pt", context); }),
-              HasSubstr("not a TorchScript file"));
-  EXPECT_THAT(error_of<io::Error>([&] { load_script(folder / "none.pt", context); }), HasSubstr("none.pt"));
+  EXPECT_ERROR(io::Error, load_script(folder / "text.pt", context), "not a TorchScript file");
+  EXPECT_ERROR(io::Error, load_script(folder / "none.pt", context), "none.pt");
 }
 
 TEST(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
@@ -189,7 +183,7 @@ TEST(OutputTensors, TuplesListsAndDicts) {
   for (const auto& [name, tensor] : output_tensors(nested)) names.push_back(name);
   EXPECT_THAT(names, ElementsAre("output.0", "output.1.0.0", "output.1.0.1", "output.1.1.k"));
   EXPECT_EQ(output_tensors(a)[0].first, "output");
-  EXPECT_THAT(error_of<io::Error>([] { output_tensors(c10::IValue(3)); }), HasSubstr("output is Int"));
+  EXPECT_ERROR(io::Error, output_tensors(c10::IValue(3)), "output is Int");
 }
 
 // WAV files: values against the formulas of the formats, and everything that is refused.

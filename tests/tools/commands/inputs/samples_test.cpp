@@ -39,7 +39,7 @@ TEST_F(DataFilesTest, PatternsInTheOrderOfTheirBytes) {
 }
 
 TEST_F(DataFilesTest, WhatNoFileFits) {
-  EXPECT_THAT(error_of<UsageError>([&] { found({"*.json"}); }), HasSubstr("*.json', which no file fits"));
+  EXPECT_ERROR(UsageError, found({"*.json"}), "*.json', which no file fits");
   EXPECT_THROW(data_files("--data", {"-", "-"}), UsageError);
   EXPECT_EQ(data_files("--data", {"-"}), text::DataFiles{"-"});
 }

@@ -278,9 +278,8 @@ TEST(ScriptRules, TextArgumentsOfAllowedOperatorsAreNoNamesOfFiles) {
   std::set<std::string> names;
   for (const auto& op : torch::jit::getAllOperators()) {
     if (!may_call(c10::Symbol::fromQualString(op->schema().name()))) continue;
-    for (const auto& argument : op->schema().arguments()) {
+    for (const auto& argument : op->schema().arguments())
       if (argument.type()->str().find("str") != std::string::npos) names.insert(argument.name());
-    }
   }
   std::string all;
   for (const auto& name : names) all += name + " ";

@@ -79,8 +79,7 @@ TEST_F(Inspect, WhatStaysInHighPrecisionIsFoldedWithItsReason) {
   const auto json = json_of(run_fp8("inspect {} --reference $DEMO --json", out));
   EXPECT_THAT(json["summary"].get<std::string>(), HasSubstr("nothing to exclude"));
   EXPECT_EQ(json["modules"][0]["weight"]["saturation"], 0.0);
-  const auto swapped = run_fp8("inspect $DEMO --reference {}", out);
-  EXPECT_THAT(swapped.out, HasSubstr("nothing to exclude"));
+  EXPECT_THAT(run_fp8("inspect $DEMO --reference {}", out).out, HasSubstr("nothing to exclude"));
   EXPECT_EQ(run_fp8("inspect $DEMO --reference {} --dialect ocp", out).code, 2);
 }
 
@@ -123,8 +122,7 @@ TEST_F(Inspect, AMeasurementWithBadAmaxSaysSo) {
 
 TEST_F(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
   const auto folder = (test::demo_data() / "kjv-byte-1.7M").string();
-  const auto run = run_fp8("inspect {} --plan --json", folder);
-  const auto plan = json_of(run);
+  const auto plan = json_of(run_fp8("inspect {} --plan --json", folder));
   const auto dry = io::parse_json(
       run_fp8("quantize --model {} --out {} --dynamic --dry-run --json", folder, dir / "out").out, "stdout");
   EXPECT_EQ(plan["kind"], "plan");

@@ -391,7 +391,7 @@ TEST_F(InspectTrace, DamagedFilesAreNamed) {
   EXPECT_THAT(error_for(""), HasSubstr("t.trace.json"));
   EXPECT_THAT(error_for(R"({"traceEvents": [{"ph": "X")"), HasSubstr("t.trace.json: byte"));
   EXPECT_THAT(error_for(R"({"a": [1]})"), HasSubstr("found no key 'traceEvents'"));
-  EXPECT_THAT(error_of([&] { inspect_trace(folder / "none.trace.json"); }), HasSubstr("can't be read"));
+  EXPECT_REFUSED(inspect_trace(folder / "none.trace.json"), "can't be read");
   EXPECT_EQ(error_for(R"({"traceEvents": [1, "x", null, [[{"ph": "X"}]], {"ph": 3, "dur": "x", "args": [{}]}]})"), "");
   EXPECT_EQ(error_for(std::string(100000, '[') + std::string(100000, ']')), "");
 }

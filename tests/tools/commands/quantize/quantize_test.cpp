@@ -23,9 +23,8 @@ class QuantizeFamilies : public ::testing::Test {
   std::set<std::string> quantized() const {
     const io::Checkpoint written(out());
     std::set<std::string> modules;
-    for (const auto& name : written.names()) {
+    for (const auto& name : written.names())
       if (written.info(name).dtype == io::DType::F8_E4M3) modules.insert(name.substr(0, name.size() - 7));
-    }
     return modules;
   }
   std::vector<std::string> ignored() const {
@@ -202,10 +201,9 @@ TEST_F(Budget, EachModuleIsPrintedOnce) {
   ASSERT_EQ(run.code, 0) << run.err;
   std::map<std::string, int> times;
   std::istringstream lines(run.out + run.err);
-  for (std::string line; std::getline(lines, line);) {
+  for (std::string line; std::getline(lines, line);)
     for (std::size_t at = line.find("model.layers."); at != std::string::npos; at = line.find("model.layers.", at + 1))
       ++times[line.substr(at, line.find_first_of(" :,", at) - at)];
-  }
   EXPECT_FALSE(times.empty());
   for (const auto& [name, n] : times) EXPECT_EQ(n, 1) << name << "\n" << run.out;
 }
@@ -419,8 +417,7 @@ TEST(UnusualCheckpoint, ManyTensorsInBoundedMemory) {
             R"(.weight":{"dtype":"U8","shape":[1],"data_offsets":[)" + std::to_string(i) + "," + std::to_string(i + 1) +
             "]}";
   put(dir / "model.safetensors", header(text + "}", kTensors));
-  const auto base = run_fp8({"--version"});
-  ASSERT_EQ(base.code, 0);
+  ASSERT_EQ(run_fp8({"--version"}).code, 0);
   const std::int64_t before = test::peak_memory_of_children();
   const auto run = run_fp8({"inspect", dir.path().string()});
   EXPECT_EQ(run.code, 0) << run.err;

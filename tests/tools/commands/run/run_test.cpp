@@ -102,9 +102,8 @@ TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
   ASSERT_EQ(json.at("modules_quantized").size(), 1u);
   EXPECT_EQ(json.at("modules_quantized")[0].at("name"), "used");
   std::string reason;
-  for (const auto& m : json.at("modules_kept")) {
+  for (const auto& m : json.at("modules_kept"))
     if (m.at("name") == "never") reason = m.at("reason");
-  }
   EXPECT_THAT(reason, HasSubstr("never called"));
   const auto& difference = json.at("outputs").at("output.0");
   // Rounding to E4M3 is at most 2^-4 of a value; a sum of 4 products of two rounded factors of size ~1.

@@ -318,7 +318,7 @@ TEST(TrainLogFile, AnythingElseIsRefusedWithFileAndLine) {
   const test::TempDir folder;
   for (const char* line : {"{\"step\": 1}", "[]", "{\"step\": 1.5, \"loss\": 2}", "step"}) {
     const auto path = log_of(folder, std::string("{\"step\": 1, \"loss\": 2}\n") + line + "\n");
-    EXPECT_THAT(error_of<io::Error>([&] { read_log(path); }), HasSubstr("log.jsonl, line 2"));
+    EXPECT_ERROR(io::Error, read_log(path), "log.jsonl, line 2");
   }
 }
 

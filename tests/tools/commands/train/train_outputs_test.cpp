@@ -148,10 +148,9 @@ TEST_F(TrainProfile, AFolderThatCannotBeWrittenIsOneWarning) {
 
 TEST_F(TrainProfile, SchedulesThatMeanNothingAreRefused) {
   small_config(folder);
-  for (const char* schedule : {"0,0,0", "1,1", "1,1,3,1,1", "a,b,c", "-1,1,1", "1,,1"}) {
+  for (const char* schedule : {"0,0,0", "1,1", "1,1,3,1,1", "a,b,c", "-1,1,1", "1,,1"})
     expect_failed(run_train(folder, "run", "--profile {} --profile-schedule {}", folder / "p", schedule),
                   {"--profile-schedule: found '" + std::string(schedule) + "', allowed: WAIT"}, 2);
-  }
   expect_failed(run_train(folder, "run", "--profile-schedule 1,1,1"), {"but no --profile"}, 2);
 }
 

@@ -58,20 +58,16 @@ TEST(Share, OptionsWin) {
   const Variables launcher = {{"RANK", "1"}, {"WORLD_SIZE", "4"}};
   expect(share(given(2, 3), launcher), 2, 3, false);
   expect(share(given(-1, 1), launcher), 0, 1, false);
-  EXPECT_THAT(error_of<UsageError>([&] { share(given(1, 0), launcher); }),
-              HasSubstr("--rank: found 1, allowed: with the number of ranks, 1/2"));
-  EXPECT_THAT(error_of<UsageError>([&] { share(given(-1, 2), launcher); }), HasSubstr("--world-size needs --rank"));
-  EXPECT_THAT(error_of<UsageError>([&] { share(given(3, 3)); }), HasSubstr("--rank: found 3 of 3, allowed: 0 to 2"));
+  EXPECT_ERROR(UsageError, share(given(1, 0), launcher), "--rank: found 1, allowed: with the number of ranks, 1/2");
+  EXPECT_ERROR(UsageError, share(given(-1, 2), launcher), "--world-size needs --rank");
+  EXPECT_ERROR(UsageError, share(given(3, 3)), "--rank: found 3 of 3, allowed: 0 to 2");
 }
 
 TEST(Share, BadVariablesAreNamed) {
-  EXPECT_THAT(
-      error_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }),
-      AllOf(HasSubstr("'WORLD_SIZE': found 'two', allowed: an integer from 1"), HasSubstr("--rank wins over it")));
-  EXPECT_THAT(error_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }),
-              HasSubstr("'RANK': found nothing, but WORLD_SIZE is 2"));
-  EXPECT_THAT(error_of<io::Error>([] { share({}, {{"RANK", "7"}}); }),
-              HasSubstr("'WORLD_SIZE': found nothing, but RANK is 7"));
+  EXPECT_ERROR(io::Error, share({}, {{"WORLD_SIZE", "two"}}), "'WORLD_SIZE': found 'two', allowed: an integer from 1",
+               "--rank wins over it");
+  EXPECT_ERROR(io::Error, share({}, {{"WORLD_SIZE", "2"}}), "'RANK': found nothing, but WORLD_SIZE is 2");
+  EXPECT_ERROR(io::Error, share({}, {{"RANK", "7"}}), "'WORLD_SIZE': found nothing, but RANK is 7");
 }
 
 TEST(Share, JoinLooksForTheSharesOnDisk) {
@@ -79,17 +75,17 @@ TEST(Share, JoinLooksForTheSharesOnDisk) {
   ShareOptions join;
   join.join = true;
   const auto out = dir / "out";
-  EXPECT_THAT(error_of<io::Error>([&] { share(join, {}, out); }), HasSubstr("no shares to join"));
+  EXPECT_ERROR(io::Error, share(join, {}, out), "no shares to join");
   for (const char* name :
        {"out.rank-0-of-3", "out.rank-2-of-3", "out.rank-x-of-9", "out.rank-0-of-9x", "other.rank-0-of-5"})
     std::filesystem::create_directory(dir / name);
   expect(share(join, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}, out), 0, 3, false);
   std::filesystem::create_directory(dir / "out.rank-0-of-4");
-  EXPECT_THAT(error_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --join N"));
+  EXPECT_ERROR(UsageError, share(join, {}, out), "say which with --join N");
   join.world_size = 4;
   expect(share(join, {}, out), 0, 4, false);
   join.rank = 1;
-  EXPECT_THAT(error_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("exclude each other"));
+  EXPECT_ERROR(UsageError, share(join, {}, out), "exclude each other");
 }
 
 ShareOptions in_shares(std::int64_t count, bool join, std::optional<double> wait = std::nullopt) {
@@ -119,22 +115,20 @@ TEST(Share, SharesThatAreTaken) {
   ASSERT_TRUE(each.shares.has_value());
   EXPECT_EQ(each.shares->count, 4);
   EXPECT_EQ(each.shares->first, 1);
-  EXPECT_THAT(error_of<UsageError>([] { share(in_shares(3, false, 0)); }), HasSubstr("--wait is --join wait"));
+  EXPECT_ERROR(UsageError, share(in_shares(3, false, 0)), "--wait is --join wait");
 }
 
 TEST(Share, JoinFindsTheSharesThatWereTaken) {
   const test::TempDir dir;
   const auto out = dir / "out";
-  const auto join = share(in_shares(5, true), {}, out);
-  EXPECT_EQ(join.shares.value().count, 5);
+  EXPECT_EQ(share(in_shares(5, true), {}, out).shares.value().count, 5);
   io::SharesOptions three;
   three.count = 3;
   const io::Shares shares(dir / ".out.shares", {{"work", 1}}, three);
   EXPECT_EQ(share(in_shares(0, true), {}, out).shares.value().count, 3);
   EXPECT_EQ(share(in_shares(0, true), {}, out / "").shares.value().count, 3);
   std::filesystem::create_directory(dir / "out.rank-0-of-4");
-  EXPECT_THAT(error_of<UsageError>([&] { share(in_shares(0, true), {}, out); }),
-              HasSubstr("say which with --join N or --shares K"));
+  EXPECT_ERROR(UsageError, share(in_shares(0, true), {}, out), "say which with --join N or --shares K");
 }
 
 TEST(Share, InWords) {

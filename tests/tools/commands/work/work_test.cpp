@@ -189,7 +189,7 @@ TEST_F(SnapshotsTest, OneRunAtATime) {
   first.folder();
   Snapshots second(place(), 0);
   second.identify(kIdentity);
-  EXPECT_THAT(error_of<io::Error>([&] { second.begin(false); }), HasSubstr("another run"));
+  EXPECT_ERROR(io::Error, second.begin(false), "another run");
   EXPECT_TRUE(fs::exists(place()));
 }
 

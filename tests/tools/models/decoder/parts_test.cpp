@@ -204,12 +204,10 @@ TEST(Mixtral, StackedExpertsGiveTheSameBits) {
 TEST(Mixtral, ExpertsAreNodesNamedAsVllms) {
   auto loaded = load({});
   std::vector<std::string> weights, ops;
-  for (const auto& m : measure::weight_modules(*loaded.model)) {
+  for (const auto& m : measure::weight_modules(*loaded.model))
     if (m.type == "MoeMatmul" || m.name.find("gate") != std::string::npos) weights.push_back(m.name + ":" + m.type);
-  }
-  for (const auto& n : measure::op_nodes(*loaded.model)) {
+  for (const auto& n : measure::op_nodes(*loaded.model))
     if (n.name.find("moe") != std::string::npos) ops.push_back(n.name + ":" + n.type);
-  }
   const std::string layer = "model.layers.0.block_sparse_moe.";
   EXPECT_THAT(weights, ::testing::IsSupersetOf({layer + "gate:Linear", layer + "experts.moe_op.w13_list.0:MoeMatmul",
                                                 layer + "experts.moe_op.w2_list.3:MoeMatmul"}));

@@ -85,8 +85,8 @@ TEST_F(Parameters, HeadsAreTiedUnlessTheyDiffer) {
   EXPECT_FALSE(has_other_weight(file, "other", "absent"));
   EXPECT_TRUE(has_other_weight(file, "other", "words"));
   EXPECT_TRUE(has_other_weight(file, "turned", "words"));
-  EXPECT_THAT(error_of<io::Error>([&] { require_head(file, "lm_head"); }),
-              HasSubstr("tensor 'lm_head.weight' is missing (config.json: an untied head, tie_word_embeddings)"));
+  EXPECT_ERROR(io::Error, require_head(file, "lm_head"),
+               "tensor 'lm_head.weight' is missing (config.json: an untied head, tie_word_embeddings)");
 }
 
 TEST_F(Parameters, WhatIsWrongIsNamed) {
@@ -102,8 +102,8 @@ TEST_F(Parameters, WhatIsWrongIsNamed) {
   EXPECT_EQ(read("large", {4}), "");
   EXPECT_THAT(read("fine", {5}), HasSubstr("tensor 'fine': found shape [4], config.json asks for [5]"));
   EXPECT_THAT(read("absent", {2}), HasSubstr("tensor 'absent' is missing, expected shape [2]"));
-  EXPECT_THAT(error_of<io::Error>([&] { require_promised(file, "absent", "layers 3"); }),
-              HasSubstr("tensor 'absent' is missing (config.json: layers 3)"));
+  EXPECT_ERROR(io::Error, require_promised(file, "absent", "layers 3"),
+               "tensor 'absent' is missing (config.json: layers 3)");
 }
 
 TEST_F(Parameters, RowsOfAMatrix) {
@@ -116,7 +116,7 @@ TEST_F(Parameters, RowsOfAMatrix) {
 TEST_F(Parameters, DtypesOfFiles) {
   EXPECT_EQ(scalar_type_of(io::DType::BF16, "t"), at::kBFloat16);
   EXPECT_EQ(scalar_type_of(io::DType::F8_E4M3, "t"), at::kFloat8_e4m3fn);
-  EXPECT_THAT(error_of<io::Error>([] { scalar_type_of(io::DType::U16, "t"); }), HasSubstr("tensor 't': dtype U16"));
+  EXPECT_ERROR(io::Error, scalar_type_of(io::DType::U16, "t"), "tensor 't': dtype U16");
   EXPECT_STREQ(name_of_dtype(at::kHalf), "f16");
 }
 
@@ -161,7 +161,7 @@ TEST_F(ParametersEdges, LargeOnesAreReadInPieces) {
   values[2][7] = kEdgeNaN;
   const auto file = write({{"large", values}});
   EXPECT_TRUE(read_weight_rows(file, "large", {3, kWidth}, 0, 2, at::kFloat, at::kCPU).equal(values.narrow(0, 0, 2)));
-  EXPECT_NE(refusal_of(file, "large", {3, kWidth}).find("NaN in 1 of 2359296 values"), std::string::npos);
+  EXPECT_THAT(refusal_of(file, "large", {3, kWidth}), HasSubstr("NaN in 1 of 2359296 values"));
   const at::Tensor all = read_parameter(file, "large", {3, kWidth}, {}, {.allow_nonfinite = true});
   EXPECT_TRUE(all.nan_to_num(9.0).equal(values.nan_to_num(9.0)));
 }
@@ -432,7 +432,7 @@ TEST(Mxfp4Exponents, EachMessageNamesTensorFoundAndAllowed) {
             where + "good_blocks': found U8 [1, 2, 1, 16], config.json asks for U8 [1, 2, 2, 16]");
   for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{1, 48, 2}, {32, 2}, {1, 1, 32, 2}, {}}) {
     std::string text = error_of([&] { check_mxfp4(checkpoint, "good", shape); });
-    EXPECT_EQ(text.find(where + "good_blocks': expected a stack of matrices of a multiple of 32 columns, "), 0) << text;
+    EXPECT_THAT(text, StartsWith(where + "good_blocks': expected a stack of matrices of a multiple of 32 columns, "));
   }
   EXPECT_EQ(message("bare", {1, 32, 2}), where + "bare_scales' is missing, expected U8 [1, 2, 1]");
   EXPECT_EQ(message("signed", {1, 32, 2}),

@@ -13,9 +13,8 @@ namespace {
 std::string lightning_file(const fs::path& folder, const std::string& out) {
   std::string text = read_file(FP8_SOURCE_DIR "/tests/tools/commands/train/run/lightning.yaml");
   for (const auto& [word, path] :
-       std::map<std::string, fs::path>{{"$OUT", folder / out}, {"$FOLDER", folder}, {"$DATA", test::demo_data()}}) {
+       std::map<std::string, fs::path>{{"$OUT", folder / out}, {"$FOLDER", folder}, {"$DATA", test::demo_data()}})
     for (std::size_t at; (at = text.find(word)) != text.npos;) text.replace(at, word.size(), path.string());
-  }
   return text;
 }
 
@@ -214,8 +213,7 @@ TEST_F(MnistRun, AllStagesInFp8AndAgainAfterAKill) {
   EXPECT_EQ(other.code, 1);  // beside what the example says of its pictures
   EXPECT_THAT(other.without("mnist: "), testing::AllOf(testing::StartsWith("fp8: error: "),
                                                        HasSubstr("train.json: key 'run': the run was started with")));
-  const auto again = result_of(killed);
-  EXPECT_THAT(again["resumed_from"].get<std::int64_t>(), ::testing::Ge(35));
+  EXPECT_THAT(result_of(killed)["resumed_from"].get<std::int64_t>(), ::testing::Ge(35));
   EXPECT_EQ(timeless(log_of(folder / "killed")), timeless(lines));
   EXPECT_TRUE(state_of(folder / "killed") == state_of(folder / "whole"));
 }
