@@ -315,8 +315,7 @@ TEST(ModuleTree, ListsEveryKnownTypeInOrder) {
                               torch::nn::ReLU(), torch::nn::LayerNorm(std::vector<int64_t>{4}),
                               torch::nn::Embedding(5, 4), torch::nn::Sequential(torch::nn::Linear(4, 2)));
   const auto modules = weight_modules(*model);
-  EXPECT_EQ(names(modules),
-            (std::vector<std::string>{"0:Conv1d", "1:Conv2d", "2:Conv3d", "5:Embedding", "6.0:Linear"}));
+  EXPECT_THAT(names(modules), ElementsAre("0:Conv1d", "1:Conv2d", "2:Conv3d", "5:Embedding", "6.0:Linear"));
   EXPECT_TRUE(modules[0].bias.has_value());
   EXPECT_FALSE(modules[3].bias.has_value());
 }

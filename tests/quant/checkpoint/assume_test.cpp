@@ -301,8 +301,8 @@ TEST(AssumedForm, ExponentsThatAConfigPromisesAreWhatTheFileHolds) {
   TempDir tmp;
   for (const char* form : {"fp8", "compressed-tensors"}) {
     convert_checkpoint(source.path(), tmp / form, to(form));
-    EXPECT_EQ(read_scale_inv(io::Checkpoint(tmp / form), read_stored(io::Checkpoint(tmp / form)).weights.at(0)),
-              std::vector<float>{0.3f});
+    EXPECT_THAT(read_scale_inv(io::Checkpoint(tmp / form), read_stored(io::Checkpoint(tmp / form)).weights.at(0)),
+                ElementsAre(0.3f));
   }
 }
 
@@ -451,8 +451,7 @@ TEST(VerifyConversion, FailsForAnInputScaleThatIsNotTheSources) {
   auto bytes = test::read_text(tmp / "out" / "model.safetensors");
   bytes[file.place(*t)->offset] = static_cast<char>(bytes[file.place(*t)->offset] ^ 1);
   test::write_text(tmp / "out" / "model.safetensors", bytes);
-  EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).changed,
-            std::vector<std::string>{"model.layers.0.mlp.down_proj"});
+  EXPECT_THAT(verify_conversion(tmp / "in", tmp / "out", o).changed, ElementsAre("model.layers.0.mlp.down_proj"));
 }
 
 TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
@@ -470,8 +469,8 @@ TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
       bytes[file.place(t)->offset] = static_cast<char>(bytes[file.place(t)->offset] ^ 2);
       test::write_text(tmp / "out" / "model.safetensors", bytes);
     }
-    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).changed,
-              std::vector<std::string>{"model.layers.0.self_attn (key-value cache scales)"})
+    EXPECT_THAT(verify_conversion(tmp / "in", tmp / "out", o).changed,
+                ElementsAre("model.layers.0.self_attn (key-value cache scales)"))
         << form;
   }
 }

@@ -231,8 +231,8 @@ TEST_F(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
   auto config = io::read_json(folder / "out/config.json");
   std::vector<std::string> keys;
   for (const auto& [key, value] : config.items()) keys.push_back(key);
-  EXPECT_EQ(keys, (std::vector<std::string>{"zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings",
-                                            "alpha", "quantization_config"}));
+  EXPECT_THAT(keys, ElementsAre("zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings", "alpha",
+                                "quantization_config"));
   const std::string text = test::read_text(folder / "out/config.json");
   EXPECT_THAT(text, HasSubstr("\"rope_theta\": 10000.0"));
   EXPECT_THAT(text, HasSubstr("\"zeta\": 1e-06"));
@@ -258,9 +258,8 @@ TEST_F(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
   const auto files = test::folder_bytes(folder / "out");
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files) names.push_back(name);
-  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "README.md", "chat_template.jinja", "config.json",
-                                             "fp8.json", "generation_config.json", "model.safetensors",
-                                             "tokenizer.json", "tokenizer.model"}));
+  EXPECT_THAT(names, ElementsAre("LICENSE.txt", "README.md", "chat_template.jinja", "config.json", "fp8.json",
+                                 "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer.model"));
   EXPECT_EQ(files.at("tokenizer.model"), "tokenizer.model");
 }
 

@@ -131,8 +131,7 @@ TEST(AddingAForm, IsInForceWhileItsRegistrationLives) {
     EXPECT_REFUSED(read_assumed(unexplained.open(), form_named("sample")), "assume = sample",
                    "allowed: compressed-tensors, inc, fp8, modelopt;");
   }
-  EXPECT_EQ(form_names(),
-            (std::vector<std::string>{"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"}));
+  EXPECT_THAT(form_names(), ElementsAre("compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"));
   EXPECT_REFUSED(form_named("sample"), "form: found 'sample'");
   EXPECT_REFUSED(form_of_config(config, "here"), "here: key 'quant_method'", "sample");
 }

@@ -90,12 +90,12 @@ TEST_F(CheckpointFolder, CarriesEverythingButWeights) {
       made/tokenizer.json config.json)"))
     write(name, "{}");
   OutputFolder out(folder / "out", false, in);
-  EXPECT_EQ(out.carry_through(in),
-            (std::vector<std::string>{in.string() +
-                                      ": left behind (other weights, states of training, hidden files): .cache/, "
-                                      ".gitattributes, README.bin, a/model.h5, a/other.safetensors, checkpoint-500/, "
-                                      "made/, model.gguf, onnx/model.onnx, optimizer.pt, original/, pytorch_model.bin "
-                                      "and 1 more"}));
+  EXPECT_THAT(
+      out.carry_through(in),
+      ElementsAre(in.string() + ": left behind (other weights, states of training, hidden files): .cache/, "
+                                ".gitattributes, README.bin, a/model.h5, a/other.safetensors, checkpoint-500/, "
+                                "made/, model.gguf, onnx/model.onnx, optimizer.pt, original/, pytorch_model.bin "
+                                "and 1 more"));
   out.write_json("config.json", io::Json{{"a", 1.0}});
   out.commit();
   auto files = test::folder_bytes(folder / "out");
@@ -134,10 +134,9 @@ TEST_F(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
   EXPECT_EQ(carried(in, dir / "out", &warnings), (std::set<std::string>{"chat_templates/a.jinja", "tokenizer.json"}));
   EXPECT_EQ(test::read_text(dir / "out/chat_templates/a.jinja"), "the tokenizer");
   EXPECT_FALSE(fs::is_symlink(dir / "out/tokenizer.json"));
-  EXPECT_EQ(warnings, (std::vector<std::string>{
-                          (in / "README.md").string() + ": not a regular file, not carried through",
-                          (in / "merges.txt").string() + ": a link that leads nowhere, not carried through",
-                          (in / "vocab.txt").string() + ": a link that leads nowhere, not carried through"}));
+  EXPECT_THAT(warnings, ElementsAre((in / "README.md").string() + ": not a regular file, not carried through",
+                                    (in / "merges.txt").string() + ": a link that leads nowhere, not carried through",
+                                    (in / "vocab.txt").string() + ": a link that leads nowhere, not carried through"));
 }
 
 TEST_F(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
@@ -156,9 +155,8 @@ TEST_F(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
     return (in / name).string() + ": a link to " + why + ", not carried through";
   };
   const std::string elsewhere = ", which is no file of the model's folder", key = (home / "id_rsa").string();
-  EXPECT_EQ(warnings,
-            (std::vector<std::string>{left("NOTICE", key + elsewhere), left("README.txt", "/dev/zero" + elsewhere),
-                                      left("chat_templates", home.string() + ", a folder")}));
+  EXPECT_THAT(warnings, ElementsAre(left("NOTICE", key + elsewhere), left("README.txt", "/dev/zero" + elsewhere),
+                                    left("chat_templates", home.string() + ", a folder")));
 }
 
 TEST_F(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {

@@ -155,8 +155,8 @@ TEST(PlanNodes, WithoutAConfigAttentionIsAskedFor) {
   const Plan all = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(all.nodes.size(), 5u);
   EXPECT_EQ(reason(all, "l.b2b"), "excluded by 'exclude'");
-  EXPECT_EQ(test::find_node(all, "l.sdpa")->scheme.input_scale_inv,
-            (std::vector<float>{2.0f / 448, 4.0f / 448, 8.0f / 448, 1.0f / 448}));
+  EXPECT_THAT(test::find_node(all, "l.sdpa")->scheme.input_scale_inv,
+              ElementsAre(2.0f / 448, 4.0f / 448, 8.0f / 448, 1.0f / 448));
   EXPECT_TRUE(test::find_node(all, "l.sdpa")->scheme.output_scale_inv.empty());
   EXPECT_EQ(test::find_node(all, "l.k_cache")->scheme.input_scale_inv, std::vector<float>{256.0f / 448});
 }
@@ -196,23 +196,22 @@ PlanOptions options() {
 const std::vector<std::string> kAttention = {"l.0", "l.1"};
 
 TEST(PlanKv, FindsAttentionByItsProjections) {
-  EXPECT_EQ(attention_modules({"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj",
-                               "model.layers.1.self_attn.v_proj", "h.0.attn.c_attn", "h.0.mlp.c_fc",
-                               "t.attention.query_key_value", "x.qkv_proj", "lm_head", "k_proj"}),
-            (std::vector<std::string>{"model.layers.1.self_attn", "h.0.attn", "t.attention", "x"}));
+  EXPECT_THAT(attention_modules({"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj",
+                                 "model.layers.1.self_attn.v_proj", "h.0.attn.c_attn", "h.0.mlp.c_fc",
+                                 "t.attention.query_key_value", "x.qkv_proj", "lm_head", "k_proj"}),
+              ElementsAre("model.layers.1.self_attn", "h.0.attn", "t.attention", "x"));
 }
 
 /// What an encoder sees of a source is kept by nobody; a decoder keeps what it sees of the source.
 TEST(PlanKv, EncodersBesideADecoderKeepNothing) {
-  EXPECT_EQ(
-      attention_modules({"encoder.block.0.layer.0.SelfAttention.k", "decoder.block.0.layer.0.SelfAttention.k",
-                         "decoder.block.0.layer.1.EncDecAttention.k"}),
-      (std::vector<std::string>{"decoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.1.EncDecAttention"}));
-  EXPECT_EQ(
+  EXPECT_THAT(attention_modules({"encoder.block.0.layer.0.SelfAttention.k", "decoder.block.0.layer.0.SelfAttention.k",
+                                 "decoder.block.0.layer.1.EncDecAttention.k"}),
+              ElementsAre("decoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.1.EncDecAttention"));
+  EXPECT_THAT(
       attention_modules({"model.encoder.layers.0.self_attn.k_proj", "model.decoder.layers.0.encoder_attn.k_proj"}),
-      std::vector<std::string>{"model.decoder.layers.0.encoder_attn"});
-  EXPECT_EQ(attention_modules({"transformer.encoder.layers.0.self_attention.query_key_value"}),
-            std::vector<std::string>{"transformer.encoder.layers.0.self_attention"});
+      ElementsAre("model.decoder.layers.0.encoder_attn"));
+  EXPECT_THAT(attention_modules({"transformer.encoder.layers.0.self_attention.query_key_value"}),
+              ElementsAre("transformer.encoder.layers.0.self_attention"));
 }
 
 TEST(PlanKv, OneScaleOrOnePerHead) {
