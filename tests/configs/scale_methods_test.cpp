@@ -84,7 +84,7 @@ TEST(ScaleMethods, OfAllPairsExactlyTheThirteenAreAccepted) {
         triples.push_back({{"granularity", g}, {"scale_value_type", v}, {"rounding_method", r}, {"backoff", 0.3}});
   }
   std::multiset<std::string> accepted;
-  for (const io::Json& weight : triples) {
+  for (const io::Json& weight : triples)
     for (const io::Json& activation : triples) {
       try {
         const auto methods = detail::read_scale_methods({{"default", {{"weight", weight}, {"activation", activation}}}},
@@ -95,7 +95,6 @@ TEST(ScaleMethods, OfAllPairsExactlyTheThirteenAreAccepted) {
         EXPECT_THAT(error.what(), HasSubstr("Unsupported config")) << weight << activation;
       }
     }
-  }
   EXPECT_EQ(accepted.size(), 13u);
   for (const auto& method : recipes::scale_methods()) EXPECT_EQ(accepted.count(method.name), 1u) << method.name;
 }

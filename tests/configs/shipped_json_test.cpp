@@ -93,7 +93,7 @@ TEST(Schema, ItsValuesParseAndItsDefaultsAreOurs) {
 // Enumerations of a tensor's method, tried one by one: "Unsupported config" is a rule, "allowed: A, B" a value unknown.
 TEST(Schema, FieldsOfATensorsMethodAreTheParsers) {
   const io::Json fields = io::read_json(kFolder / kSchema)["$defs"]["tensor"]["properties"];
-  for (const auto& [field, property] : fields.items()) {
+  for (const auto& [field, property] : fields.items())
     for (const io::Json& value : property.value("enum", io::Json::array())) {
       try {
         detail::read_scale_methods({{"default", {{"weight", {{field, value}}}}}}, "q", "scale_method", {});
@@ -101,7 +101,6 @@ TEST(Schema, FieldsOfATensorsMethodAreTheParsers) {
         EXPECT_THAT(error.what(), HasSubstr("Unsupported config")) << field << value;
       }
     }
-  }
 }
 
 // Every published configuration is accepted, except those that are right to be refused.

@@ -49,13 +49,12 @@ TEST_F(Calibration, ThresholdsLieWithinTheMaxima) {
     const auto nodes = json(std::string("p_hooks_") + observer + ".json")["Nodes"];
     ASSERT_EQ(nodes.size(), maxima.size());
     int clipped = 0;
-    for (const auto& [module, node] : nodes.items()) {
+    for (const auto& [module, node] : nodes.items())
       for (std::size_t i = 0; i < node["inputs"].size(); ++i) {
         const double t = node["inputs"][i][0][0].get<double>(), amax = maxima[module]["inputs"][i][0][0].get<double>();
         EXPECT_LE(t, amax) << observer << module;
         clipped += t < amax;
       }
-    }
     EXPECT_GT(clipped, 5) << observer;
   }
 }
@@ -207,7 +206,7 @@ class OutlierModel : public Model {
     const std::int64_t rows = shape[0], columns = shape.size() > 1 ? shape[1] : 1;
     ASSERT_EQ(tensors_.header.at(tensor).at("dtype"), "BF16");
     auto* bytes = tensors_.data.data() + tensors_.begin(tensor);
-    for (std::int64_t r = row.value_or(0); r < (row ? *row + 1 : rows); ++r) {
+    for (std::int64_t r = row.value_or(0); r < (row ? *row + 1 : rows); ++r)
       for (std::int64_t c = column.value_or(0); c < (column ? *column + 1 : columns); ++c) {
         std::uint16_t bf16 = 0;
         std::memcpy(&bf16, bytes + 2 * (r * columns + c), 2);
@@ -216,7 +215,6 @@ class OutlierModel : public Model {
         bf16 = static_cast<std::uint16_t>((bf16 & 0x807f) | ((exponent + power) << 7));
         std::memcpy(bytes + 2 * (r * columns + c), &bf16, 2);
       }
-    }
   }
 
   Tensors tensors_;

@@ -155,13 +155,12 @@ inline void write_blocks(const Model& model, int layers, int rows) {
   }
   Tensors file;
   file.header = io::Json::object();
-  for (int i = 0; i < layers; ++i) {
+  for (int i = 0; i < layers; ++i)
     for (const char* name : {"gate_proj", "up_proj"}) {
       file.header["model.layers." + std::to_string(i) + ".mlp." + name + ".weight"] = {
           {"dtype", "F32"}, {"shape", {rows, 1024}}, {"data_offsets", {file.data.size(), file.data.size() + bytes}}};
       file.data += weight;
     }
-  }
   model.write("model.safetensors", file.bytes());
   model.edit("config.json", [&](io::Json& config) {
     config["model_type"] = "blocks_alone";  // of a known family words and a norm would be missing

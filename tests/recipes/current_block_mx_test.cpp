@@ -26,7 +26,7 @@ std::string invalid(const Recipe& recipe) {
 TEST(CurrentScale, IsTheRoundedQuotientOrThePowerOfTwoBelow) {
   std::mt19937 random(5);
   std::uniform_real_distribution<float> exponent(-100.0f, 100.0f);
-  for (const float max : kMaxima) {
+  for (const float max : kMaxima)
     for (int i = 0; i < 5000; ++i) {
       const float amax = std::exp2(exponent(random));
       const auto quotient = static_cast<float>(static_cast<double>(max) / amax);
@@ -36,7 +36,6 @@ TEST(CurrentScale, IsTheRoundedQuotientOrThePowerOfTwoBelow) {
       ASSERT_EQ(block_scale(amax, max, {}), power) << amax;
       ASSERT_EQ(block_scale(amax, max, {.power_of_two_scale = false}), quotient) << amax;
     }
-  }
 }
 
 TEST(CurrentScale, EdgesOfAmax) {
@@ -67,15 +66,13 @@ TEST(CurrentScale, EpsilonIsALowerBoundOfAmax) {
 }
 
 TEST(CurrentScale, ResultAndReciprocalAreAlwaysUsable) {
-  for (const bool power_of_two : {false, true}) {
-    for (const float max : {1.0f, 6.0f, 448.0f, 57344.0f}) {
+  for (const bool power_of_two : {false, true})
+    for (const float max : {1.0f, 6.0f, 448.0f, 57344.0f})
       for (const float amax : {0.0f, kTiny, 0x1p-126f, 1.0f, 0x1p127f, kHuge, kInf, kNaN}) {
         const float scale = current_scale(amax, max, {.power_of_two_scale = power_of_two});
         EXPECT_TRUE(scale > 0.0f && std::isfinite(scale)) << amax;
         EXPECT_TRUE(1.0f / scale > 0.0f && std::isfinite(1.0f / scale)) << amax;
       }
-    }
-  }
   for (const float bad : {0.0f, -1.0f, kInf, kNaN}) {
     EXPECT_THROW(current_scale(1.0f, bad, {}), std::invalid_argument);
     EXPECT_THROW(current_scale(1.0f, 448.0f, {}, bad), std::invalid_argument);
@@ -97,20 +94,16 @@ TEST(CurrentScale, TheKernelsBlocksHaveTheSameScale) {
   std::mt19937 random(13);
   for (int i = 0; i < 20000; ++i)
     amaxes.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random()) & 0x7FFFFFFFu));
-  for (const float amax : amaxes) {
-    for (const float max : {240.0f, 448.0f, 57344.0f}) {
-      for (const auto& [type, dtype_max] : types) {
-        for (const bool power_of_two : {false, true}) {
+  for (const float amax : amaxes)
+    for (const float max : {240.0f, 448.0f, 57344.0f})
+      for (const auto& [type, dtype_max] : types)
+        for (const bool power_of_two : {false, true})
           for (const float epsilon : {0.0f, 1e-30f, 1e-4f}) {
             const BlockScaling recipe{.power_of_two_scale = power_of_two, .amax_epsilon = epsilon};
             const float ours = block_scale(amax, max, recipe, dtype_max);
             const float theirs = kernels::block_scale(amax, type, max, epsilon, power_of_two);
             ASSERT_EQ(std::bit_cast<std::uint32_t>(ours), std::bit_cast<std::uint32_t>(theirs)) << amax;
           }
-        }
-      }
-    }
-  }
 }
 
 // The smallest power of two that is not below v, by comparing in f64.
@@ -126,13 +119,12 @@ int e8m0_by_comparison(float amax, float fp8_max) {
 
 TEST(E8M0, EveryExponentAndTheEdgesOfSignificands) {
   for (const float max : kMaxima) {
-    for (std::uint32_t exponent = 0; exponent < 256; ++exponent) {
+    for (std::uint32_t exponent = 0; exponent < 256; ++exponent)
       for (const std::uint32_t significand : {0u, 1u, 2u, 0x3FFFFFu, 0x400000u, 0x400001u, 0x5FFFFFu, 0x600000u,
                                               0x600001u, 0x700000u, 0x700001u, 0x7FFFFEu, 0x7FFFFFu}) {
         const float amax = std::bit_cast<float>(exponent << 23 | significand);
         ASSERT_EQ(e8m0_from_amax(amax, max), e8m0_by_comparison(amax, max)) << exponent << " " << significand;
       }
-    }
     std::mt19937 random(9);
     for (int i = 0; i < 20000; ++i) {
       const float amax = std::bit_cast<float>(static_cast<std::uint32_t>(random()) & 0x7FFFFFFFu);
@@ -170,14 +162,13 @@ TEST(E8M0, CodesAndTheirScales) {
 TEST(E8M0, BlocksFitTheirFormat) {
   std::mt19937 random(11);
   std::uniform_real_distribution<float> exponent(-100.0f, 100.0f);
-  for (const float max : kMaxima) {
+  for (const float max : kMaxima)
     for (int i = 0; i < 5000; ++i) {
       const float amax = std::exp2(exponent(random));
       const double scaled = static_cast<double>(amax) / kernels::e8m0_value(e8m0_from_amax(amax, max));
       ASSERT_LE(scaled, max * (1 + 0x1p-23)) << amax;
       ASSERT_GE(scaled * 2, max * (1 - 0x1p-23)) << amax;  // and use its upper half
     }
-  }
 }
 
 TEST(Recipe, DefaultsNamesAndFormats) {
@@ -312,13 +303,12 @@ void expect_published_rule(std::int64_t rows, std::int64_t cols, bool square, fl
   const float s_enc = f32(448.0 * 6.0 / amax), inverse = f32(1.0 / s_enc);
   ASSERT_EQ(q.scale_inv, inverse);
   const std::int64_t height = square ? 16 : 1, across = (cols + 15) / 16;
-  for (std::int64_t r = 0; r < rows; ++r) {
+  for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < cols; ++c) {
       float block = 0.0f;
-      for (std::int64_t i = r / height * height; i < std::min(rows, r / height * height + height); ++i) {
+      for (std::int64_t i = r / height * height; i < std::min(rows, r / height * height + height); ++i)
         for (std::int64_t j = c / 16 * 16; j < std::min(cols, c / 16 * 16 + 16); ++j)
           block = std::max(block, std::fabs(x[i * cols + j]));
-      }
       const float wanted = f32(static_cast<double>(f32(block / 6.0)) * s_enc);
       const int scale = nearest(wanted, 0x7E, e4m3_value);
       ASSERT_EQ(q.block_scales[r / height * across + c / 16], scale) << r << " " << c;
@@ -328,7 +318,6 @@ void expect_published_rule(std::int64_t rows, std::int64_t cols, bool square, fl
       ASSERT_EQ(c % 2 == 0 ? pair & 15 : pair >> 4, nearest_e2m1(scaled)) << r << " " << c;
       ASSERT_EQ(y[r * cols + c], f32(e2m1_value(nearest_e2m1(scaled)) * m));
     }
-  }
 }
 
 TEST(NVFP4, EqualsThePublishedRule) {

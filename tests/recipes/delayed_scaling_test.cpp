@@ -140,7 +140,7 @@ TEST(Schedule, DocumentedSteps) {
 // Said in other words: updates come at step 2 and every `interval` steps; what they use was measured in the H steps
 // before them (as far as steps exist).
 TEST(Schedule, EveryUpdateHasItsHistory) {
-  for (const int interval : {1, 2, 3, 5, 16}) {
+  for (const int interval : {1, 2, 3, 5, 16})
     for (const int history : {1, 3, 5, 20}) {
       const DelayedScaling recipe{.interval = interval, .amax_history_len = history};
       std::set<int> updates, measured;
@@ -152,7 +152,6 @@ TEST(Schedule, EveryUpdateHasItsHistory) {
       EXPECT_EQ(steps_where(measures_amax, recipe, 150), std::set<int>(measured.begin(), measured.upper_bound(150)))
           << interval << " " << history;
     }
-  }
 }
 
 TEST(Schedule, NvidiaAlwaysAndExtremeCounts) {
@@ -180,7 +179,7 @@ TEST(NextScale, VendorsWorkedValues) {
 TEST(NextScale, PowerOfTwoIsTheLargestThatFits) {
   std::mt19937 random(7);
   std::uniform_int_distribution<std::uint32_t> bits(1, 0x7F7FFFFF);
-  for (const float max : kMaxima) {
+  for (const float max : kMaxima)
     for (int i = 0; i < 20000; ++i) {
       const float amax = std::bit_cast<float>(bits(random));
       const double scale = next_scale(amax, 3.0f, max, {});
@@ -195,11 +194,10 @@ TEST(NextScale, PowerOfTwoIsTheLargestThatFits) {
         ASSERT_EQ(with_margin, scale / 8) << amax;
       }
     }
-  }
 }
 
 TEST(NextScale, PowerOfTwoBesideTheStep) {
-  for (const float max : kMaxima) {
+  for (const float max : kMaxima)
     for (int k = -100; k <= 100; ++k) {
       const float amax = std::ldexp(max, k);  // the quotient is exactly 2^-k
       if (!std::isfinite(amax)) continue;
@@ -207,7 +205,6 @@ TEST(NextScale, PowerOfTwoBesideTheStep) {
       EXPECT_EQ(next_scale(std::nextafter(amax, kInf), 1.0f, max, {}), std::ldexp(1.0f, -k - 1));
       EXPECT_EQ(next_scale(std::nextafter(amax, 0.0f), 1.0f, max, {}), std::ldexp(1.0f, -k));
     }
-  }
 }
 
 TEST(NextScale, RealValuedIsTheRoundedQuotient) {
@@ -216,13 +213,12 @@ TEST(NextScale, RealValuedIsTheRoundedQuotient) {
   std::uniform_real_distribution<float> exponent(-100.0f, 100.0f);
   for (const int margin : {0, 2, -3}) {
     recipe.margin = margin;
-    for (const float max : kMaxima) {
+    for (const float max : kMaxima)
       for (int i = 0; i < 5000; ++i) {
         const float amax = std::exp2(exponent(random));
         const auto quotient = static_cast<float>(static_cast<double>(max) / amax);
         ASSERT_EQ(next_scale(amax, 1.0f, max, recipe), static_cast<float>(quotient / std::pow(2.0, margin))) << amax;
       }
-    }
   }
 }
 
@@ -240,25 +236,22 @@ TEST(NextScale, NvidiaAmaxCases) {
 }
 
 TEST(NextScale, NothingUsefulKeepsTheOldScale) {
-  for (const DelayedScaling& recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
+  for (const DelayedScaling& recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()})
     for (const float amax : {0.0f, -0.0f, -1.0f, -kInf, kInf, kNaN, -kNaN})
       EXPECT_EQ(next_scale(amax, 0.125f, 448.0f, recipe), 0.125f) << amax;
-  }
 }
 
 TEST(NextScale, ResultAndReciprocalAreAlwaysUsable) {
-  for (DelayedScaling recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
+  for (DelayedScaling recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()})
     for (const int margin : {-64, 0, 64}) {
       recipe.margin = margin;
-      for (const float max : {6.0f, 240.0f, 57344.0f}) {
+      for (const float max : {6.0f, 240.0f, 57344.0f})
         for (const float amax : {kTiny, 1e-40f, 0x1p-126f, 1e-20f, 1.0f, 1e20f, kHuge}) {
           const float scale = next_scale(amax, 1.0f, max, recipe);
           EXPECT_TRUE(scale > 0.0f && std::isfinite(scale)) << amax << " " << margin;
           EXPECT_TRUE(1.0f / scale > 0.0f && std::isfinite(1.0f / scale)) << amax << " " << margin;
         }
-      }
     }
-  }
 }
 
 TEST(NextScale, BadMaximumIsAnError) {

@@ -88,7 +88,7 @@ TEST(RoundScale, Pow2OfThePublishedExample) {
 
 TEST(IncScale, EqualsTorchForEveryMethodDialectFormatAndType) {
   int infinite = 0;
-  for (const Golden& row : kGolden) {
+  for (const Golden& row : kGolden)
     for (std::size_t i = 0; i < std::size(kAmax); ++i) {
       const float scale_inv = inc_scale_inv(kAmax[i], row.method, row.target, "w");
       const std::string where = std::string(name_of(row.target.dialect)) + " " + name_of(row.target.format) + " " +
@@ -105,7 +105,6 @@ TEST(IncScale, EqualsTorchForEveryMethodDialectFormatAndType) {
       EXPECT_EQ(scale_inv, row.scale_inv[i]) << where;
       EXPECT_EQ(inc_scale(scale_inv, row.target.hp), row.scale[i]) << where;
     }
-  }
   EXPECT_GT(infinite, 0);
 }
 
@@ -120,12 +119,11 @@ TEST(IncScale, HardwareSets) {
 TEST(IncScale, HardwareAlignedIsAlwaysAMemberOfTheSet) {
   for (Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3, Dialect::ocp}) {
     const std::vector<float> set = hw_scale_set(dialect);
-    for (FloatType hp : {FloatType::BF16, FloatType::F32}) {
+    for (FloatType hp : {FloatType::BF16, FloatType::F32})
       for (int e = -100; e <= 100; ++e) {
         const float scale_inv = inc_scale_inv(std::ldexp(1.37f, e), kHw, {dialect, Format::E4M3, hp}, "x");
         EXPECT_NE(std::find(set.begin(), set.end(), scale_inv), set.end()) << scale_inv;
       }
-    }
   }
 }
 
@@ -205,18 +203,15 @@ TEST(IncScale, ZeroAmax) {
 }
 
 TEST(IncScale, ScaleIsAlwaysFiniteAndPositive) {
-  for (const ScaleMethod& method : {kPow2, kHw, kArbitrary, kPerChannel}) {
-    for (FloatType hp : {FloatType::BF16, FloatType::F16, FloatType::F32}) {
-      for (Format format : {Format::E4M3, Format::E5M2}) {
+  for (const ScaleMethod& method : {kPow2, kHw, kArbitrary, kPerChannel})
+    for (FloatType hp : {FloatType::BF16, FloatType::F16, FloatType::F32})
+      for (Format format : {Format::E4M3, Format::E5M2})
         for (int e = -149; e <= (hp == FloatType::F16 ? 15 : 126); ++e) {
           const float scale_inv = inc_scale_inv(std::ldexp(1.0f, e), method, {Dialect::gaudi3, format, hp}, "x");
           const float scale = inc_scale(scale_inv, hp);
           ASSERT_TRUE(std::isfinite(scale) && scale > 0.0f) << e << " " << name_of(hp) << " " << scale_inv;
           ASSERT_TRUE(std::isfinite(scale_inv) && scale_inv > 0.0f) << e << " " << name_of(hp);
         }
-      }
-    }
-  }
 }
 
 TEST(IncScale, PerChannelArrayEqualsTheScalarForm) {
@@ -295,14 +290,13 @@ const DeviceRow kDevice[] = {
 
 TEST(DeviceGoldenValues, OfTheVendorsTests) {
   const float first[] = {232, 240, 248}, second[] = {3720, 3721, 13721};
-  for (const DeviceRow& row : kDevice) {
+  for (const DeviceRow& row : kDevice)
     for (int i = 0; i < 3; ++i) {
       EXPECT_EQ(linear(row.method, row.dialect, first[i], first[i]), row.first[i])
           << row.method << name_of(row.dialect) << i;
       EXPECT_EQ(linear(row.method, row.dialect, second[i], second[i]), row.second[i])
           << row.method << name_of(row.dialect) << i;
     }
-  }
 }
 
 // The formulas of the table of methods, in f64. Amaxes are far from the points where bf16's log2 turns over.
@@ -350,7 +344,7 @@ TEST(AllMethods, WeightsAndActivationsAreTheirFormulas) {
   ASSERT_EQ(std::size(kMethods), scale_methods().size());
   for (const MethodRow& row : kMethods) {
     const NamedScaleMethod& method = scale_method_from_name(row.name);
-    for (const Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3}) {
+    for (const Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3})
       for (const FloatType hp : {FloatType::BF16, FloatType::F32}) {
         const IncTarget target{dialect, Format::E4M3, hp};
         for (const float amax : {1e-6f, 0.011f, 0.7f, 3.3f, 95.0f, 5000.0f, 1.4e6f}) {
@@ -373,7 +367,6 @@ TEST(AllMethods, WeightsAndActivationsAreTheirFormulas) {
           EXPECT_THROW(inc_scale_inv(1.0f, method.weight, target, "w"), std::invalid_argument);
         }
       }
-    }
   }
 }
 
@@ -391,7 +384,7 @@ TEST(DynamicScale, BackoffIsAHalfWhateverTheMethodSays) {
 
 // Dynamic and static scales differ in nothing but the backoff.
 TEST(DynamicScale, EqualsTheStaticFormulaForEveryBf16) {
-  for (const Rounding rounding : {Rounding::POW2, Rounding::IDENTITY}) {
+  for (const Rounding rounding : {Rounding::POW2, Rounding::IDENTITY})
     for (const Granularity granularity : {Granularity::PTS, Granularity::PCS}) {
       const ScaleMethod method{granularity, ScaleValue::MAXABS, rounding, 0.5f};
       for (std::uint32_t bits = 0; bits < 0x7F80; ++bits) {
@@ -401,7 +394,6 @@ TEST(DynamicScale, EqualsTheStaticFormulaForEveryBf16) {
         ASSERT_EQ(made, inc_scale_inv(amax, method, {}, "x")) << std::hexfloat << amax;
       }
     }
-  }
 }
 
 TEST(DynamicScale, ZerosAreUsableAndWhatIsNotFiniteStaysSo) {

@@ -82,7 +82,7 @@ const FloatType kTypes[] = {FloatType::BF16, FloatType::F16, FloatType::F32};
 TEST(OptScale, PerTensorIsTheCandidateOfLeastErrorTheLastOfEquals) {
   for (const float size : {0.003f, 0.02f, 1.0f, 40.0f}) {
     const auto w = weights(3 * 1500, size, 3);
-    for (const Dialect dialect : kDialects) {
+    for (const Dialect dialect : kDialects)
       for (const FloatType hp : kTypes) {
         const Definition definition{{dialect, Format::E4M3, hp}};
         const auto hw = opt_scale_inv(w.data(), 3, 1500, scale_method_from_name("maxabs_hw_opt_weight").weight,
@@ -99,7 +99,6 @@ TEST(OptScale, PerTensorIsTheCandidateOfLeastErrorTheLastOfEquals) {
         EXPECT_EQ(hw[0], definition.of_tensor(w, set)) << size << name_of(dialect) << name_of(hp);
         EXPECT_EQ(pow2[0], definition.of_tensor(w, powers(-10, 9))) << size << name_of(dialect) << name_of(hp);
       }
-    }
   }
 }
 
@@ -111,8 +110,8 @@ TEST(OptScale, PerChannelIsTheMultipleOfTheReferenceTheFirstOfEquals) {
     w.insert(w.end(), row.begin(), row.end());
   }
   const ScaleMethod method = scale_method_from_name("act_maxabs_hw_weights_pcs_opt_pow2").weight;
-  for (const Format format : {Format::E4M3, Format::E5M2}) {
-    for (const Dialect dialect : kDialects) {
+  for (const Format format : {Format::E4M3, Format::E5M2})
+    for (const Dialect dialect : kDialects)
       for (const FloatType hp : {FloatType::BF16, FloatType::F32}) {
         const Definition definition{{dialect, format, hp}};
         const auto found = opt_scale_inv(w.data(), kRows, kCols, method, definition.target, "w");
@@ -127,8 +126,6 @@ TEST(OptScale, PerChannelIsTheMultipleOfTheReferenceTheFirstOfEquals) {
               << name_of(dialect) << name_of(hp) << r;
         }
       }
-    }
-  }
 }
 
 TEST(OptScale, TiesGoToTheLastPerTensorAndToTheFirstPerChannel) {

@@ -165,14 +165,13 @@ Scale scale_of(float amax, float max) {
 TEST(Scale, IsTheRoundedQuotientAndItsRoundedReciprocal) {
   std::mt19937 random(1);
   std::uniform_real_distribution<float> exponent(-60.0f, 60.0f);
-  for (float max : kMaxima) {
+  for (float max : kMaxima)
     for (int i = 0; i < 2000; ++i) {
       const float amax = std::exp2(exponent(random));
       const Scale result = scale_of(amax, max);
       EXPECT_EQ(result.scale_inv, quotient(amax, max)) << amax;
       EXPECT_EQ(result.scale, quotient(1.0f, quotient(amax, max))) << amax;
     }
-  }
 }
 
 TEST(Scale, KnownValues) {
@@ -189,14 +188,13 @@ TEST(Scale, ZeroGivesOne) {
 }
 
 TEST(Scale, TinyAmaxMeetsTheFloorAndStaysFinite) {
-  for (float max : kMaxima) {
+  for (float max : kMaxima)
     for (float amax : {std::numeric_limits<float>::denorm_min(), 1e-44f, 1e-40f, std::numeric_limits<float>::min()}) {
       const Scale result = scale_of(amax, max);
       EXPECT_EQ(result.scale_inv, kMinScaleInv);
       EXPECT_EQ(result.scale, 0x1p126f);
       EXPECT_LE(amax * result.scale, max);
     }
-  }
   EXPECT_EQ(scale_inv_from_amax(448.0f * 0x1p-126f, 448.0f, "w"), 0x1p-126f);  // exactly at the floor
   EXPECT_EQ(scale_inv_from_amax(448.0f * 0x1p-125f, 448.0f, "w"), 0x1p-125f);
 }

@@ -72,8 +72,8 @@ TEST(TensorMeta, BeginsWithOnesAndZeros) {
 TEST(HabanaHistory, ScheduleAndScalesEqualASimulation) {
   std::mt19937 random(3);
   std::uniform_real_distribution<float> exponent(-12.0f, 12.0f);
-  for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
-    for (const int history : {1, 3, 5}) {
+  for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent})
+    for (const int history : {1, 3, 5})
       for (const int interval : {5, 3, 1}) {
         HabanaModule module({.interval = interval, .amax_history_len = history, .amax_compute_algo = algo}, 2);
         std::vector<std::vector<float>> seen(2);
@@ -95,8 +95,6 @@ TEST(HabanaHistory, ScheduleAndScalesEqualASimulation) {
           }
         }
       }
-    }
-  }
 }
 
 TEST(HabanaHistory, FirstStepHasScaleOneAndTheSecondIsExact) {
@@ -135,7 +133,7 @@ TEST(HabanaHistory, SeveralRecordsOfAStepKeepTheLarger) {
 }
 
 TEST(HabanaHistory, TensorThatIsNotCastKeepsItsAmaxAndScale) {
-  for (const int history : {1, 3}) {
+  for (const int history : {1, 3})
     for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
       HabanaModule module({.amax_history_len = history, .amax_compute_algo = algo}, 2);
       module.forward({5.0f, 32.0f});
@@ -143,7 +141,6 @@ TEST(HabanaHistory, TensorThatIsNotCastKeepsItsAmaxAndScale) {
       EXPECT_EQ(module.meta.scale[1], pow2_scale(32.0f, 57344.0)) << history;
       EXPECT_EQ(module.meta.scale[0], pow2_scale(1.0f, 57344.0)) << history;
     }
-  }
 }
 
 // State written between two steps and read without `recorded` continues as if nothing had happened.
@@ -209,8 +206,8 @@ TEST(HabanaHistory, RowsAfterResizing) {
 // ---- values that say nothing, callables, misuse
 
 TEST(TensorMeta, BrokenAmaxesKeepTheScale) {
-  for (DelayedScaling recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
-    for (const float broken : {0.0f, kInf, kNaN}) {
+  for (DelayedScaling recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()})
+    for (const float broken : {0.0f, kInf, kNaN})
       for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
         recipe.amax_compute_algo = algo, recipe.amax_history_len = 1;
         TensorMeta meta(1, 1);
@@ -220,8 +217,6 @@ TEST(TensorMeta, BrokenAmaxesKeepTheScale) {
         EXPECT_EQ(meta.scale[0], 0.25f) << broken;
         EXPECT_EQ(meta.scale_inv[0], 4.0f) << broken;
       }
-    }
-  }
 }
 
 TEST(TensorMeta, NaNIsNotHiddenByALaterRecord) {
@@ -335,7 +330,7 @@ TEST(NvidiaHistory, FourStepsByHand) {
 
 // As NVIDIA's test of the update: history {31, 1024} x {max, most_recent}, margin 2, constant inputs step + .25/.5/.75.
 TEST(NvidiaHistory, EqualsAListOfAmaxes) {
-  for (const int history : {1, 2, 31, 1024}) {
+  for (const int history : {1, 2, 31, 1024})
     for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
       DelayedScaling recipe = DelayedScaling::nvidia();
       recipe.margin = 2, recipe.amax_history_len = history, recipe.amax_compute_algo = algo;
@@ -361,7 +356,6 @@ TEST(NvidiaHistory, EqualsAListOfAmaxes) {
         }
       }
     }
-  }
 }
 
 // NVIDIA's table of is_first_microbatch: the column of a weight that stays cached keeps history and scale, where the
@@ -369,8 +363,8 @@ TEST(NvidiaHistory, EqualsAListOfAmaxes) {
 TEST(NvidiaHistory, TensorThatIsNotCastKeepsHistoryAndScale) {
   std::mt19937 random(17);
   std::uniform_real_distribution<float> start(0.5f, 2.5f);
-  for (const int history : {1, 2, 31, 1024}) {
-    for (const bool by_callable : {false, true}) {
+  for (const int history : {1, 2, 31, 1024})
+    for (const bool by_callable : {false, true})
       for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
         DelayedScaling recipe = DelayedScaling::nvidia();
         recipe.margin = 2, recipe.amax_history_len = history, recipe.amax_compute_algo = algo;
@@ -408,8 +402,6 @@ TEST(NvidiaHistory, TensorThatIsNotCastKeepsHistoryAndScale) {
         EXPECT_EQ(column(meta, 1).back(), history > 1 ? 7.0f : 0.0f);
         EXPECT_EQ(meta.scale[0], before);
       }
-    }
-  }
 }
 
 TEST(NvidiaHistory, ResizingKeepsTheNewest) {

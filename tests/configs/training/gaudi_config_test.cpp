@@ -172,7 +172,7 @@ TEST(TrainingArguments, EveryKeyThatIsReadHasAnEffect) {
   for (const KeyRow& row : training_argument_keys()) {
     if (row.use != KeyUse::read || elsewhere.contains(row.path)) continue;
     bool changes = false;
-    for (const auto& file : files) {
+    for (const auto& file : files)
       for (const auto& value : candidates(row)) {
         io::Json changed = file;
         if (const std::string path = row.path; path.starts_with("lr_scheduler_kwargs."))
@@ -185,7 +185,6 @@ TEST(TrainingArguments, EveryKeyThatIsReadHasAnEffect) {
         changes =
             changes || training_arguments_command(changed).arguments() != training_arguments_command(file).arguments();
       }
-    }
     EXPECT_TRUE(changes) << row.path;
   }
 }
@@ -373,13 +372,12 @@ using Refusals = std::map<std::string, int>;
 void expect_refusals(const io::Json& rows, Findings (*check)(const io::Json&, const std::string&),
                      const Refusals& expected) {
   Refusals met;
-  for (const auto& row : rows) {
+  for (const auto& row : rows)
     for (const auto& problem : check(row[1], "f.json").problems) {
       const auto known = std::ranges::find_if(expected, [&](const auto& r) { return problem.starts_with(r.first); });
       EXPECT_NE(known, expected.end()) << row[0] << ": " << problem;
       if (known != expected.end()) ++met[known->first];
     }
-  }
   EXPECT_EQ(met, expected);
 }
 

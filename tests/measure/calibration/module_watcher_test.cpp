@@ -242,14 +242,13 @@ TEST(ModuleWatcher, ExpertsWeightsHaveNodesWithInputZero) {
   const auto file = session->result();
   session->finalize();
   ASSERT_EQ(file.modules.size(), 5u);  // the mixture and 2 x 2 weights
-  for (const int e : {0, 1}) {
+  for (const int e : {0, 1})
     for (const char* list : {"w13", "w2"}) {
       const auto* node = file.find(std::string(list) + "_list." + std::to_string(e));
       ASSERT_NE(node, nullptr);
       EXPECT_EQ(node->inputs, (Values{{0.0f}}));
       EXPECT_EQ(node->weight, Amax{largest(x.expert(e, list))});
     }
-  }
 }
 
 TEST(ModuleWatcher, AModuleThatIsHandledAlreadyIsRefusedByName) {
@@ -315,8 +314,8 @@ torch::nn::Linear linear(bool bias, at::ScalarType dtype = at::kFloat) {
 }
 
 TEST(WeightWatcher, LinearOfEveryRankIsMeasuredAndUnchanged) {
-  for (bool bias : {true, false}) {
-    for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+  for (bool bias : {true, false})
+    for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
       for (const std::vector<std::int64_t>& sizes :
            {std::vector<std::int64_t>{12}, {3, 12}, {2, 3, 12}, {2, 2, 3, 12}}) {
         auto m = linear(bias, dtype);
@@ -331,8 +330,6 @@ TEST(WeightWatcher, LinearOfEveryRankIsMeasuredAndUnchanged) {
             << "bias " << bias << ", rank " << sizes.size() << ", " << dtype;
         EXPECT_EQ(seen.weight, Amax{largest(m->weight)});
       }
-    }
-  }
 }
 
 TEST(WeightWatcher, WorksInEveryGradientMode) {

@@ -130,7 +130,7 @@ TORCH_MODULE(RowParallelLinear);
 
 TEST(WatchedNode, RowParallelLinearHasTwoOutputsAlways) {
   const at::Tensor x = hpu(torch::randn({4, 5}));
-  for (const bool fused : {true, false}) {
+  for (const bool fused : {true, false})
     for (const bool report : {true, false}) {
       RowParallelLinear m(fused);
       m->to(test::kHpu);
@@ -142,7 +142,6 @@ TEST(WatchedNode, RowParallelLinearHasTwoOutputsAlways) {
       EXPECT_NEAR(outputs[0].at(0), local, 1e-5 * local);
       EXPECT_NEAR(outputs[1].at(0), !fused && report ? 2 * local : local, 1e-5 * local);
     }
-  }
   observe_reduced(x, x);  // nobody watches: nothing happens
 }
 

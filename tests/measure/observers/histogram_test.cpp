@@ -348,7 +348,7 @@ TEST(Thresholds, MseIsTheBestOfAllThresholdsForTheValues) {
   data["outliers"] = outliers;
   data["uniform"] = std::vector<float>(4096);
   for (std::size_t i = 0; i < 4096; ++i) data["uniform"][i] = static_cast<float>(i) / 4096.0f;
-  for (const auto& [name, values] : data) {
+  for (const auto& [name, values] : data)
     for (const Fp8Target target :
          {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
       const auto h = histogram_of(values);
@@ -358,7 +358,6 @@ TEST(Thresholds, MseIsTheBestOfAllThresholdsForTheValues) {
       EXPECT_LE(ours, least * 1.02) << name << ", max " << target.max;
       EXPECT_LE(ours, cast_error(values, h.amax(), target) * 1.002) << name;  // the bins' share
     }
-  }
 }
 
 TEST(Thresholds, MseClipsWhereThatPaysAndNotOtherwise) {

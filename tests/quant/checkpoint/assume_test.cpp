@@ -143,7 +143,7 @@ bool has_form(const TempDir& dir, const char* form) {
 }
 
 TEST(AssumedForm, EveryFormsOwnFilesAreReadWithoutTheirConfig) {
-  for (const auto& row : rows()) {
+  for (const auto& row : rows())
     for (const char* form : {"compressed-tensors", "fp8", "modelopt", "inc"}) {
       SCOPED_TRACE(std::string(row.name) + " " + form);
       TempDir tmp;
@@ -158,7 +158,6 @@ TEST(AssumedForm, EveryFormsOwnFilesAreReadWithoutTheirConfig) {
         EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name + ".weight"), w.values())) << name;
       EXPECT_TRUE(verify_conversion(tmp / "form", tmp / "out", o).changed.empty());
     }
-  }
 }
 
 TEST(AssumedForm, BytesBesideCodesAreNoHighPrecisionWeights) {
@@ -337,7 +336,7 @@ TEST(Convert, NothingOfAQuantizationIsLeftInHighPrecision) {
 // The second reading
 
 TEST(CheckpointReading, IsTheFormulaInEveryForm) {
-  for (const auto& row : rows()) {
+  for (const auto& row : rows())
     for (const char* form : {"compressed-tensors", "fp8", "modelopt", "inc"}) {
       SCOPED_TRACE(std::string(row.name) + " " + form);
       TempDir tmp;
@@ -357,7 +356,6 @@ TEST(CheckpointReading, IsTheFormulaInEveryForm) {
         EXPECT_TRUE(torch::equal(y, w.values())) << name;
       }
     }
-  }
 }
 
 TEST(CheckpointReading, AllCodesAndRoundingsAreTorchs) {

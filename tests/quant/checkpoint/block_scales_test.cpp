@@ -14,14 +14,13 @@ namespace {
 /// Dequantized values in f64 of a matrix whose blocks [rows, cols] have a scale each.
 at::Tensor by_blocks(const at::Tensor& matrix, std::int64_t rows, std::int64_t cols, float max = 448.0f) {
   at::Tensor out = torch::empty(matrix.sizes(), at::kDouble);
-  for (std::int64_t r = 0; r < matrix.size(0); r += rows) {
+  for (std::int64_t r = 0; r < matrix.size(0); r += rows)
     for (std::int64_t c = 0; c < matrix.size(1); c += cols) {
       const auto cut = [&](const at::Tensor& t) {
         return t.slice(0, r, std::min(matrix.size(0), r + rows)).slice(1, c, std::min(matrix.size(1), c + cols));
       };
       cut(out).copy_(test::quantize_by_amax(cut(matrix), 1, max).values);
     }
-  }
   return out;
 }
 
@@ -65,9 +64,9 @@ constexpr Block kBlocks[] = {{128, 128}, {8, 16}, {5, 7}, {1, 4}, {16, 12}, {6, 
 
 TEST(BlockScales, LinearOfEveryRankTypeAndBlock) {
   torch::manual_seed(21);
-  for (const Block& block : kBlocks) {
-    for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
-      for (auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const Block& block : kBlocks)
+    for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token})
+      for (auto dtype : {at::kFloat, at::kBFloat16})
         for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
           const float max = dialect == recipes::Dialect::gaudi2 ? 240.0f : 448.0f;
           const at::Tensor w = (torch::randn({37, 52}) * torch::logspace(-2, 1, 37).unsqueeze(1)).to(dtype),
@@ -95,9 +94,6 @@ TEST(BlockScales, LinearOfEveryRankTypeAndBlock) {
             }
           }
         }
-      }
-    }
-  }
 }
 
 TEST(BlockScales, ViewsTakeTheirOwnScales) {
@@ -158,14 +154,13 @@ TEST(BlockScales, PowersOfTwoAreExactInBf16) {
 at::Tensor by_mx(const at::Tensor& x) {
   const at::Tensor rows = f64(x).reshape({-1, x.size(-1)});
   at::Tensor out = rows.clone();
-  for (std::int64_t r = 0; r < rows.size(0); ++r) {
+  for (std::int64_t r = 0; r < rows.size(0); ++r)
     for (std::int64_t c = 0; c < rows.size(1); c += 32) {
       const at::Tensor group = rows[r].slice(0, c, c + 32);
       const double scale = std::exp2(std::ceil(std::log2(group.abs().max().item<double>() / 448)));
       if (scale > 0)
         out[r].slice(0, c, c + 32).copy_(test::quantize_reference(group, {static_cast<float>(scale)}, 448).values);
     }
-  }
   return out.reshape(x.sizes());
 }
 

@@ -83,7 +83,7 @@ TEST(NonFinite, QuantizeAndConvertRefuseItAnywhereWithTensorAndNumber) {
   const std::string mlp = "model.layers.0.mlp.down_proj.weight";
   for (const std::string& name :
        {mlp, std::string("lm_head.weight"), std::string("model.layers.0.input_layernorm.weight"),
-        std::string("model.layers.0.self_attn.q_proj.bias")}) {
+        std::string("model.layers.0.self_attn.q_proj.bias")})
     for (const float bad : {kNan, kInf, -kInf}) {
       SCOPED_TRACE(name + " " + std::to_string(bad));
       TempDir tmp;
@@ -100,7 +100,6 @@ TEST(NonFinite, QuantizeAndConvertRefuseItAnywhereWithTensorAndNumber) {
         EXPECT_TRUE(throws_with(words, [&] { convert_checkpoint(tmp / "in", tmp / "out", to(type)); }));
       EXPECT_FALSE(fs::exists(tmp / "out"));
     }
-  }
   TempDir tmp;  // in codes, and beside them
   auto source = test::write_fp8_source(tmp / "in", make_scheme(W::channel, ActivationScaling::none), 16);
   const std::string q = "model.layers.0.self_attn.q_proj";

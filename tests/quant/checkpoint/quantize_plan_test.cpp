@@ -124,7 +124,7 @@ struct Place {
 
 TEST(WeightSlice, RowsOfEveryLayoutAreThoseOfTheExpert) {
   torch::manual_seed(7);
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const auto& [inner, hidden] : {std::pair<std::int64_t, std::int64_t>{37, 53}, {1, 1}, {64, 33}, {3, 130}}) {
       const std::int64_t I = inner, H = hidden, e = 2;
       const test::Experts experts(3, I, H, dtype);
@@ -159,7 +159,6 @@ TEST(WeightSlice, RowsOfEveryLayoutAreThoseOfTheExpert) {
       }
       EXPECT_TRUE(same_bits(rows_of(checkpoint, whole_weight(checkpoint.info("alone")), 0, I, dtype), experts.gate[0]));
     }
-  }
 }
 
 TEST(WeightSlice, NonFiniteValuesAreThoseOfOneExpert) {

@@ -30,14 +30,13 @@ struct CheckpointRefusals : ::testing::Test {
 };
 
 TEST_F(CheckpointRefusals, NaNInAQuantizedTensor) {
-  for (const bool channel : {true, false}) {
+  for (const bool channel : {true, false})
     for (const float bad : {NAN, INFINITY}) {
       Refusal r;
       r.tensor("model.layers.0.mlp.down_proj.weight")[35][52].fill_(bad);
       r.options.plan.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
       r.expect({"model.layers.0.mlp.down_proj.weight"});
     }
-  }
 }
 
 TEST_F(CheckpointRefusals, NaNInAKeptTensor) {
@@ -173,7 +172,7 @@ struct Folder {
 
 /// Codes and scales of blocks by the formula, one block after the other.
 void expect_blocks(const at::Tensor& weight, const at::Tensor& codes, const at::Tensor& scales, std::int64_t size) {
-  for (std::int64_t r = 0; r < scales.size(0); ++r) {
+  for (std::int64_t r = 0; r < scales.size(0); ++r)
     for (std::int64_t c = 0; c < scales.size(1); ++c) {
       const auto cut = [&](const at::Tensor& t) {
         return t.slice(0, r * size, (r + 1) * size).slice(1, c * size, (c + 1) * size).contiguous();
@@ -182,7 +181,6 @@ void expect_blocks(const at::Tensor& weight, const at::Tensor& codes, const at::
       ASSERT_EQ(scales[r][c].item<float>(), inv) << r << " " << c;
       ASSERT_TRUE(same_bits(cut(codes), test::quantize_reference(cut(weight), {inv}, 448.0f).codes)) << r << " " << c;
     }
-  }
 }
 
 TEST(CheckpointForms, BlocksAndTheirRaggedSiblings) {

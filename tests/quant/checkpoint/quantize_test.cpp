@@ -202,7 +202,7 @@ TEST_F(CheckpointQuantize, MxInAFileIsMxInMemory) {
 }
 
 TEST_F(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
-  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
       PlanOptions plan;
       plan.dialect = dialect;
@@ -222,7 +222,6 @@ TEST_F(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
         expect_same_as_in_memory(plan, dtype);
       }
     }
-  }
 }
 
 TEST_F(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {

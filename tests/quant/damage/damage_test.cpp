@@ -249,7 +249,7 @@ io::Json fp8_config(const char* strategy) {
 TEST(Damage, CodesAloneTellClippedFromScaledByAmax) {
   torch::manual_seed(11);
   const at::Tensor w = torch::randn({64, 96});
-  for (const bool per_channel : {false, true}) {
+  for (const bool per_channel : {false, true})
     for (const float factor : {1.0f, 0.5f}) {
       const test::TempDir dir;
       const std::int64_t scales = per_channel ? 64 : 1;
@@ -265,7 +265,6 @@ TEST(Damage, CodesAloneTellClippedFromScaledByAmax) {
       EXPECT_TRUE(factor == 1.0f ? damage.saturated == 0 : damage.saturated > (per_channel ? clipped / 2 : 0))
           << damage.saturated << per_channel << factor;
     }
-  }
 }
 
 }  // namespace

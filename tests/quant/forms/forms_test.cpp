@@ -163,7 +163,7 @@ TEST(Forms, HoldTheSchemesTheyHaveWordsFor) {
   };
   for (const auto& c : cases) {
     EXPECT_EQ(form_named(c.form).name(), c.form);
-    for (auto weights : {kTensor, kChannel, kBlock}) {
+    for (auto weights : {kTensor, kChannel, kBlock})
       for (auto activations : {kNone, kStatic, kToken, kDynamicTensor, kGroup}) {
         const auto of = c.held.find(weights);
         const bool held = of != c.held.end() && of->second.contains(activations);
@@ -171,7 +171,6 @@ TEST(Forms, HoldTheSchemesTheyHaveWordsFor) {
         EXPECT_EQ(problem.empty(), held) << c.form << " " << name_of(weights) << " " << name_of(activations) << ": "
                                          << problem;
       }
-    }
     auto e5m2 = scheme_of(kTensor, kStatic);
     e5m2.format = recipes::Format::E5M2;
     EXPECT_EQ(form_named(c.form).scheme_problem(e5m2).empty(), c.form == "inc");
@@ -281,16 +280,14 @@ class Written {
 };
 
 TEST(Forms, ReadWhatTheyWrite) {
-  for (auto weights : {kTensor, kChannel, kBlock}) {
-    for (auto activations : {kNone, kStatic, kToken, kDynamicTensor, kGroup}) {
+  for (auto weights : {kTensor, kChannel, kBlock})
+    for (auto activations : {kNone, kStatic, kToken, kDynamicTensor, kGroup})
       for (const std::string form : {"compressed-tensors", "fp8", "modelopt", "inc", "inc-vllm"}) {
         const auto scheme = scheme_of(weights, activations);
         if (!form_named(form).scheme_problem(scheme).empty()) continue;
         if (form == "inc" && activations == kDynamicTensor) continue;  // INC says so by its scale_method alone
         Written(form, scheme, 256, 384).check(form + " " + scheme.describe());
       }
-    }
-  }
   Written("compressed-tensors", scheme_of(kBlock, kGroup, {48, 32}), 100, 64).check("ragged rows");
   Written("compressed-tensors", scheme_of(kBlock, kNone, {48, 32}), 100, 70).check("ragged both ways");
   Written("modelopt", scheme_of(kBlock, kGroup), 300, 128).check("ragged rows, pb_wo");

@@ -96,17 +96,15 @@ struct Quantized {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto activations : kActivations) {
-    for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel}) {
+  for (auto activations : kActivations)
+    for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel})
       for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
         for (auto dtype : {at::kFloat, at::kBFloat16}) cases.push_back({activations, weights, dialect, dtype});
-    }
-  }
   return cases;
 }
 
 TEST(Fp8Handler, LinearOfEveryRankAndScheme) {
-  for (const Case& c : all_cases()) {
+  for (const Case& c : all_cases())
     for (bool bias : {false, true}) {
       Quantized q(c, bias);
       for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{48}, {5, 48}, {2, 3, 48}}) {
@@ -120,7 +118,6 @@ TEST(Fp8Handler, LinearOfEveryRankAndScheme) {
         EXPECT_TRUE(same_bits(q.linear(x), y));
       }
     }
-  }
 }
 
 TEST(Fp8Handler, AThreeDimensionalInputIsRowsOfATwoDimensionalOne) {
@@ -229,7 +226,7 @@ TEST(Fp8Handler, EmbeddingRowsAreTheDequantizedRows) {
 TEST(Fp8Handler, StackedExpertsHaveAScaleEachThroughEveryProduct) {
   torch::manual_seed(13);
   const at::Tensor w = torch::randn({3, 8, 16}) * torch::tensor({1.0, 0.1, 10.0}).view({3, 1, 1});
-  for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
+  for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel})
     for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
       const at::Tensor p = converted(w, "Linear", granularity, activations);
       const at::Tensor values = test::quantize_by_amax(w, granularity == WeightGranularity::tensor ? 3 : 24).values;
@@ -244,7 +241,6 @@ TEST(Fp8Handler, StackedExpertsHaveAScaleEachThroughEveryProduct) {
       // Half the rows of one expert.
       EXPECT_TRUE(close(at::linear(hpu(x)[1], p[1].narrow(0, 4, 4)), want[1].narrow(1, 4, 4), size[1].narrow(1, 4, 4)));
     }
-  }
 }
 
 TEST(Fp8Handler, SlicesOfALinearTakeTheirOwnScales) {
@@ -316,8 +312,8 @@ struct Convolution {
 };
 
 TEST(Fp8Convolution, EveryGeometryAndScheme) {
-  for (const Geometry& g : kGeometries) {
-    for (auto a : kActivations) {
+  for (const Geometry& g : kGeometries)
+    for (auto a : kActivations)
       for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel}) {
         Convolution c(g, a, weights, g.groups != 2);
         const at::Tensor x = hpu(torch::randn({2, 8, 9, 10}));
@@ -325,8 +321,6 @@ TEST(Fp8Convolution, EveryGeometryAndScheme) {
         c.expect(c.conv(x), x);
         EXPECT_TRUE(same_bits(c.conv(x[0]), c.conv(x.narrow(0, 0, 1))[0]));  // without a batch dimension
       }
-    }
-  }
 }
 
 TEST(Fp8Convolution, AnEmptyBatchGivesAnEmptyResult) {
@@ -349,7 +343,7 @@ TEST(Fp8Convolution, AnAutocastRegionDecidesTheResultsType) {
 }
 
 TEST(Fp8Convolution, GradientsPassStraightThrough) {
-  for (const Geometry& g : kGeometries) {
+  for (const Geometry& g : kGeometries)
     for (auto a : {ActivationScaling::static_tensor, ActivationScaling::dynamic_token, ActivationScaling::none}) {
       Convolution c(g, a, WeightGranularity::channel, true);
       const at::Tensor x = hpu(torch::randn({2, 8, 9, 10}));
@@ -366,7 +360,6 @@ TEST(Fp8Convolution, GradientsPassStraightThrough) {
       EXPECT_TRUE(at::allclose(c.conv->bias.grad().cpu().to(at::kDouble),
                                dy.cpu().to(at::kDouble).sum(at::IntArrayRef{0, 2, 3}), 1e-4, 1e-5));
     }
-  }
 }
 
 }  // namespace

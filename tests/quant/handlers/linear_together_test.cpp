@@ -128,13 +128,12 @@ TEST(LinearTogether, GivesTheBitsOfEachWithBlockScales) {
 /// The input's exponents are read once for all of them.
 TEST(LinearTogether, GivesTheBitsOfEachInMx) {
   const torch::NoGradGuard no_grad;
-  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
+  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token})
     for (auto dtype : {at::kFloat, at::kBFloat16}) {
       auto options = options_of(activations, WeightGranularity::block, recipes::Dialect::ocp);
       set_weights(options, WeightWord::mx);
       expect_bits_of_each(Siblings(options, /*bias=*/false, dtype), dtype, true);
     }
-  }
 }
 
 /// Of the emulated device, whose scales are those of QUANT_CONFIGs: one per tensor or per channel, of the hardware's
@@ -145,7 +144,7 @@ TEST(LinearTogether, GivesTheBitsOfEachOfIncsMethods) {
   for (const std::string& method :
        {std::string(R"("maxabs_hw")"), std::string(R"("maxabs_pow2")"), std::string(R"("maxabs_arbitrary")"),
         std::string(R"("maxabs_hw_opt_weight")"), std::string(R"("act_maxabs_hw_weights_pcs_maxabs_pow2")"),
-        std::string(R"("unit_scale")"), dynamic}) {
+        std::string(R"("unit_scale")"), dynamic})
     for (const auto& [dtype, name] : {std::pair{at::kFloat, "fp32"}, {at::kBFloat16, "bf16"}, {at::kHalf, "fp16"}}) {
       SCOPED_TRACE(method + " " + name);
       auto options = options_of(ActivationScaling::static_tensor, WeightGranularity::tensor, recipes::Dialect::gaudi2);
@@ -162,7 +161,6 @@ TEST(LinearTogether, GivesTheBitsOfEachOfIncsMethods) {
         EXPECT_TRUE(all_same(s.by_handler(x), expected));
       }
     }
-  }
 }
 
 TEST(LinearTogether, RowsThatLieApartAndOtherFormsGoOneByOne) {

@@ -211,14 +211,13 @@ struct Experts {
                        const std::vector<float>& intermediate, float max) const {
     at::Tensor y = torch::zeros({5, 8}, at::kDouble);
     const at::Tensor xv = test::quantize_reference(x, {hidden}, max).values;
-    for (std::int64_t t = 0; t < 5; ++t) {
+    for (std::int64_t t = 0; t < 5; ++t)
       for (std::int64_t slot = 0; slot < 2; ++slot) {
         const auto e = static_cast<std::size_t>(table[t][slot].item<std::int64_t>());
         const auto parts = w12q[e].matmul(xv[t]).chunk(2, 0);
         const at::Tensor h = (at::silu(parts[0]) * parts[1]).to(at::kFloat);
         y[t] += f64(router)[t][slot] * w3q[e].matmul(test::quantize_reference(h, {intermediate[e]}, max).values);
       }
-    }
     return y;
   }
 };

@@ -339,7 +339,7 @@ struct Frozen {
 };
 
 TEST(StraightThrough, InputAndBiasLearn) {
-  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
+  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token})
     for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{24}, {5, 24}, {2, 3, 24}}) {
       Frozen f(true, activations);
       const at::Tensor plain = hpu(torch::randn(sizes)), x = plain.clone().requires_grad_(true);
@@ -352,7 +352,6 @@ TEST(StraightThrough, InputAndBiasLearn) {
       EXPECT_TRUE(at::allclose(f.linear->bias.grad().cpu().to(at::kDouble), d.reshape({-1, 10}).sum(0), 1e-5, 1e-6));
       EXPECT_FALSE(f.linear->weight.grad().defined());
     }
-  }
 }
 
 TEST(StraightThrough, TheGradientHasTheInputsType) {

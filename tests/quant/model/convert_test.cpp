@@ -35,7 +35,7 @@ measure::MeasurementFile measured(test::TinyLm& model) {
 }
 
 TEST(Convert, CodesAndScalesFollowTheFormulas) {
-  for (auto granularity : {WeightGranularity::channel, WeightGranularity::tensor}) {
+  for (auto granularity : {WeightGranularity::channel, WeightGranularity::tensor})
     for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
       auto model = test::tiny_lm(1, at::kBFloat16);
       PlanOptions o;
@@ -60,7 +60,6 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
         EXPECT_EQ(scale_inv(m.weight), expected) << m.name;
       }
     }
-  }
 }
 
 TEST(Convert, FusedModulesShareTheLargestScale) {
@@ -141,7 +140,7 @@ TEST(Convert, FailuresChangeNothing) {
       if (m.weight.scalar_type() != at::kFloat) return false;
     return true;
   };
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
     for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
       const at::Tensor good = last.detach().clone();
       last.data()[3][2].fill_(bad);
@@ -151,7 +150,6 @@ TEST(Convert, FailuresChangeNothing) {
       EXPECT_TRUE(unchanged());
       last.data().copy_(good);
     }
-  }
   PlanOptions o;
   o.measurements = measured(model);
   last.data().mul_(2);

@@ -42,7 +42,7 @@ constexpr WeightGranularity kAll[] = {WeightGranularity::tensor, WeightGranulari
 
 TEST(ConvertedCopies, AStateDictBringsItsScales) {
   const torch::NoGradGuard no_grad;
-  for (const auto granularity : kAll) {
+  for (const auto granularity : kAll)
     for (const bool by_host : {false, true}) {
       auto from = converted(granularity, 1, 1), to = converted(granularity, 98, 2);
       const at::Tensor expected = from(input());
@@ -52,7 +52,6 @@ TEST(ConvertedCopies, AStateDictBringsItsScales) {
       EXPECT_TRUE(same_bits(runtime::dequantize(to->weight), runtime::dequantize(from->weight)));
       EXPECT_TRUE(same_bits(from(input()), expected));
     }
-  }
 }
 
 /// Multiplies until its codes lie packed (runtime/device/block.h).
@@ -151,7 +150,7 @@ TEST(ConvertedCopies, AnotherScaleMovesNoCopy) {
 
 TEST(ConvertedCopies, BetweenGranularitiesThrow) {
   const torch::NoGradGuard no_grad;
-  for (const auto a : kAll) {
+  for (const auto a : kAll)
     for (const auto b : kAll) {
       if (a == b) continue;
       auto from = converted(a, 1, 1), to = converted(b, 1, 2);
@@ -160,7 +159,6 @@ TEST(ConvertedCopies, BetweenGranularitiesThrow) {
           << name_of(a) << " -> " << name_of(b);
       EXPECT_TRUE(same_bits(to(input()), expected));
     }
-  }
 }
 
 TEST(ConvertedCopies, OfPartsNeedOneScale) {

@@ -146,7 +146,7 @@ torch::nn::Sequential on_device(Module module, at::ScalarType hp) {
 }
 
 TEST(IncMethods, LinearOnEveryDeviceAndType) {
-  for (const Method& m : kStatic) {
+  for (const Method& m : kStatic)
     for (const Target& t : kTargets) {
       torch::manual_seed(3);
       const std::string where = std::string(m.name) + ", " + recipes::name_of(t.dialect) + ", " + c10::toString(t.hp);
@@ -162,11 +162,10 @@ TEST(IncMethods, LinearOnEveryDeviceAndType) {
       const torch::NoGradGuard no_grad;
       expect_close(linear(hpu(x)), f64(x).matmul(f64(w).t()), m.atol, m.rtol, where);
     }
-  }
 }
 
 TEST(IncMethods, ConvolutionOnEveryDeviceAndType) {
-  for (const Method& m : kStatic) {
+  for (const Method& m : kStatic)
     for (const Target& t : kTargets) {
       torch::manual_seed(4);
       const std::string where = std::string(m.name) + ", " + recipes::name_of(t.dialect) + ", " + c10::toString(t.hp);
@@ -181,7 +180,6 @@ TEST(IncMethods, ConvolutionOnEveryDeviceAndType) {
       const torch::NoGradGuard no_grad;
       expect_close(conv(hpu(x)), at::conv2d(f64(x), f64(w)), std::max(m.atol, .2), m.rtol, where);
     }
-  }
 }
 
 struct OneMatmulImpl : torch::nn::Module {
@@ -194,7 +192,7 @@ const NodeScheme& scheme_of(const runtime::Matmul& m) {
 }
 
 TEST(IncMethods, MatmulOnEveryDeviceAndType) {
-  for (const Method& m : kStatic) {
+  for (const Method& m : kStatic)
     for (const Target& t : kTargets) {
       torch::manual_seed(5);
       const std::string where = std::string(m.name) + ", " + recipes::name_of(t.dialect) + ", " + c10::toString(t.hp);
@@ -209,7 +207,6 @@ TEST(IncMethods, MatmulOnEveryDeviceAndType) {
       EXPECT_EQ(s.output_scale_inv, (std::vector<float>{static_cast<float>(in_hp(sa * sb, t.hp))})) << where;
       expect_close(model->m(hpu(a), hpu(b)), f64(a).matmul(f64(b)), std::max(m.atol, .2), m.rtol, where);
     }
-  }
 }
 
 TEST(IncMethods, DynamicMethodsAreForDynamicQuantizationOnly) {
@@ -220,7 +217,7 @@ TEST(IncMethods, DynamicMethodsAreForDynamicQuantizationOnly) {
 
 TEST(IncMethods, ConsecutiveInputsHaveScalesOfTheirOwn) {
   for (const char* name : {"maxabs_pcs_pow2", "act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "maxabs_pow2",
-                           "act_maxabs_pow2_weights_pcs_maxabs_pow2"}) {
+                           "act_maxabs_pow2_weights_pcs_maxabs_pow2"})
     for (const Target& t : kTargets) {
       torch::manual_seed(6);
       torch::nn::Linear linear(torch::nn::LinearOptions(32, 12).bias(false));
@@ -245,7 +242,6 @@ TEST(IncMethods, ConsecutiveInputsHaveScalesOfTheirOwn) {
                      .175, name);
       }
     }
-  }
 }
 
 TEST(IncMethods, GoldenDeviceValuesThroughAConvertedLinear) {
@@ -262,7 +258,7 @@ TEST(IncMethods, GoldenDeviceValuesThroughAConvertedLinear) {
                            {"maxabs_pow2", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
                            {"unit_scale", Dialect::gaudi2, {224, 240, 240}, {240, 240, 240}},
                            {"unit_scale", Dialect::gaudi3, {224, 240, 256}, {448, 448, 448}}};
-  for (const Golden& g : golden) {
+  for (const Golden& g : golden)
     for (int i = 0; i < 4; ++i) {
       const bool second = i % 2 == 1;
       torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
@@ -281,7 +277,6 @@ TEST(IncMethods, GoldenDeviceValuesThroughAConvertedLinear) {
         EXPECT_EQ(y[k].item<float>(), (second ? g.second : g.first)[k])
             << g.method << ", " << recipes::name_of(g.dialect) << ", input " << k;
     }
-  }
 }
 
 }  // namespace

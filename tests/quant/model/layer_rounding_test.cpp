@@ -45,7 +45,7 @@ at::Tensor by_the_paper(const at::Tensor& w, const at::Tensor& x, const at::Tens
       h.index_select(0, order).index_select(1, order) + 0.01 * h.diag().mean() * torch::eye(h.size(0), torch::kDouble);
   const at::Tensor u = torch::linalg_cholesky(torch::inverse(damped), /*upper=*/true);
   at::Tensor rest = w.to(at::kDouble).index_select(1, order).clone(), codes = torch::zeros(w.sizes(), at::kByte);
-  for (std::int64_t i = 0; i < w.size(1); ++i) {
+  for (std::int64_t i = 0; i < w.size(1); ++i)
     for (std::int64_t r = 0; r < w.size(0); ++r) {
       const float inv = scale_inv[r].item<float>();
       const auto code = test::nearest_code(static_cast<float>(rest[r][i].item<double>() / inv), 448.0f);
@@ -53,7 +53,6 @@ at::Tensor by_the_paper(const at::Tensor& w, const at::Tensor& x, const at::Tens
       const double error = (rest[r][i].item<double>() - double{test::e4m3_value(code)} * inv) / u[i][i].item<double>();
       rest[r].slice(0, i + 1).sub_(error * u[i].slice(0, i + 1));
     }
-  }
   return codes;
 }
 
@@ -247,7 +246,7 @@ TEST(LayerRounding, ColumnsAsTheyStandBeginWithTheFirst) {
 
 /// Down to the next code: of half of the values a code too low.
 void round_down(const kernels::CompensatedRounding& a) {
-  for (std::int64_t r = 0; r < a.rows; ++r) {
+  for (std::int64_t r = 0; r < a.rows; ++r)
     for (std::int64_t k = 0; k < a.cols; ++k) {
       const std::int64_t i = r * a.cols + k, scale = a.group[k] * a.rows + r;
       float value = -448.0f;
@@ -258,7 +257,6 @@ void round_down(const kernels::CompensatedRounding& a) {
       a.rounded[i] = value;
       a.error[i] = a.w[i] - value * a.scale_inv[scale];
     }
-  }
 }
 
 TEST(LayerRounding, AMethodOfOnesOwnIsGuardedToo) {

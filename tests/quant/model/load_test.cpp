@@ -32,10 +32,10 @@ std::set<std::string> load(test::TinyLm& model, const fs::path& folder, at::Scal
 TEST(Load, GivesBackTheVeryModel) {
   const at::Tensor ids = test::token_ids();
   const torch::NoGradGuard no_grad;
-  for (auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
+  for (auto dtype : {at::kFloat, at::kBFloat16})
+    for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
       for (auto activations :
-           {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+           {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token})
         for (const bool inc : {false, true}) {
           if (inc && activations != ActivationScaling::static_tensor) continue;
           const test::TempDir dir;
@@ -60,9 +60,6 @@ TEST(Load, GivesBackTheVeryModel) {
           EXPECT_TRUE(same_bits(other(ids), model(ids)))
               << dtype << " " << recipes::name_of(dialect) << " " << name_of(activations) << " inc " << inc;
         }
-      }
-    }
-  }
 }
 
 struct Saved {

@@ -104,7 +104,7 @@ TEST(Scheme, OwnCodesAreTheNearestOfTheF32Product) {
   const at::Tensor w = torch::randn({7, 33}) * torch::logspace(-3, 1, 7).unsqueeze(1);
   for (const auto& [dtype, type] : kTypes) {
     const at::Tensor typed = w.to(dtype);
-    for (Dialect dialect : {Dialect::gaudi2, Dialect::ocp}) {
+    for (Dialect dialect : {Dialect::gaudi2, Dialect::ocp})
       for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
         const Scheme s = own(dialect, granularity);
         const auto scales =
@@ -113,7 +113,6 @@ TEST(Scheme, OwnCodesAreTheNearestOfTheF32Product) {
           return test::nearest_code(v * scales.scale[scales.scale.size() > 1 ? row : 0], s.fp8_max());
         });
       }
-    }
   }
 }
 
@@ -211,7 +210,7 @@ TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
                                           {5, 40, {1, 8}}}) {
     at::Tensor w = torch::randn({rows, cols}) * torch::logspace(-2, 2, rows).unsqueeze(1);
     w.slice(0, 0, block.rows).slice(1, 0, block.cols).zero_();
-    for (const auto& [dtype, type] : kTypes) {
+    for (const auto& [dtype, type] : kTypes)
       for (bool power_of_two : {false, true}) {
         const at::Tensor typed = w.to(dtype);
         const Scheme s = blocks(block.rows, block.cols, power_of_two, rows == 7 ? Dialect::gaudi2 : Dialect::ocp);
@@ -267,7 +266,6 @@ TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
           }
         }
       }
-    }
   }
 }
 

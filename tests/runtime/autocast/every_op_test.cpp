@@ -224,13 +224,12 @@ void expect_covers(const std::vector<Case>& cases, const std::vector<std::string
 TEST(EveryLowerOp, HasArgumentsOfTheRegionsTypeAndLeavesTheirGradients) {
   const auto cases = joined(products(), other_lower_ops());
   expect_covers(cases, AutocastLists::defaults().lower);
-  for (const auto region : {at::kBFloat16, at::kHalf}) {
+  for (const auto region : {at::kBFloat16, at::kHalf})
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       // Beside a first argument in one 16-bit dtype, the others in the other one become float32.
       const at::ScalarType rest = dtype == region ? dtype : at::kFloat;
       for (const Case& c : cases) expect_cast(c, region, dtype, region, rest, false);
     }
-  }
 }
 
 TEST(EveryFloat32Op, HasFloat32ArgumentsAndLeavesTheirGradients) {

@@ -261,14 +261,13 @@ TEST(Promotion, ProductsSumsAndQuotients) {
 TEST(Promotion, SumsOfTwoDtypesAsLibTorchSays) {
   const auto types = {at::kBool, at::kChar, at::kByte,     at::kShort, at::kInt,
                       at::kLong, at::kHalf, at::kBFloat16, at::kFloat};
-  for (const auto left : types) {
+  for (const auto left : types)
     for (const auto right : types) {
       const at::Tensor a = at::ones({2}, on_hpu(left)), b = at::ones({2}, on_hpu(right));
       const auto together = at::promote_types(left, right);
       EXPECT_EQ(at::add(a, b).scalar_type(), together) << left << right;
       EXPECT_EQ(at::div(a, b).scalar_type(), at::isFloatingType(together) ? together : at::kFloat) << left << right;
     }
-  }
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ TEST(SetData, ReplacesTypeAndMemory) {
 // must see.
 
 TEST(RowsOfTable, AreTheCpus) {
-  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kBool}) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kBool})
     for (const auto index : {at::kLong, at::kInt}) {
       const at::Tensor table = (at::randn({7, 5}) * 3).to(type), line = at::randint(0, 7, {11}, index);
       const at::Tensor block = (at::randn({3, 2, 4}) * 3).to(type), few = at::randint(0, 3, {4}, index);
@@ -191,7 +191,6 @@ TEST(RowsOfTable, AreTheCpus) {
         EXPECT_EQ(y.strides(), expected.strides()) << type;
       }
     }
-  }
 }
 
 TEST(RowsOfTable, AreCopiesOfTheirOwn) {

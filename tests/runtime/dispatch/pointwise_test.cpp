@@ -36,21 +36,19 @@ at::Tensor bits(at::IntArrayRef sizes, at::ScalarType type, bool finite) {
 }
 
 TEST(SmallPointwise, GivesTheCpusBits) {
-  for (const auto type : {at::kFloat, at::kBFloat16}) {
-    for (const std::int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1001, 32768, 32769}) {
+  for (const auto type : {at::kFloat, at::kBFloat16})
+    for (const std::int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1001, 32768, 32769})
       for (const bool finite : {true, false}) {
         const at::Tensor a = bits({n}, type, finite), b = bits({n}, type, finite);
         for (std::size_t i = 0; i < operations().size(); ++i)
           EXPECT_TRUE(same_bits(operations()[i](hpu(a), hpu(b)), operations()[i](a, b)))
               << "op " << i << " of " << type << ", n " << n;
       }
-    }
-  }
 }
 
 TEST(SmallPointwise, GivesTheCpusBitsByRows) {
-  for (const auto type : {at::kFloat, at::kBFloat16}) {
-    for (const std::int64_t n : {1, 15, 16, 17, 100}) {
+  for (const auto type : {at::kFloat, at::kBFloat16})
+    for (const std::int64_t n : {1, 15, 16, 17, 100})
       for (const bool finite : {true, false}) {
         const at::Tensor a = bits({3, 5, n}, type, finite);
         for (const at::Tensor& b :
@@ -63,8 +61,6 @@ TEST(SmallPointwise, GivesTheCpusBitsByRows) {
         }
         EXPECT_TRUE(same_bits(at::add(hpu(a), hpu(a[0][0]), 3), at::add(a, a[0][0], 3)));
       }
-    }
-  }
 }
 
 TEST(SmallPointwise, GivesTheCpusBitsWithNumbers) {
@@ -129,14 +125,13 @@ TEST(SmallPointwise, IsSeenByAutograd) {
 TEST(SmallCopy, GivesTheCpusBits) {
   constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kBool};
   for (const std::int64_t n : {1, 3, 8, 17, 100, 32768, 40000}) {
-    for (const auto from : kTypes) {
+    for (const auto from : kTypes)
       for (const auto to : kTypes) {
         const at::Tensor a = from == at::kFloat || from == at::kBFloat16 ? bits({n}, from, to != at::kBFloat16)
                                                                          : at::randint(0, 2, {n}).to(from);
         EXPECT_TRUE(same_bits(hpu(a).to(to, false, true), a.to(to, false, true)))
             << from << " to " << to << ", n " << n;
       }
-    }
     for (const auto from : {at::kFloat, at::kBFloat16}) {
       const at::Tensor a = bits({n}, from, false);
       EXPECT_TRUE(same_bits(hpu(a).to(at::kBFloat16), a.to(at::kBFloat16)));

@@ -224,7 +224,7 @@ TEST(OutResults, KeepConjAndNegBits) {
   torch::manual_seed(1);
   const Tensor a = at::randn({4, 4}, at::kComplexFloat), b = at::randn({4, 2}, at::kComplexFloat);
   const auto [lu, pivots] = at::linalg_lu_factor(a);
-  for (const bool adjoint : {false, true}) {
+  for (const bool adjoint : {false, true})
     for (const bool left : {true, false}) {
       const Tensor rhs = left ? b : b.t().contiguous();
       const Tensor expected = at::linalg_lu_solve(lu, pivots, rhs, left, adjoint);
@@ -234,7 +234,6 @@ TEST(OutResults, KeepConjAndNegBits) {
       EXPECT_TRUE(at::allclose(at::linalg_lu_solve(hpu(lu), hpu(pivots), hpu(rhs), left, adjoint).cpu().resolve_conj(),
                                expected.resolve_conj(), 1e-4, 1e-5));
     }
-  }
   // Every out= op sees the bits that `out` comes with, and leaves those that its kernel set.
   Tensor conj = at::zeros({2}, on_hpu(at::kComplexFloat)).conj(), values = at::randn({2}, at::kComplexFloat);
   at::add_out(conj, hpu(values), hpu(values));

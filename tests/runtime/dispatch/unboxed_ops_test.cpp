@@ -94,7 +94,7 @@ TEST(Unboxed, EveryOneOfTheTableIsTriedHere) {
 }
 
 TEST(Unboxed, GivesTheCpusBitsAndItsGradients) {
-  for (const Op& op : ops()) {
+  for (const Op& op : ops())
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
       at::Tensor a = at::randn({3, 5}).to(dtype), b = at::randn({3, 5}).to(dtype);
       at::Tensor x = hpu(a), y = hpu(b);
@@ -110,11 +110,10 @@ TEST(Unboxed, GivesTheCpusBitsAndItsGradients) {
       const c10::InferenceMode inference;
       EXPECT_TRUE(op.run(hpu(a), hpu(b)).is_inference()) << op.name;
     }
-  }
 }
 
 TEST(Unboxed, FillsAsTheCpuDoes) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kBool, at::kFloat8_e4m3fn}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kBool, at::kFloat8_e4m3fn})
     for (const c10::Scalar& value : {c10::Scalar(3), c10::Scalar(true), c10::Scalar(0.75), c10::Scalar(-0.0)}) {
       const at::Tensor host = at::zeros({3, 5}, dtype), device = host.to(kHpu);
       const auto part = [](const at::Tensor& t) { return t.dim() == 2 ? t.select(1, 1) : t; };
@@ -123,7 +122,6 @@ TEST(Unboxed, FillsAsTheCpuDoes) {
       part(device).fill_(1), part(host).fill_(1);
       EXPECT_TRUE(same_bits(device, host)) << dtype << " " << value;
     }
-  }
   at::Tensor number = at::scalar_tensor(1, on_hpu()), none = at::empty({0}, on_hpu()),
              longs = at::ones({2}, on_hpu(at::kLong));
   EXPECT_EQ(number.fill_(2).item<float>(), 2);
@@ -135,7 +133,7 @@ TEST(Unboxed, FillsAsTheCpuDoes) {
 TEST(Unboxed, CountsAsTheCpuDoes) {
   const at::TensorOptions host;
   for (const auto& [start, end] :
-       {std::pair<c10::Scalar, c10::Scalar>{0, 0}, {2, 7}, {-3, 1}, {0, 40000}, {0, 2.5}, {1.5, 4}}) {
+       {std::pair<c10::Scalar, c10::Scalar>{0, 0}, {2, 7}, {-3, 1}, {0, 40000}, {0, 2.5}, {1.5, 4}})
     for (const std::optional<at::ScalarType> dtype :
          {std::optional<at::ScalarType>(), {at::kLong}, {at::kInt}, {at::kFloat}}) {
       const at::Tensor expected = at::arange(start, end, dtype, at::kStrided, at::kCPU, false),
@@ -143,7 +141,6 @@ TEST(Unboxed, CountsAsTheCpuDoes) {
       EXPECT_TRUE(found.device().is_hpu() && found.scalar_type() == expected.scalar_type());
       EXPECT_TRUE(same_bits(found, expected)) << start << " to " << end;
     }
-  }
   const c10::Scalar far(std::numeric_limits<std::int64_t>::max());
   EXPECT_TRUE(
       same_bits(at::arange(far.toLong() - 2, far, on_hpu(at::kLong)), at::arange(far.toLong() - 2, far, at::kLong)));
@@ -206,14 +203,13 @@ const std::vector<std::function<at::Tensor(T)>>& unary_operations() {
 }
 
 TEST(SmallUnary, GivesTheCpusBits) {
-  for (const auto type : {at::kFloat, at::kBFloat16}) {
+  for (const auto type : {at::kFloat, at::kBFloat16})
     for (const std::int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1001, 32768, 32769}) {
       for (const at::Tensor& x : {any_bits({n}, type), (at::randn({n}) * 3).to(type)})
         for (std::size_t i = 0; i < unary_operations().size(); ++i)
           EXPECT_TRUE(same_bits(unary_operations()[i](hpu(x)), unary_operations()[i](x)))
               << "op " << i << " of " << type << ", n " << n;
     }
-  }
 }
 
 TEST(SmallUnary, OtherFormsStayTheCpus) {

@@ -251,7 +251,7 @@ std::pair<Tensors, std::string> outcome(const Case& c, const Place& place) {
 FP8_TEST_RANKS(Collectives, AsOnTheCpuBitForBit, 2, 3) {
   const auto group = rank_c10d();
   for (const auto dtype :
-       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool}) {
+       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool})
     for (const Case& c : cases()) {
       if (c.reduces && dtype == at::kBool) continue;  // Gloo adds the bytes: 2 is no bool to compare
       SCOPED_TRACE(std::string(c.name) + " of " + c10::toString(dtype));
@@ -264,12 +264,11 @@ FP8_TEST_RANKS(Collectives, AsOnTheCpuBitForBit, 2, 3) {
         EXPECT_TRUE(same_bits(hpu[i], cpu[i]));
       }
     }
-  }
 }
 
 FP8_TEST_RANKS(Collectives, CodesTravelAsBytesAndAreNotSummed, 2) {
   const auto group = rank_c10d();
-  for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+  for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2})
     for (const Case& c : cases()) {
       SCOPED_TRACE(std::string(c.name) + " of " + c10::toString(dtype));
       if (c.reduces) {
@@ -286,7 +285,6 @@ FP8_TEST_RANKS(Collectives, CodesTravelAsBytesAndAreNotSummed, 2) {
         EXPECT_TRUE(torch::equal(sent, torch::where(sent == 0, base, base + 16)));  // as Place::make() made them
       }
     }
-  }
   at::Tensor weight = torch::ones({2, 3}, on_hpu());
   test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
   Tensors lone = {weight};

@@ -303,7 +303,7 @@ FP8_TEST_RANKS(RegisteredGroup, CallsAreThoseOfTheGroup, 2) {
   EXPECT_EQ(v[2], -2);
   EXPECT_FALSE(std::signbit(v[3]));
   named->barrier();
-  for (const auto device : {at::Device(at::kCPU), at::Device(at::kHPU, 0)}) {
+  for (const auto device : {at::Device(at::kCPU), at::Device(at::kHPU, 0)})
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
       for (const auto op : {ReduceOp::sum, ReduceOp::max}) {
         const at::Tensor mine = (torch::arange(12, at::kFloat).view({3, 4}) * (r + 1)).to(dtype).to(device).t();
@@ -316,7 +316,6 @@ FP8_TEST_RANKS(RegisteredGroup, CallsAreThoseOfTheGroup, 2) {
       named->broadcast(sent, 1);
       EXPECT_TRUE(at::equal(sent.cpu(), torch::full({2, 3}, 6, dtype)));
     }
-  }
   EXPECT_REFUSED(named->broadcast(torch::ones({1}), 2), "root", "found 2", "0 to 1");
   EXPECT_REFUSED(named->all_reduce(torch::ones({1}, at::kDouble), ReduceOp::sum), "found dtype Double",
                  "allowed: Float, BFloat16, Half, Long");
@@ -329,7 +328,7 @@ FP8_TEST_RANKS(RegisteredGroup, CallsAreThoseOfTheGroup, 2) {
 // 42, 43, 44 on ranks 0, 1, 2.
 FP8_TEST_RANKS(Reduce, ValuesOfAllRanks, 3) {
   const auto group = test::rank_group();
-  for (const auto device : {at::Device(at::kCPU), at::Device(at::kHPU, 0)}) {
+  for (const auto device : {at::Device(at::kCPU), at::Device(at::kHPU, 0)})
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
       const at::Tensor mine = torch::full({2}, 42 + group->rank(), at::TensorOptions(dtype)).to(device);
       for (const auto& [op, expected] : {std::pair("sum", 129), std::pair("min", 42), std::pair("max", 44),
@@ -344,7 +343,6 @@ FP8_TEST_RANKS(Reduce, ValuesOfAllRanks, 3) {
       }
       EXPECT_TRUE(at::equal(mine.cpu(), torch::full({2}, 42 + group->rank(), at::TensorOptions(dtype))));
     }
-  }
   const at::Tensor odd = torch::full({1}, std::int64_t{group->rank() == 0 ? 1 : 0}, at::kLong);
   EXPECT_NEAR(reduce(odd, "mean", *group).item<float>(), 1.0f / 3, 1e-7);
   const at::Tensor lowest = torch::full({1}, std::numeric_limits<std::int64_t>::min() + group->rank(), at::kLong);

@@ -200,14 +200,13 @@ TEST(Cast, TakesStridedAndEmptyMatrices) {
   CastSpec spec = blocks_of(8, 8, true);
   spec.format = Format::E5M2, spec.max = kernels::fp8_max(Format::E5M2, Dialect::gaudi2);
   for (const auto& x : {base.slice(1, 3, 70), base.t(), base.slice(0, 0, 64, 2), base.slice(1, 0, 96, 3),
-                        base.slice(0, 5, 6).expand({9, 96})}) {
+                        base.slice(0, 5, 6).expand({9, 96})})
     for (const CastSpec& how : {spec, CastSpec{.scale = 2}}) {
       const auto a = runtime::quantize(x, how), b = runtime::quantize(x.contiguous(), how);
       EXPECT_TRUE(torch::equal(bytes(a.codes), bytes(b.codes)));
       EXPECT_TRUE(!a.grid.defined() || torch::equal(a.grid.cpu(), b.grid.cpu()));
     }
-  }
-  for (auto sizes : {std::vector<int64_t>{0, 5}, {5, 0}, {0, 0}}) {
+  for (auto sizes : {std::vector<int64_t>{0, 5}, {5, 0}, {0, 0}})
     for (const CastSpec& how :
          {CastSpec{.layout = ScaleLayout::blocks(1, 32), .rule = ScaleRule::e8m0},
           CastSpec{.layout = ScaleLayout::per_row(), .rule = ScaleRule::amax_over_max}, CastSpec{}}) {
@@ -215,7 +214,6 @@ TEST(Cast, TakesStridedAndEmptyMatrices) {
       EXPECT_EQ(q.codes.numel(), 0);
       EXPECT_EQ(runtime::dequantize(q, torch::kFloat).sizes(), at::IntArrayRef(sizes));
     }
-  }
 }
 
 // A part of a weight begins within a block of rows.

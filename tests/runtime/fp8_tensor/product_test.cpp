@@ -36,14 +36,13 @@ TEST(Product, OfEveryPairOfLayouts) {
   torch::manual_seed(1);
   const at::Tensor x = hpu(at::randn({21, 200}).to(at::kBFloat16)), w = hpu(at::randn({37, 200}).to(at::kBFloat16));
   const ScaleLayout one = ScaleLayout::per_tensor(), rows = ScaleLayout::per_row();
-  for (const auto& a : {one, rows, ScaleLayout::blocks(1, 64), ScaleLayout::blocks(8, 64)}) {
+  for (const auto& a : {one, rows, ScaleLayout::blocks(1, 64), ScaleLayout::blocks(8, 64)})
     for (const auto& b : {one, rows, ScaleLayout::blocks(1, 64), ScaleLayout::blocks(16, 64)}) {
       if (a.has_blocks() && !b.has_blocks()) continue;  // no layer has these
       const Fp8Tensor qx = cast(x, a), qw = cast(w, b);
       expect_near(runtime::matmul(qx, false, qw, true, at::kFloat), exact(qx), exact(qw).t(), std::ldexp(1.0, -24));
       expect_near(runtime::matmul(qx, false, qw, true, at::kBFloat16), exact(qx), exact(qw).t(), std::ldexp(1.0, -8));
     }
-  }
 }
 
 /// The transpose of `x` in memory of its own, with its scales.
@@ -229,12 +228,11 @@ void expect_same(const Case& c) {
 }
 
 TEST(AttentionOverCodes, IsThatOverTheirValues) {
-  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat})
     for (const int mask : {0, 1, 2}) {
       expect_same({1, 200, 64, dtype, at::kFloat8_e4m3fn, mask});
       expect_same({4, 333, 128, dtype, at::kFloat8_e5m2, mask});
     }
-  }
 }
 
 TEST(AttentionOverCodes, WhatTheKernelDoesNotTakeIsDequantized) {

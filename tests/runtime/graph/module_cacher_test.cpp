@@ -300,12 +300,11 @@ TEST(ModuleCacher, MemoryGoesWithTheCallAndWithTheCache) {
   auto net = small_net();
   ModuleCacher graphed(net);
   const auto before = memory_allocated();
-  for (std::int64_t rows = 2; rows < 8; ++rows) {
+  for (std::int64_t rows = 2; rows < 8; ++rows)
     for (int i = 0; i < 2; ++i) {
       const auto loss = graphed(hpu(torch::rand({rows, 8}))).sum();
       loss.backward();
     }
-  }
   net->zero_grad();
   graphed.clear_cache();
   EXPECT_EQ(memory_allocated(), before);

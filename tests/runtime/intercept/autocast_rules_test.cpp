@@ -138,7 +138,7 @@ TEST(Registration, EveryDefaultNameIsAnOpOrAKnownExceptionOfPythons) {
   EXPECT_THAT(autocast::check_lists(lists), ElementsAre());
   std::vector<std::string> not_ops;
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto* names : {&lists.lower, &lists.fp32, &lists.promote}) {
+  for (const auto* names : {&lists.lower, &lists.fp32, &lists.promote})
     for (const std::string& name : *names) {
       std::size_t overloads = 0;
       for (const auto& op_name : dispatcher.getAllOpNames()) {
@@ -150,7 +150,6 @@ TEST(Registration, EveryDefaultNameIsAnOpOrAKnownExceptionOfPythons) {
       }
       if (overloads == 0) not_ops.push_back(name);
     }
-  }
   EXPECT_THAT(not_ops, ElementsAre("truediv", "iadd", "truediv"));
   for (const std::string& name : not_ops) EXPECT_TRUE(autocast::is_python_name(name));
 }

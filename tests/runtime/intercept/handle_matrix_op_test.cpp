@@ -346,7 +346,7 @@ void expect_same(const std::tuple<Tensor, Tensor, Tensor, Tensor>& got,
 }
 
 void expect_modes() {
-  for (const std::int64_t mode : {0, 1, 2}) {
+  for (const std::int64_t mode : {0, 1, 2})
     for (const auto type : {at::kLong, at::kInt}) {
       const Converted c;
       const Tensor indices = kIndices.to(type), offsets = kOffsets.to(type);
@@ -354,7 +354,6 @@ void expect_modes() {
                   at::embedding_bag(c.decoded, indices, offsets, false, mode), "mode " + std::to_string(mode));
       EXPECT_EQ(c.handler->dequantized, 1);
     }
-  }
 }
 
 TEST(EmbeddingBagCodes, SumMeanAndMaxOfDecodedRows) { in_every_mode(expect_modes); }

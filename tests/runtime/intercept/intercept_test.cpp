@@ -27,7 +27,7 @@ struct Watched {
 };
 
 TEST(Modules, LinearOfAnyInputIsSeenOnce) {
-  for (const bool bias : {true, false}) {
+  for (const bool bias : {true, false})
     for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{3, 6}, {2, 3, 6}, {6}, {0, 6}, {2, 1, 3, 6}}) {
       Watched m(bias);
       const at::Tensor x = input(sizes);
@@ -41,7 +41,6 @@ TEST(Modules, LinearOfAnyInputIsSeenOnce) {
         EXPECT_TRUE(at::allclose(y.cpu().to(at::kDouble), expected, 1e-5, 1e-5)) << sizes;
       });
     }
-  }
 }
 
 TEST(Modules, InsideAnAutocastRegionToo) {

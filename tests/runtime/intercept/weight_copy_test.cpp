@@ -196,7 +196,7 @@ TEST_F(WeightCopy, AnArchiveIsTakenInByTheSameScalesAlone) {
 }
 
 TEST_F(WeightCopy, WhatAnArchiveHoldsIsNoValues) {
-  for (const bool from_host : {false, true}) {
+  for (const bool from_host : {false, true})
     for (const bool to_host : {false, true}) {
       std::stringstream stream;
       torch::save(from_host ? a.w().cpu() : a.w(), stream);
@@ -211,7 +211,6 @@ TEST_F(WeightCopy, WhatAnArchiveHoldsIsNoValues) {
       same.w().copy_(loaded);
       EXPECT_TRUE(same_bits(same.run(), expected(a.values))) << from_host << to_host;
     }
-  }
 }
 
 TEST_F(WeightCopy, WatchedWeightsStayWatchedWhereTheirMemoryIsExchanged) {

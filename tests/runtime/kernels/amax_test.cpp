@@ -50,7 +50,7 @@ class Amax : public testing::TestWithParam<FloatType> {};
 TEST_P(Amax, EveryShortLengthUpToTheEndOfMemory) {
   const FloatType type = GetParam();
   const std::size_t size = static_cast<std::size_t>(size_of(type));
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (std::size_t n = 1; n <= 300; ++n) {
       const std::vector<char> x = finite_values(n, type, static_cast<unsigned>(n));
       test::GuardedBuffer<char> guarded(n * size);
@@ -61,14 +61,13 @@ TEST_P(Amax, EveryShortLengthUpToTheEndOfMemory) {
       std::memcpy(padded.data() + 3 * size, x.data(), x.size());
       EXPECT_EQ(amax(padded.data() + 3 * size, type, static_cast<std::int64_t>(n)), plain_amax(x.data(), type, n));
     }
-  }
 }
 
 TEST_P(Amax, TheLargestIsFoundWhereverItStands) {
   const FloatType type = GetParam();
   constexpr std::size_t kN = 517;
-  for (const SimdLevel level : every_level()) {
-    for (std::size_t at = 0; at < kN; ++at) {
+  for (const SimdLevel level : every_level())
+    for (std::size_t at = 0; at < kN; ++at)
       for (double special : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
         std::vector<char> x = finite_values(kN, type, 1);
         put(x, type, at, special);
@@ -79,8 +78,6 @@ TEST_P(Amax, TheLargestIsFoundWhereverItStands) {
           EXPECT_EQ(found, std::numeric_limits<float>::infinity()) << at;
         }
       }
-    }
-  }
 }
 
 TEST_P(Amax, NaNWinsOverInfinity) {

@@ -161,17 +161,16 @@ std::pair<std::vector<double>, std::vector<double>> exact(Problem& p, std::int64
   const double most = *std::max_element(s.begin(), s.end());
   double total = 0;
   for (double& x : s) total += x = std::exp(x - most);
-  for (std::int64_t j = 0; j < p.keys; ++j) {
+  for (std::int64_t j = 0; j < p.keys; ++j)
     for (std::int64_t d = 0; d < p.width; ++d) {
       const double term = s[static_cast<std::size_t>(j)] / total * p.v.at(g, j, d);
       y[static_cast<std::size_t>(d)] += term, size[static_cast<std::size_t>(d)] += std::abs(term);
     }
-  }
   return {y, size};
 }
 
 void expect_documented(Problem& p, const char* where) {
-  for (std::int64_t g = 0; g < kBatch * kHeads; ++g) {
+  for (std::int64_t g = 0; g < kBatch * kHeads; ++g)
     for (std::int64_t r = 0; r < p.rows; ++r) {
       const std::vector<float> expected = documented(p, g, r);
       for (std::int64_t i = 0; i < p.width; ++i)
@@ -180,26 +179,23 @@ void expect_documented(Problem& p, const char* where) {
             << p.width;
       ASSERT_EQ(p.logsumexp[static_cast<std::size_t>(g * p.rows + r)], expected.back()) << where;
     }
-  }
 }
 
 TEST(Attention, IsTheDocumentedSumOnEveryLevel) {
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (const auto type : kTypes) {
-      for (const std::int64_t width : {8, 40, 64, 72, 96, 128, 256}) {
+      for (const std::int64_t width : {8, 40, 64, 72, 96, 128, 256})
         for (const std::int64_t keys : {1, 15, 16, 17, 257}) {
           Problem p(type, width == 8 ? 5 : 1, keys, width, /*masked=*/keys == 17, /*gap=*/keys % 2);
           attention(p.args());
           expect_documented(p, name_of(level));
         }
-      }
       for (const std::int64_t rows : {2, 3, 4, 5, 6, 7, 8, 16}) {
         Problem p(type, rows, 600, 16, /*masked=*/rows % 2 == 0, /*gap=*/3);
         attention(p.args());
         expect_documented(p, name_of(level));
       }
     }
-  }
 }
 
 /// All codes, NaN among them where `nan`, then by chance.
@@ -246,21 +242,19 @@ void expect_as_decoded(FloatType type, Format format, Dialect dialect, bool nan)
 }
 
 TEST(Attention, OfCodesIsThatOfTheirValues) {
-  for (const SimdLevel level : every_level()) {
-    for (const auto type : kTypes) {
+  for (const SimdLevel level : every_level())
+    for (const auto type : kTypes)
       for (const bool nan : {false, true}) {
         SCOPED_TRACE(std::string(name_of(level)) + (nan ? ", NaN" : ""));
         expect_as_decoded(type, Format::E4M3, Dialect::ocp, nan);
         expect_as_decoded(type, Format::E4M3, Dialect::gaudi2, nan);
         expect_as_decoded(type, Format::E5M2, Dialect::ocp, nan);
       }
-    }
-  }
 }
 
 /// All f16, infinity and NaN too, as values of keys that have all the weight.
 TEST(Attention, ValuesOfF16AreReadExactly) {
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (int first = 0; first < 0x10000; first += 256) {
       Problem p(FloatType::F16, 1, 1, 256);
       for (int i = 0; i < 256; ++i) {
@@ -273,15 +267,14 @@ TEST(Attention, ValuesOfF16AreReadExactly) {
         ASSERT_TRUE(y == value || (std::isnan(y) && std::isnan(value))) << name_of(level) << ": " << first + i;
       }
     }
-  }
 }
 
 TEST(Attention, IsCloseToTheExactOne) {
-  for (const auto type : kTypes) {
+  for (const auto type : kTypes)
     for (const float spread : {0.3f, 1.5f}) {
       Problem p(type, 4, 1000, 64, /*masked=*/true, 0, spread);
       attention(p.args());
-      for (std::int64_t g = 0; g < kBatch * kHeads; ++g) {
+      for (std::int64_t g = 0; g < kBatch * kHeads; ++g)
         for (std::int64_t r = 0; r < p.rows; ++r) {
           const auto [y, size] = exact(p, g, r);
           for (std::size_t i = 0; i < y.size(); ++i) {
@@ -290,9 +283,7 @@ TEST(Attention, IsCloseToTheExactOne) {
             EXPECT_NEAR(p.y.at(g, r, static_cast<std::int64_t>(i)), y[i], unit * (size[i] + std::abs(y[i])));
           }
         }
-      }
     }
-  }
 }
 
 TEST(Attention, NeitherThreadsNorOtherRowsChangeARow) {
@@ -340,7 +331,7 @@ TEST(Attention, NaNAndInfinityShow) {
       if (!std::isnan(p.y.at(0, r, i))) return false;
     return true;
   };
-  for (const float bad : {kNaN, kInfinity}) {
+  for (const float bad : {kNaN, kInfinity})
     for (const std::int64_t key : {0, 300}) {
       Problem p(FloatType::BF16, 2, 301, 16);
       for (std::int64_t i = 0; i < 16; ++i) p.q.set(0, 0, i, 1), p.q.set(0, 1, i, -1);
@@ -353,7 +344,6 @@ TEST(Attention, NaNAndInfinityShow) {
       attention(seen.args());
       EXPECT_TRUE(row_is_nan(seen, 0)) << bad << " " << key;
     }
-  }
 }
 
 TEST(Attention, WrongArgumentsAreErrors) {

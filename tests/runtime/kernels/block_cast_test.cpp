@@ -45,7 +45,7 @@ BlockCastArgs args_for(const Matrix& x, const Shape& s, Target target, std::vect
 /// Codes and scales against the formula.
 void expect_blocks(const Matrix& x, const Shape& s, const BlockCastArgs& args, const std::string& what) {
   const std::vector<double> values = grid(args.format, *args.max);
-  for (std::int64_t tr = 0; tr < tiles(s.rows, s.block_rows); ++tr) {
+  for (std::int64_t tr = 0; tr < tiles(s.rows, s.block_rows); ++tr)
     for (std::int64_t tc = 0; tc < tiles(s.cols, s.block_cols); ++tc) {
       const double scale = scale_rule(amax_of(x, s, tr, tc), x.type, *args.max, args.amax_epsilon, args.power_of_two);
       ASSERT_EQ(args.grid[tr * tiles(s.cols, s.block_cols) + tc], static_cast<float>(1 / scale)) << what;
@@ -54,12 +54,11 @@ void expect_blocks(const Matrix& x, const Shape& s, const BlockCastArgs& args, c
           ASSERT_EQ(int{args.codes[r * s.cols + c]}, code_of(x, r, c, scale, values))
               << what << " at " << r << ", " << c;
     }
-  }
 }
 
 TEST(BlockCast, FollowsTheFormulaForEveryShape) {
   unsigned seed = 1;
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kShapes)
     for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
       const Matrix x(type, s.rows, s.cols, ++seed);
       const Target& target = kTargets[seed % 3];
@@ -74,7 +73,6 @@ TEST(BlockCast, FollowsTheFormulaForEveryShape) {
                       std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes));
       }
     }
-  }
 }
 
 TEST(BlockCast, ReadsAndWritesOnlyItsElements) {
@@ -99,7 +97,7 @@ TEST(BlockCast, SpecialValuesOfTheAmax) {
   const float tiny = std::numeric_limits<float>::denorm_min(), huge = std::numeric_limits<float>::max();
   const std::vector<float> x = {0.0f, -0.0f, tiny, 0.0f,  huge,  1.0f,   kInf,   3.0f,   -kInf,  0.0f,
                                 kNaN, 3.0f,  1.0f, -0.5f, 448.f, -448.f, 1e-37f, 1e-39f, 240.0f, 1.0f};
-  for (const bool power_of_two : {false, true}) {
+  for (const bool power_of_two : {false, true})
     for (const SimdLevel level : every_level()) {
       std::vector<std::uint8_t> codes(20);
       std::vector<float> scale_inv(10);
@@ -120,7 +118,6 @@ TEST(BlockCast, SpecialValuesOfTheAmax) {
         }
       }
     }
-  }
 }
 
 TEST(BlockCast, EpsilonIsTheSmallestAmax) {
@@ -141,7 +138,7 @@ TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
   const Matrix x(FloatType::BF16, s.rows, s.cols, 8);
   std::vector<std::uint8_t> codes, first;
   std::vector<float> scale_inv;
-  for (const SimdLevel level : levels()) {
+  for (const SimdLevel level : levels())
     for (const int threads : {1, 4}) {
       const ScopedSimdLevel scoped(level);
       const Threads pool(threads);
@@ -168,7 +165,6 @@ TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
       }
       expect_same(codes, first, std::string(name_of(level)) + " threads " + std::to_string(threads));
     }
-  }
 }
 
 // --- the rules of checkpoints
@@ -182,7 +178,7 @@ double inverse_rule(double amax, float max, bool power_of_two) {
 
 TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
   unsigned seed = 70;
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : kShapes)
     for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
       Matrix x(type, s.rows, s.cols, ++seed);
       for (std::int64_t c = 0; c < std::min(s.cols, s.block_cols); ++c) {  // the first block of the first band: zeros
@@ -219,14 +215,13 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
               << what << " block " << i;
           scale.push_back(static_cast<float>(1 / static_cast<double>(scale_inv[i])));
         }
-        for (std::int64_t r = 0; r < s.rows; ++r) {
+        for (std::int64_t r = 0; r < s.rows; ++r)
           for (std::int64_t c = 0; c < s.cols; ++c) {
             const double by =
                 static_cast<double>(scale[static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols)]);
             ASSERT_EQ(int{codes[static_cast<std::size_t>(r * s.cols + c)]}, code_of(x, r, c, by, values))
                 << what << " at " << r << ", " << c;
           }
-        }
         BlockCastArgs given = args_for(x, s, target, again, unused);
         given.rule = ScaleRule::given;
         given.scales = scale.data();
@@ -235,7 +230,6 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
         expect_same(again, codes, what + " given");
       }
     }
-  }
 }
 
 TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
@@ -317,9 +311,9 @@ TEST(BlockDecode, IsTheRoundedProduct) {
     for (auto& e : e8m0) e = static_cast<std::uint8_t>(117 + random() % 20);
     for (auto& v : scale_inv)
       v = std::ldexp(1.0f + static_cast<float>(random() % 4096) / 4096, static_cast<int>(random() % 12) - 8);
-    for (const Format format : {Format::E4M3, Format::E5M2}) {
-      for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
-        for (const bool mx : {false, true}) {
+    for (const Format format : {Format::E4M3, Format::E5M2})
+      for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16})
+        for (const bool mx : {false, true})
           for (const SimdLevel level : every_level()) {
             const Threads pool(level == levels().back() ? 3 : 1);
             std::vector<float> y(n);  // room for any type
@@ -344,9 +338,6 @@ TEST(BlockDecode, IsTheRoundedProduct) {
                   << name_of(level) << " " << name_of(type) << " element " << i;
             }
           }
-        }
-      }
-    }
   }
 }
 
@@ -381,8 +372,8 @@ int e8m0_by_definition(double amax, float max) {
 TEST(MxCast, FollowsTheFormulaInBothDirections) {
   unsigned seed = 40;
   for (const auto& [rows, cols] :
-       {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 320}, {64, 33}, {100, 2500}, {31, 32}, {33, 31}}) {
-    for (const bool columnwise : {false, true}) {
+       {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 320}, {64, 33}, {100, 2500}, {31, 32}, {33, 31}})
+    for (const bool columnwise : {false, true})
       for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
         const Matrix x(type, rows, cols, ++seed);
         const Target& target = kTargets[seed % 3];
@@ -401,7 +392,7 @@ TEST(MxCast, FollowsTheFormulaInBothDirections) {
           args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
           args.e8m0 = e8m0.data();
           cast_mx(args);
-          for (std::int64_t r = 0; r < rows; ++r) {
+          for (std::int64_t r = 0; r < rows; ++r)
             for (std::int64_t c = 0; c < cols; ++c) {
               const auto tile = static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols);
               const int e = want[tile];
@@ -410,11 +401,8 @@ TEST(MxCast, FollowsTheFormulaInBothDirections) {
                         code_of(x, r, c, std::ldexp(1.0, 127 - e), values))
                   << name_of(level) << " " << r << ", " << c;
             }
-          }
         }
       }
-    }
-  }
 }
 
 TEST(MxCast, ExponentsOfHardAmaxes) {

@@ -37,14 +37,12 @@ class AllHalves : public testing::TestWithParam<FloatType> {};
 TEST_P(AllHalves, EveryInputEveryScale) {
   std::vector<std::uint16_t> x(65536);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::uint16_t>(i);
-  for (Target target : kTargets) {
-    for (float scale : kScales) {
+  for (Target target : kTargets)
+    for (float scale : kScales)
       for (bool round_product : {false, true}) {
         check_all_levels(x.data(), GetParam(), x.size(), scale, target, round_product);
         if (HasFatalFailure()) return;
       }
-    }
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cast, AllHalves, testing::Values(FloatType::BF16, FloatType::F16),
@@ -57,14 +55,12 @@ TEST(Cast, EveryBf16ByPowersOfTwo) {
     const auto magnitude = static_cast<std::uint16_t>(i & 0x7FFF);
     x[i] = static_cast<std::uint16_t>((i & 0x8000) | std::min<std::uint16_t>(magnitude, 0x7F80));
   }
-  for (Target target : kTargets) {
-    for (int power : {-127, -101, -100, -17, -1, 0, 1, 2, 13, 99, 100, 101, 127}) {
+  for (Target target : kTargets)
+    for (int power : {-127, -101, -100, -17, -1, 0, 1, 2, 13, 99, 100, 101, 127})
       for (float sign : {1.0f, -1.0f}) {
         check_all_levels(x.data(), FloatType::BF16, x.size(), std::ldexp(sign, power), target, power % 2 != 0);
         if (HasFatalFailure()) return;
       }
-    }
-  }
 }
 
 TEST(Cast, TenMillionF32) {
@@ -91,8 +87,8 @@ TEST_P(ShortRuns, TouchNothingOutside) {
   const char* source = type == FloatType::F32 ? reinterpret_cast<const char*>(floats.data())
                                               : reinterpret_cast<const char*>(halves.data());
   const std::vector<float> scales = {3.0f, -0.5f, 37.1f, 1.0f, 0.731f};
-  for (const SimdLevel level : every_level()) {
-    for (std::size_t n = 0; n <= 130; ++n) {
+  for (const SimdLevel level : every_level())
+    for (std::size_t n = 0; n <= 130; ++n)
       for (bool per_element : {false, true}) {
         std::vector<char> padded((n + 200) * size, static_cast<char>(0xFF));  // 0xFF.. is a NaN of every type
         const std::size_t offset = 64 * size + size;
@@ -122,8 +118,6 @@ TEST_P(ShortRuns, TouchNothingOutside) {
           if (HasFailure()) return;
         }
       }
-    }
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cast, ShortRuns, testing::Values(FloatType::F32, FloatType::BF16, FloatType::F16),
@@ -332,10 +326,10 @@ constexpr std::array<std::int64_t, 3> kMatrices[] = {{1, 1, 1},         {1, 1000
                                                      {200, 1100, 1111}, {3, 2500, 2503}};
 
 TEST(CastTransposed, IsTheCastAndItsTransposeOnEveryLevel) {
-  for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
+  for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16})
     for (const auto& [rows, cols, stride] : kMatrices) {
       Input x(type, rows, cols, stride);
-      for (const SimdLevel level : every_level()) {
+      for (const SimdLevel level : every_level())
         for (const int threads : {1, 2}) {
           const Threads pool(threads);
           const float scale = threads == 1 ? 16.0f : 3.7f;
@@ -343,9 +337,7 @@ TEST(CastTransposed, IsTheCastAndItsTransposeOnEveryLevel) {
           args.scale = scale;
           check(args, name_of(level) + std::string(" ") + std::to_string(rows) + "x" + std::to_string(cols));
         }
-      }
     }
-  }
 }
 
 TEST(CastTransposed, EveryScaleLayoutAndKindOfRounding) {
@@ -355,7 +347,7 @@ TEST(CastTransposed, EveryScaleLayoutAndKindOfRounding) {
   const Threads pool(2);
   for (const FloatType type : {FloatType::F32, FloatType::BF16}) {
     Input x(type, kRows, kCols, kCols);
-    for (const auto& layout : {ScaleLayout::per_tensor(), ScaleLayout::per_row(), ScaleLayout::per_column()}) {
+    for (const auto& layout : {ScaleLayout::per_tensor(), ScaleLayout::per_row(), ScaleLayout::per_column()})
       for (const bool stochastic : {false, true}) {
         CastArgs args = x.args(kRows, kCols, kCols, Format::E5M2);
         args.scales = scales.data() + (layout.cols == 0 ? 11 : 0), args.layout = layout;
@@ -364,7 +356,6 @@ TEST(CastTransposed, EveryScaleLayoutAndKindOfRounding) {
         check(args, "scales " + std::to_string(layout.rows) + std::to_string(layout.cols) +
                         (stochastic ? ", stochastic" : ""));
       }
-    }
   }
 }
 

@@ -74,18 +74,16 @@ inline std::vector<float> hard_inputs(std::size_t n) {
   std::vector<float> x;
   for (Format format : {Format::E4M3, Format::E5M2}) {
     const std::vector<double> values = grid(format, fp8_max(format, Dialect::ocp));
-    for (std::size_t i = 0; i + 1 < values.size(); ++i) {
+    for (std::size_t i = 0; i + 1 < values.size(); ++i)
       for (double v : {values[i], (values[i] + values[i + 1]) / 2}) {
         const float f = static_cast<float>(v);
         for (float y : {f, std::nextafter(f, 1e30f), std::nextafter(f, -1e30f)}) x.insert(x.end(), {y, -y});
       }
-    }
   }
   for (float f : {448.0f, 464.0f, 480.0f, 240.0f, 248.0f, 256.0f, 57344.0f, 61440.0f, 65536.0f, 3.4028235e38f,
-                  std::numeric_limits<float>::infinity()}) {
+                  std::numeric_limits<float>::infinity()})
     for (float y : {f, std::nextafter(f, 0.0f), std::nextafter(f, std::numeric_limits<float>::infinity())})
       x.insert(x.end(), {y, -y});
-  }
   for (std::uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 1u,
                              0x80000001u, 0x007fffffu, 0x00800000u, 0u, 0x80000000u})
     x.push_back(std::bit_cast<float>(bits));

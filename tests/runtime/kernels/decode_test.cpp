@@ -38,7 +38,7 @@ void expect_value(const void* y, FloatType type, std::size_t i, int code, Format
 }
 
 TEST(DecodeTable, IsTheFormat) {
-  for (Format format : {Format::E4M3, Format::E5M2}) {
+  for (Format format : {Format::E4M3, Format::E5M2})
     for (int code = 0; code < 256; ++code) {
       const float got = decode_table(format)[code];
       const double want = value_of(code, format);
@@ -49,7 +49,6 @@ TEST(DecodeTable, IsTheFormat) {
       }
       EXPECT_EQ(std::signbit(got), code >= 128);
     }
-  }
   EXPECT_EQ(decode_table(Format::E4M3)[0x7E], 448.0f);
   EXPECT_EQ(decode_table(Format::E4M3)[0x77], 240.0f);
   EXPECT_EQ(decode_table(Format::E4M3)[0x01], 0x1p-9f);
@@ -184,8 +183,8 @@ TEST_P(Decode, Gaudi2CodesFrom0x78AreInfinityAndNanOnEveryLevel) {
 TEST_P(Decode, ShortRunsTouchNothingOutside) {
   const auto [type, format] = GetParam();
   const std::size_t size = static_cast<std::size_t>(size_of(type));
-  for (const SimdLevel level : every_level()) {
-    for (std::size_t n = 0; n <= 130; ++n) {
+  for (const SimdLevel level : every_level())
+    for (std::size_t n = 0; n <= 130; ++n)
       for (bool per_element : {false, true}) {
         test::GuardedBuffer<std::uint8_t> codes(n);
         test::GuardedBuffer<float> scales(per_element ? n : 1);
@@ -207,8 +206,6 @@ TEST_P(Decode, ShortRunsTouchNothingOutside) {
         EXPECT_EQ(std::count(padded.end() - static_cast<std::ptrdiff_t>(3 * size), padded.end(), 0x5A),
                   static_cast<std::ptrdiff_t>(3 * size));
       }
-    }
-  }
 }
 
 TEST_P(Decode, BigOutputsOnSeveralThreads) {
@@ -242,8 +239,8 @@ INSTANTIATE_TEST_SUITE_P(Types, Decode,
                          });
 
 TEST(HasNaNCode, EachCodeAloneAndHidden) {
-  for (Format format : {Format::E4M3, Format::E5M2}) {
-    for (Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3, Dialect::ocp}) {
+  for (Format format : {Format::E4M3, Format::E5M2})
+    for (Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3, Dialect::ocp})
       for (int code = 0; code < 256; ++code) {
         const double value = value_of(code, format);
         const bool want =
@@ -254,8 +251,6 @@ TEST(HasNaNCode, EachCodeAloneAndHidden) {
             << code << name_of(format) << name_of(dialect);
         EXPECT_FALSE(has_nan_code(codes.data(), 4999, format, dialect));
       }
-    }
-  }
   EXPECT_FALSE(has_nan_code(nullptr, 0, Format::E4M3, Dialect::ocp));
   EXPECT_THROW(has_nan_code(nullptr, 1, Format::E4M3, Dialect::ocp), std::invalid_argument);
   EXPECT_THROW(has_nan_code(nullptr, -1, Format::E4M3, Dialect::ocp), std::invalid_argument);

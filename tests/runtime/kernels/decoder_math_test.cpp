@@ -83,8 +83,8 @@ float factor_of(Norm& p, std::int64_t r, float mean = 0) {
 }
 
 TEST(RmsNorm, FollowsItsFormulaOnEveryLevel) {
-  for (const SimdLevel level : every_level()) {
-    for (FloatType type : kTypes) {
+  for (const SimdLevel level : every_level())
+    for (FloatType type : kTypes)
       for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
         Norm p(type, 3, n, n % 3);
         rms_norm(p.args());
@@ -106,8 +106,6 @@ TEST(RmsNorm, FollowsItsFormulaOnEveryLevel) {
           }
         }
       }
-    }
-  }
 }
 
 TEST(RmsNorm, IsWithinItsBoundOfTheExactResult) {
@@ -155,8 +153,8 @@ LayerNormArgs layer_args(Norm& p) {
 }
 
 TEST(LayerNorm, FollowsItsFormulaOnEveryLevel) {
-  for (const SimdLevel level : every_level()) {
-    for (FloatType type : kTypes) {
+  for (const SimdLevel level : every_level())
+    for (FloatType type : kTypes)
       for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
         Norm p(type, 3, n, n % 3);
         Array bias(type, n);
@@ -179,8 +177,6 @@ TEST(LayerNorm, FollowsItsFormulaOnEveryLevel) {
           }
         }
       }
-    }
-  }
 }
 
 // Far from 0, where sums of squares that are subtracted would leave nothing.
@@ -232,14 +228,14 @@ struct Gated {
 
 // e^x is within 2^-22 of the real one; the sum, the quotient and the product round once each.
 TEST(SiluMul, IsWithinItsBoundOnEveryLevelWithTheSameBits) {
-  for (FloatType type : kTypes) {
+  for (FloatType type : kTypes)
     for (std::int64_t n : {1, 7, 16, 33, 100, 777}) {
       std::vector<float> first;
       for (const SimdLevel level : every_level()) {
         Gated p(type, 3, n, n % 3);
         silu_mul(p.args());
         std::vector<float> found;
-        for (std::int64_t r = 0; r < 3; ++r) {
+        for (std::int64_t r = 0; r < 3; ++r)
           for (std::int64_t i = 0; i < n; ++i) {
             const double gate = static_cast<double>(p.both.at(r * p.stride + i)),
                          up = static_cast<double>(p.both.at(r * p.stride + n + i));
@@ -249,12 +245,10 @@ TEST(SiluMul, IsWithinItsBoundOnEveryLevelWithTheSameBits) {
             ASSERT_NEAR(static_cast<double>(found.back()), exact, std::fabs(exact) * steps)
                 << name_of(level) << " n " << n << " at " << r << ", " << i;
           }
-        }
         if (first.empty()) first = found;
         ASSERT_EQ(found, first) << name_of(level) << " n " << n;
       }
     }
-  }
 }
 
 TEST(SiluMul, SpecialValues) {
@@ -317,8 +311,8 @@ struct Turn {
 };
 
 TEST(Rotary, FollowsItsFormulaOnEveryLevel) {
-  for (const SimdLevel level : every_level()) {
-    for (FloatType type : kTypes) {
+  for (const SimdLevel level : every_level())
+    for (FloatType type : kTypes)
       for (std::int64_t width : {2, 6, 32, 66, 128}) {
         Turn p(type, 2, 5, 3, width, width % 4);
         rotary(p.args());
@@ -337,8 +331,6 @@ TEST(Rotary, FollowsItsFormulaOnEveryLevel) {
           }
         }
       }
-    }
-  }
 }
 
 TEST(Rotary, TurnsByTheAngle) {

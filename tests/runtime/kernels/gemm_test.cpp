@@ -243,7 +243,7 @@ double ieee_value(std::uint8_t code, Format format) {
 
 // An output that meets a code from 0x78 on is what arithmetic with infinity and NaN gives; all others keep their bits.
 TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepTheirBits) {
-  for (const auto a_type : {Storage::E4M3, Storage::E5M2, Storage::BF16}) {
+  for (const auto a_type : {Storage::E4M3, Storage::E5M2, Storage::BF16})
     for (const auto w_format : {Format::E4M3, Format::E5M2}) {
       Problem p;
       p.m = 9, p.n = 37, p.k = 130, p.a_type = a_type, p.w_format = w_format;
@@ -285,7 +285,7 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
         args.dialect = Dialect::gaudi2;
         gemm(args);
         int special = 0;
-        for (std::int64_t r = 0; r < p.m; ++r) {
+        for (std::int64_t r = 0; r < p.m; ++r)
           for (std::int64_t c = 0; c < p.n; ++c) {
             double sum = 0;
             for (std::int64_t k = 0; k < p.k; ++k)
@@ -299,7 +299,6 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
             ++special;
             ASSERT_TRUE(std::isnan(sum) ? std::isnan(got) : got == sum) << r << "," << c << ": " << got;
           }
-        }
         EXPECT_EQ(special, (a_type == Storage::E4M3 ? 2 * p.n : 0) + (w_format == Format::E4M3 ? 2 * p.m : 0) -
                                (a_type == Storage::E4M3 && w_format == Format::E4M3 ? 4 : 0));
       }
@@ -307,7 +306,6 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
         EXPECT_EQ(plain == finite, true);
       }
     }
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, GemmLevel, testing::ValuesIn(levels()),
@@ -353,7 +351,7 @@ struct Blocks {
 // Every product is summed with one rounding (vdpbf16ps: two per pair), each group's sum scaled and added with three
 // more.
 void check(const Problem& p, const Blocks& b, const std::vector<std::uint8_t>& y, const std::string& what) {
-  for (std::int64_t r = 0; r < p.m; ++r) {
+  for (std::int64_t r = 0; r < p.m; ++r)
     for (std::int64_t c = 0; c < p.n; ++c) {
       double sum = 0, magnitude = 0;
       for (std::int64_t i = 0; i < p.k; ++i) {
@@ -373,7 +371,6 @@ void check(const Problem& p, const Blocks& b, const std::vector<std::uint8_t>& y
       ASSERT_LE(std::fabs(got - expected), tolerance)
           << what << " at " << r << "," << c << ": got " << got << ", expected " << expected;
     }
-  }
 }
 
 class BlockGemm : public testing::TestWithParam<SimdLevel> {
@@ -383,8 +380,8 @@ class BlockGemm : public testing::TestWithParam<SimdLevel> {
 TEST_P(BlockGemm, OddSizesMatchF64) {
   constexpr std::int64_t kGroups[] = {4, 8, 32, 64, 128, 4096}, kBlockRows[] = {1, 3, 16, 32, 128, 4096};
   unsigned turn = 0;
-  for (const std::int64_t m : {0, 1, 2, 4, 5, 9, 17, 33}) {
-    for (const std::int64_t n : {1, 5, 16, 17, 33, 64, 130}) {
+  for (const std::int64_t m : {0, 1, 2, 4, 5, 9, 17, 33})
+    for (const std::int64_t n : {1, 5, 16, 17, 33, 64, 130})
       for (const std::int64_t k : {0, 1, 4, 31, 64, 130, 300}) {
         Problem p;
         p.m = m, p.n = n, p.k = k;
@@ -407,8 +404,6 @@ TEST_P(BlockGemm, OddSizesMatchF64) {
         check(p, b, packed, what);
         ASSERT_EQ(packed, row_major) << what;
       }
-    }
-  }
 }
 
 // Groups that end within, with and behind the pieces of k that the kernels take at once.

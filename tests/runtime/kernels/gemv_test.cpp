@@ -75,9 +75,9 @@ std::uint16_t formula(Problem& p, std::int64_t i, std::int64_t row) {
 }
 
 TEST(Gemv, FollowsItsFormulaOnEveryLevel) {
-  for (const SimdLevel level : every_level()) {
-    for (std::int64_t m = 1; m <= kMostGemvRows; ++m) {
-      for (std::int64_t n : {1, 3, 4, 5, 67, 130}) {
+  for (const SimdLevel level : every_level())
+    for (std::int64_t m = 1; m <= kMostGemvRows; ++m)
+      for (std::int64_t n : {1, 3, 4, 5, 67, 130})
         for (std::int64_t k : {0, 1, 15, 31, 32, 33, 64, 127, 1000}) {
           const std::int64_t gap = (n + k) % 3;
           Problem p(m, n, k, n % 2 == 1, gap);
@@ -88,15 +88,12 @@ TEST(Gemv, FollowsItsFormulaOnEveryLevel) {
                   << name_of(level) << " m " << m << " n " << n << " k " << k << " at " << i << ", " << j;
           }
         }
-      }
-    }
-  }
 }
 
 TEST(Gemv, IsWithinItsBoundOfTheExactSum) {
   Problem p(2, 40, 5000, false, 0);
   gemv(p.args());
-  for (std::int64_t i = 0; i < p.m; ++i) {
+  for (std::int64_t i = 0; i < p.m; ++i)
     for (std::int64_t j = 0; j < p.n; ++j) {
       double exact = 0, magnitude = 0;
       for (std::int64_t k = 0; k < p.k; ++k) {
@@ -108,7 +105,6 @@ TEST(Gemv, IsWithinItsBoundOfTheExactSum) {
       const double y = static_cast<double>(bf16_to_f32(p.at_y(i, j)));
       EXPECT_LE(std::fabs(y - exact), sums + std::ldexp(std::fabs(exact) + sums, -8));
     }
-  }
 }
 
 TEST(Gemv, ThreadsAndOtherRowsChangeNoBit) {
@@ -124,7 +120,7 @@ TEST(Gemv, ThreadsAndOtherRowsChangeNoBit) {
 }
 
 TEST(Gemv, ProductsOfOneInputFollowTheFormulaEach) {
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (const int threads : {1, 3}) {
       const Threads pool(threads);
       Problem wide(2, 130, 65, true, 2), none(2, 0, 65, false, 2), narrow(2, 3, 65, false, 2), last(2, 64, 65, true, 2);
@@ -143,7 +139,6 @@ TEST(Gemv, ProductsOfOneInputFollowTheFormulaEach) {
       products[2].k = 64;
       EXPECT_THROW(gemv_together(products), std::invalid_argument);
     }
-  }
 }
 
 TEST(Gemv, NanAndInfinityGoWhereArithmeticTakesThem) {
@@ -179,7 +174,7 @@ TEST(Gemv, RefusesWhatItCannotIndex) {
 /// One chain in ascending k, each product and sum rounded.
 std::vector<float> chain(const F32View& a, const F32View& b, std::int64_t m, std::int64_t n, std::int64_t k,
                          std::vector<float> c) {
-  for (std::int64_t i = 0; i < m; ++i) {
+  for (std::int64_t i = 0; i < m; ++i)
     for (std::int64_t j = 0; j < n; ++j) {
       volatile float sum = c[static_cast<std::size_t>(i * n + j)];
       for (std::int64_t p = 0; p < k; ++p) {
@@ -189,7 +184,6 @@ std::vector<float> chain(const F32View& a, const F32View& b, std::int64_t m, std
       }
       c[static_cast<std::size_t>(i * n + j)] = sum;
     }
-  }
   return c;
 }
 
@@ -198,7 +192,7 @@ TEST(Multiply, IsOneChainOfSumsOnEveryLevel) {
                                    {7, 65, 513}, {64, 20, 17}, {3, 4, 0}};
   for (const auto& [m, n, k] : sizes) {
     const auto a = normal(static_cast<std::size_t>(m * k + 1), 1), b = normal(static_cast<std::size_t>(n * k + 1), 2);
-    for (const bool a_turned : {false, true}) {
+    for (const bool a_turned : {false, true})
       for (const bool b_turned : {false, true}) {
         const F32View av{a.data(), a_turned ? 1 : k, a_turned ? m : 1},
             bv{b.data(), b_turned ? 1 : n, b_turned ? k : 1};
@@ -211,7 +205,6 @@ TEST(Multiply, IsOneChainOfSumsOnEveryLevel) {
           EXPECT_EQ(added, chain(av, bv, m, n, k, start)) << name_of(level);
         }
       }
-    }
   }
 }
 
@@ -227,7 +220,7 @@ TEST(ExpShifted, IsCloseToTheRealOneEverywhere) {
   std::vector<float> x;
   for (float v = -104.0f; v < 89.0f; v += 0.00317f) x.push_back(v);
   for (const float v : {0.0f, -0.0f, 1e-30f, -1e-30f, -87.33f, -103.9f, 88.72f, 0.34657f, -0.34658f}) x.push_back(v);
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (const float shift : {0.0f, 2.5f, -0.25f}) {
       std::vector<float> y = x;
       exp_shifted(y.data(), static_cast<std::int64_t>(y.size()), shift);
@@ -237,7 +230,6 @@ TEST(ExpShifted, IsCloseToTheRealOneEverywhere) {
         ASSERT_NEAR(y[i], exact, exact * 0x1p-22 + 0x1p-149) << x[i] << " - " << shift << " " << name_of(level);
       }
     }
-  }
 }
 
 TEST(ExpShifted, SpecialValuesAndEveryLength) {

@@ -42,12 +42,11 @@ struct Stored {
 template <class F>
 void expect_same_bytes_everywhere(F&& f) {
   const auto first = f();
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (const int threads : {1, 3}) {
       const Threads set(threads);
       EXPECT_TRUE(first == f()) << name_of(level) << ", " << threads << " threads";
     }
-  }
 }
 
 AdamFactors factors() {
@@ -78,7 +77,7 @@ void expect_formula(const Storage (&types)[4]) {
   adam_step(work, Dialect::ocp);
   const AdamFactors f = factors();
   const auto error = [&](int which) { return types[which] == Storage::F32 ? 1e-6 : 4e-3; };
-  for (std::size_t t = 0; t < before.size(); ++t) {
+  for (std::size_t t = 0; t < before.size(); ++t)
     for (std::size_t i = 0; i < kSizes[t]; ++i) {
       const double w = before[t][0].at(i), g = before[t][1].at(i);
       const double m = f.beta1 * before[t][2].at(i) + f.rest1 * g, v = f.beta2 * before[t][3].at(i) + f.rest2 * g * g;
@@ -87,7 +86,6 @@ void expect_formula(const Storage (&types)[4]) {
       ASSERT_NEAR(after[t][3].at(i), v, error(3) * std::abs(v)) << kSizes[t] << " " << i;
       ASSERT_NEAR(after[t][0].at(i), expected, error(0) * std::abs(expected) + 1e-7) << kSizes[t] << " " << i;
     }
-  }
 }
 
 TEST(AdamStep, IsTheFormulaForAnyMixtureOfF32AndBf16) {
@@ -264,8 +262,8 @@ TEST(ScaleAdd, RoundsToBf16LikeTheCast) {
 
 TEST(SgdStep, HasTheThreeForms) {
   const std::size_t n = 5003;
-  for (const bool nesterov : {false, true}) {
-    for (const bool first : {false, true}) {
+  for (const bool nesterov : {false, true})
+    for (const bool first : {false, true})
       for (const bool buffered : {false, true}) {
         Stored w(normal(n, 1), Storage::F32), g(normal(n, 2), Storage::BF16), b(normal(n, 3), Storage::F32);
         const Stored w0 = w, b0 = b;
@@ -281,8 +279,6 @@ TEST(SgdStep, HasTheThreeForms) {
           ASSERT_NEAR(w.at(i), w0.at(i) - static_cast<double>(0.01f) * d, 1e-6) << i;
         }
       }
-    }
-  }
 }
 
 TEST(Optim, BadArgumentsAreErrors) {
@@ -330,7 +326,7 @@ double error(const std::vector<float>& before, const std::vector<float>& after, 
 TEST(Orthogonalize, IsThePublishedIteration) {
   constexpr std::pair<std::int64_t, std::int64_t> kShapes[] = {{1, 1},   {1, 9},    {9, 1},    {17, 17},
                                                                {48, 96}, {50, 129}, {130, 47}, {192, 192}};
-  for (const auto& [rows, cols] : kShapes) {
+  for (const auto& [rows, cols] : kShapes)
     for (const int steps : {1, 2, 5}) {
       const auto before = normal(rows * cols, 3);
       auto after = before;
@@ -339,7 +335,6 @@ TEST(Orthogonalize, IsThePublishedIteration) {
       orthogonalize({&m, 1}, options);
       EXPECT_LT(error(before, after, rows, cols, steps), 2e-4) << rows << " x " << cols << ", " << steps;
     }
-  }
 }
 
 TEST(Orthogonalize, BringsSingularValuesNearOne) {
@@ -356,13 +351,12 @@ TEST(Orthogonalize, KeepsALowRankGradientOfLowRank) {
   // Rank 3 in 96 x 128: nothing may grow out of the rounding errors of the other 93 directions.
   const auto left = normal(96 * 3, 5), right = normal(3 * 128, 6);
   std::vector<float> before(96 * 128);
-  for (int i = 0; i < 96; ++i) {
+  for (int i = 0; i < 96; ++i)
     for (int j = 0; j < 128; ++j) {
       float& sum = before[static_cast<std::size_t>(i * 128 + j)];
       for (int k = 0; k < 3; ++k)
         sum += left[static_cast<std::size_t>(i * 3 + k)] * right[static_cast<std::size_t>(k * 128 + j)];
     }
-  }
   auto after = before;
   const Matrix m{after.data(), 96, 128};
   orthogonalize({&m, 1}, {});
@@ -383,7 +377,7 @@ TEST(Orthogonalize, ZerosStayZerosAndNothingIsAllowed) {
 TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
   const auto before = normal(100 * 150, 8);
   std::vector<float> first;
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (const int threads : {1, 2, 3}) {
       const Threads pool(threads);
       for (const std::size_t copies : {std::size_t{1}, std::size_t{9}}) {  // 9: side by side
@@ -395,7 +389,6 @@ TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
         for (const auto& x : data) EXPECT_TRUE(x == first) << name_of(level) << " " << threads << " " << copies;
       }
     }
-  }
 }
 
 TEST(Orthogonalize, BadArgumentsAreErrors) {

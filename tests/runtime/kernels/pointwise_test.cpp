@@ -61,8 +61,8 @@ TYPED_TEST_SUITE(PointwiseOf, Types);
 
 TYPED_TEST(PointwiseOf, ComputesAsCppDoesOnEveryLevel) {
   using T = TypeParam;
-  for (const SimdLevel level : every_level()) {
-    for (const Pointwise op : kAll) {
+  for (const SimdLevel level : every_level())
+    for (const Pointwise op : kAll)
       for (const std::int64_t n : {1, 3, 7, 8, 16, 17, 33, 1000}) {
         const auto count = static_cast<std::size_t>(n);
         test::GuardedBuffer<T> a(count), b(count), y(count);
@@ -89,8 +89,6 @@ TYPED_TEST(PointwiseOf, ComputesAsCppDoesOnEveryLevel) {
           std::copy(before.begin(), before.end(), a.data());
         }
       }
-    }
-  }
 }
 
 TYPED_TEST(PointwiseOf, TellsOfOneNanWhereverItIs) {
@@ -102,8 +100,8 @@ TYPED_TEST(PointwiseOf, TellsOfOneNanWhereverItIs) {
     float a, b;
   } cases[] = {{add, inf, -inf}, {sub, inf, inf}, {mul, 0, inf}, {div, 0, 0},   {add, nan, 1},
                {mul, 1, nan},    {neg, nan, 0},   {abs, nan, 0}, {relu, nan, 0}};
-  for (const SimdLevel level : every_level()) {
-    for (const auto& one : cases) {
+  for (const SimdLevel level : every_level())
+    for (const auto& one : cases)
       for (std::int64_t at = 0; at < n; ++at) {
         std::vector<T> a(n, rounded<T>(1)), b(n, rounded<T>(2)), y(n);
         PointwiseArgs args;
@@ -117,12 +115,10 @@ TYPED_TEST(PointwiseOf, TellsOfOneNanWhereverItIs) {
         EXPECT_FALSE(pointwise(args));
         EXPECT_EQ(std::memcmp(b.data(), before.data(), n * sizeof(T)), 0) << "what is NaN was written";
       }
-    }
-  }
 }
 
 TEST(Convert, RoundsToNearestEvenAndTellsOfNan) {
-  for (const SimdLevel level : every_level()) {
+  for (const SimdLevel level : every_level())
     for (const std::int64_t n : {1, 8, 19, 100}) {
       const auto count = static_cast<std::size_t>(n);
       test::GuardedBuffer<float> x(count), back(count);
@@ -135,7 +131,6 @@ TEST(Convert, RoundsToNearestEvenAndTellsOfNan) {
       x.data()[count - 1] = std::numeric_limits<float>::quiet_NaN();
       EXPECT_FALSE(narrow(x.data(), y.data(), n));
     }
-  }
 }
 
 TEST(Pointwise, RefusesWhatItCannotCompute) {

@@ -107,13 +107,12 @@ Doubles by_the_paper(const Problem& p) {
   const Doubles inverse = a.inverse();
   const Doubles u = Eigen::LLT<Doubles>(inverse).matrixU();
   Doubles w = reversed(p.permuted.cast<double>()), rounded(p.rows, p.cols);
-  for (std::int64_t i = 0; i < p.cols; ++i) {
+  for (std::int64_t i = 0; i < p.cols; ++i)
     for (std::int64_t r = 0; r < p.rows; ++r) {
       rounded(r, i) = p.nearest(w(r, i), r);
       const double error = (w(r, i) - rounded(r, i) * p.scale_inv[r]) / u(i, i);
       w.row(r).tail(p.cols - i - 1) -= error * u.row(i).tail(p.cols - i - 1);
     }
-  }
   return reversed(rounded);
 }
 
@@ -122,13 +121,11 @@ double share_of_equal(const Floats& a, const Doubles& b) {
 }
 
 TEST(Rounding, TheSweepIsThePapers) {
-  for (const auto& [format, max] :
-       {std::pair{Format::E4M3, 448.0f}, {Format::E4M3, 240.0f}, {Format::E5M2, 57344.0f}}) {
+  for (const auto& [format, max] : {std::pair{Format::E4M3, 448.0f}, {Format::E4M3, 240.0f}, {Format::E5M2, 57344.0f}})
     for (const std::int64_t cols : {1, 5, 63, 64, 65, 130, 256}) {
       const Problem p(70, cols, 600, static_cast<unsigned>(cols), format, max);
       EXPECT_GE(share_of_equal(p.swept().first, by_the_paper(p)), 0.999) << cols;
     }
-  }
 }
 
 TEST(Rounding, LargeMatricesReachTheSameObjective) {
@@ -194,12 +191,11 @@ TEST(Rounding, ADiagonalLeavesNearest) {
 TEST(Rounding, ErrorsAndRoundedValuesBelongTogether) {
   const Problem p(130, 100, 400, 8);
   const auto [rounded, error] = p.swept();
-  for (std::int64_t r = 0; r < p.rows; ++r) {
+  for (std::int64_t r = 0; r < p.rows; ++r)
     for (std::int64_t k = 0; k < p.cols; ++k) {
       EXPECT_EQ(error(r, k), p.permuted(r, k) - rounded(r, k) * p.scale_inv[r]);
       EXPECT_EQ(p.nearest(double{rounded(r, k)} * p.scale_inv[r], r), rounded(r, k)) << "a value of the format";
     }
-  }
 }
 
 TEST(Rounding, GroupsOfColumnsHaveTheirOwnScales) {

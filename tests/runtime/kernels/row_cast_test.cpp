@@ -324,7 +324,7 @@ TEST(StochasticCast, KeepsGridValuesNaNAndSaturates) {
     const std::uint8_t top = static_cast<std::uint8_t>(values.size() - 1);
     x.insert(x.end(), {1e30f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()});
     want.insert(want.end(), {top, static_cast<std::uint8_t>(top | 0x80), 0x7F});
-    for (const SimdLevel level : every_level()) {
+    for (const SimdLevel level : every_level())
       for (std::uint64_t seed = 0; seed < 20; ++seed) {
         std::vector<std::uint8_t> codes(x.size());
         CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, nullptr, codes.data());
@@ -332,7 +332,6 @@ TEST(StochasticCast, KeepsGridValuesNaNAndSaturates) {
         cast_to_fp8(args);
         expect_same(codes, want, name_of(level));
       }
-    }
   }
 }
 
@@ -360,10 +359,10 @@ TEST(StochasticCast, EveryTypeAndLayoutIsTheSameOnEveryLevel) {
 TEST(StochasticCast, IsTheSameOnAnyLevelThreadsAndCut) {
   constexpr std::size_t kN = 200'003;  // several ranges of the pool and an odd end
   const std::vector<float> x = hard_inputs(kN);
-  for (const Target& target : kTargets) {
+  for (const Target& target : kTargets)
     for (const bool flush : {false, true}) {
       std::vector<std::uint8_t> first;
-      for (const SimdLevel level : levels()) {
+      for (const SimdLevel level : levels())
         for (const int threads : {1, 3}) {
           const ScopedSimdLevel scoped(level);
           const Threads pool(threads);
@@ -383,9 +382,7 @@ TEST(StochasticCast, IsTheSameOnAnyLevelThreadsAndCut) {
           cast_to_fp8(args);
           expect_same(cut, {first.begin(), first.begin() + 109 * 1834}, std::string("rows, ") + name_of(level));
         }
-      }
     }
-  }
 }
 
 TEST(StochasticCast, IsUnbiasedOverManyValues) {

@@ -41,7 +41,7 @@ struct Matrix {
     const auto size = static_cast<std::size_t>(size_of(t));
     bytes.resize(static_cast<std::size_t>(r * (c + 3)) * size, static_cast<char>(0xFF));  // NaN between the rows
     const auto x = test::normal(static_cast<std::size_t>(r * c), seed, 0.05f);
-    for (std::size_t row = 0, i = 0; row < static_cast<std::size_t>(r); ++row) {
+    for (std::size_t row = 0, i = 0; row < static_cast<std::size_t>(r); ++row)
       for (std::size_t col = 0; col < static_cast<std::size_t>(c); ++col, ++i) {
         char* to = bytes.data() + (row * static_cast<std::size_t>(c + 3) + col) * size;
         const std::uint16_t bf16 = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x[i]) >> 16);
@@ -50,7 +50,6 @@ struct Matrix {
         if (t == FloatType::BF16) std::memcpy(to, &bf16, 2);
         if (t == FloatType::F16) std::memcpy(to, &f16, 2);
       }
-    }
   }
   CastArgs args(ScaleLayout layout, Format format, float max) const {
     CastArgs a;
@@ -79,9 +78,9 @@ float scale_inv_of(const std::vector<double>& values, float max) {
 TEST(ScaleSearch, RowsOnEveryLevelTypeAndFormat) {
   for (const SimdLevel level : test::every_level()) {
     SCOPED_TRACE(name_of(level));
-    for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
+    for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16})
       for (const auto& [format, max] :
-           {std::pair{Format::E4M3, 448.0f}, {Format::E4M3, 240.0f}, {Format::E5M2, 57344.0f}}) {
+           {std::pair{Format::E4M3, 448.0f}, {Format::E4M3, 240.0f}, {Format::E5M2, 57344.0f}})
         for (const std::int64_t cols : {1, 15, 16, 17, 1024, 1100, 2500}) {
           const Matrix m(3, cols, type, static_cast<unsigned>(cols));
           std::vector<float> inv;
@@ -91,8 +90,6 @@ TEST(ScaleSearch, RowsOnEveryLevelTypeAndFormat) {
           for (int r = 0; r < 3; ++r)
             expect_near(errors.data() + r * kScaleCandidates, m.values(r, 1, 0, cols), inv[r], format, max);
         }
-      }
-    }
   }
 }
 

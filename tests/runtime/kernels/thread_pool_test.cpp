@@ -23,7 +23,7 @@ class ThreadPool : public testing::Test {
 TEST_F(ThreadPool, CoversEveryIndexOnceInMultiplesOfTheGrain) {
   for (int threads : {1, 2, 7}) {
     set_num_threads(threads);
-    for (std::int64_t n : {0, 1, 5, 64, 65, 1000, 4097}) {
+    for (std::int64_t n : {0, 1, 5, 64, 65, 1000, 4097})
       for (std::int64_t grain : {1, 3, 64, 5000}) {
         std::vector<std::atomic<int>> seen(static_cast<std::size_t>(n));
         parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -34,7 +34,6 @@ TEST_F(ThreadPool, CoversEveryIndexOnceInMultiplesOfTheGrain) {
         });
         for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
       }
-    }
   }
 }
 

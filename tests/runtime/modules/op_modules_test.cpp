@@ -230,7 +230,7 @@ at::Tensor expected(MixtureOfExperts& m, const at::Tensor& hidden, const at::Ten
   const auto& o = m->options();
   const auto f64 = [](const at::Tensor& t) { return t.cpu().to(at::kDouble); };
   at::Tensor y = torch::zeros({hidden.size(0), hidden.size(1)}, at::kDouble);
-  for (std::int64_t t = 0; t < table.size(0); ++t) {
+  for (std::int64_t t = 0; t < table.size(0); ++t)
     for (std::int64_t k = 0; k < table.size(1); ++k) {
       const auto e = table.cpu()[t][k].item<std::int64_t>() - o.experts_min;
       if (e < 0 || e > o.experts_max - o.experts_min) continue;
@@ -241,21 +241,19 @@ at::Tensor expected(MixtureOfExperts& m, const at::Tensor& hidden, const at::Ten
                                up.narrow(0, o.intermediate_size, o.intermediate_size);
       y[t] += f64(weights)[t][k] * torch::mv(w2, inner);
     }
-  }
   return y;
 }
 
 TEST(MixtureOfExperts, IsTheWeightedSumOfItsExperts) {
   const at::Tensor hidden = hpu(torch::randn({7, 6})), table = hpu(torch::randint(5, {7, 2}, at::kLong)),
                    weights = hpu(torch::rand({7, 2}));
-  for (const char* activation : {"silu", "gelu", "relu"}) {
+  for (const char* activation : {"silu", "gelu", "relu"})
     for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{0, -1}, {1, 3}, {4, 4}}) {
       auto m = mixture({5, 6, 4, first, last, activation});
       const at::Tensor y = m(hidden, table, weights);
       const at::Tensor reference = expected(m, hidden, table, weights);
       EXPECT_LT((y.cpu().to(at::kDouble) - reference).abs().max().item<double>(), 1e-5) << activation << first;
     }
-  }
 }
 
 TEST(MixtureOfExperts, TokensOfOtherRanksGiveZeros) {

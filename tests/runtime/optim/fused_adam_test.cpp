@@ -10,7 +10,7 @@ using test::parameters;
 using test::set_grads;
 
 TEST(FusedAdamW, WithTorchsEpsIsTorchs) {
-  for (const at::Device device : {at::Device(at::kCPU), test::kHpu}) {
+  for (const at::Device device : {at::Device(at::kCPU), test::kHpu})
     for (const double weight_decay : {0.0, 0.1}) {
       const auto ours = parameters(device), theirs = parameters(at::kCPU);
       FusedAdamW a(
@@ -24,13 +24,12 @@ TEST(FusedAdamW, WithTorchsEpsIsTorchs) {
       }
       test::expect_close(ours, theirs, 2e-5, 2e-5);
     }
-  }
 }
 
 TEST(FusedAdamW, WithHabanasEpsIsTheDevices) {
   const std::pair<double, double> kWorked[] = {{1e-3, 9.6935e-4}, {1e-5, 2.4025e-4}};
   const std::pair<double, double> kTorch[] = {{1e-3, 9.9900e-4}, {1e-5, 9.0909e-4}};
-  for (const bool torch_mode : {false, true}) {
+  for (const bool torch_mode : {false, true})
     for (int i = 0; i < 2; ++i) {
       const auto [gradient, update] = torch_mode ? kTorch[i] : kWorked[i];
       const at::Tensor p = torch::zeros({1}, test::on_hpu()).requires_grad_();
@@ -39,12 +38,11 @@ TEST(FusedAdamW, WithHabanasEpsIsTheDevices) {
       optimizer.step();
       EXPECT_NEAR(p.item<double>(), -update, 5e-9) << gradient;
     }
-  }
 }
 
 /// Several steps in f64, with gradients small enough that eps matters.
 TEST(FusedAdamW, IsTheDevicesFormulaInF64) {
-  for (const bool corrected : {true, false}) {
+  for (const bool corrected : {true, false})
     for (const double eps : {1e-6, 0.0}) {
       const auto params = parameters(test::kHpu);
       FusedAdamW optimizer(
@@ -61,7 +59,6 @@ TEST(FusedAdamW, IsTheDevicesFormulaInF64) {
         EXPECT_TRUE(torch::allclose(test::f64(params[1]), w, 2e-5, 2e-6)) << t << " " << eps;
       }
     }
-  }
 }
 
 TEST(FusedAdamW, F16ParametersFollowTorchs) {

@@ -23,7 +23,7 @@ at::Tensor orthogonal(const at::Tensor& update) {
 }
 
 TEST(Muon, IsThePublishedUpdate) {
-  for (const bool nesterov : {true, false}) {
+  for (const bool nesterov : {true, false})
     for (const MuonRatio ratio : {MuonRatio::original, MuonRatio::match_rms_adamw}) {
       torch::manual_seed(1);
       std::vector<at::Tensor> params, w, buffer;
@@ -48,7 +48,6 @@ TEST(Muon, IsThePublishedUpdate) {
         }
       }
     }
-  }
 }
 
 TEST(Muon, GivesTheOthersToAdamW) {

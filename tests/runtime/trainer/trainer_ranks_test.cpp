@@ -13,7 +13,7 @@ using testing::PlainTask;
 using testing::same_everywhere;
 
 TEST(BatchShare, EveryBatchIsSomebodysOnce) {
-  for (const int size : {1, 2, 3, 5}) {
+  for (const int size : {1, 2, 3, 5})
     for (const std::int64_t taken : {0, 1, 4, 9, 10}) {
       std::vector<std::int64_t> seen;
       for (int rank = 0; rank < size; ++rank) {
@@ -28,7 +28,6 @@ TEST(BatchShare, EveryBatchIsSomebodysOnce) {
       std::iota(left.begin(), left.end(), taken);
       EXPECT_EQ(seen, left) << size << " " << taken;
     }
-  }
 }
 
 struct Result {

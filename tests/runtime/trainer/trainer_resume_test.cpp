@@ -326,7 +326,7 @@ TEST_F(Checkpoints, ASchedulerOfTheFutureIsNamed) {
 }
 
 TEST_F(Checkpoints, AnotherOptimizerIsNamed) {
-  for (const auto saved : {ToyOptimizer::adamw, ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
+  for (const auto saved : {ToyOptimizer::adamw, ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon})
     for (const auto found : {ToyOptimizer::adamw, ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
       if (saved == found) continue;
       const test::TempDir root;
@@ -337,7 +337,6 @@ TEST_F(Checkpoints, AnotherOptimizerIsNamed) {
           [&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(second, data); });
       EXPECT_THAT(message, HasSubstr("optimizer.0")) << static_cast<int>(saved) << " " << static_cast<int>(found);
     }
-  }
 }
 
 TEST_F(Checkpoints, APartOfALargerModelIsNotThisOne) {

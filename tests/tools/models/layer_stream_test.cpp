@@ -154,7 +154,7 @@ void expect_blocks_close(const std::filesystem::path& folder, const std::filesys
     EXPECT_GT(tensor, 0);
     std::string table = "tensor " + std::to_string(1e3 * tensor);
     o.weights = quant::WeightGranularity::block;
-    for (const std::int64_t block : {128, 64, 32}) {
+    for (const std::int64_t block : {128, 64, 32})
       for (const bool power_of_two : {false, true}) {
         o.block = {block, block};
         o.power_of_two = power_of_two;
@@ -166,7 +166,6 @@ void expect_blocks_close(const std::filesystem::path& folder, const std::filesys
         }
         EXPECT_LE(found, 2 * tensor) << block;  // a power of two costs up to one bit of the range, not of the precision
       }
-    }
     ::testing::Test::RecordProperty(std::string("millinats_") + quant::name_of(activations), table);
   }
 }

@@ -194,7 +194,7 @@ TEST(ConvertModels, OddSizesGiveWhatZeroPaddingGives) {
 }
 
 TEST(ConvertModels, OneRowNoRowsAndOddSizes) {
-  for (const auto& recipe : all_recipes()) {
+  for (const auto& recipe : all_recipes())
     for (const auto& [m, k, n] :
          {std::tuple(1, 1, 1), std::tuple(1, 33, 17), std::tuple(0, 33, 17), std::tuple(13, 129, 1)}) {
       const auto r = products(m, k, n, recipe, Alignment::any);
@@ -218,7 +218,6 @@ TEST(ConvertModels, OneRowNoRowsAndOddSizes) {
       near(r[2], g.t().matmul(x), 0.35);
       near(r[3], g.sum(0), 0.02);
     }
-  }
 }
 
 // The calls of training and serving code, as the design fixes them.

@@ -134,7 +134,7 @@ TEST(TrainingOperators, WhatAnErrorSaysIsTheMessageAlone) {
 }
 
 TEST(TrainingOperators, CodesOfInferenceModeServeTrainingToo) {
-  for (const char* recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"}) {
+  for (const char* recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"})
     for (const bool microbatches : {false, true}) {
       const Model m, plain;
       m.attach(recipe);
@@ -165,7 +165,6 @@ TEST(TrainingOperators, CodesOfInferenceModeServeTrainingToo) {
         EXPECT_TRUE(same_bits(m.b.grad(), plain.b.grad())) << recipe << " " << microbatches << " " << step;
       }
     }
-  }
 }
 
 TEST(TrainingOperators, WhatIsNoWholeParameterIsRefused) {

@@ -17,7 +17,7 @@ using namespace test;
 // recomputation do not.
 TEST(ExportedAmaxes, AreTheLargestInputsOfTraining) {
   for (const auto& recipe :
-       Recipes{nvidia(2), habana_hybrid(), recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}}) {
+       Recipes{nvidia(2), habana_hybrid(), recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}})
     for (const bool calibrating : {false, true}) {
       Task task = mlp_task();
       converted(task, recipe);
@@ -36,7 +36,6 @@ TEST(ExportedAmaxes, AreTheLargestInputsOfTraining) {
       EXPECT_EQ(file.num_samples, 3);
       EXPECT_EQ(file.modules[0].inputs[0][0], (x * 3).abs().max().item<float>()) << recipes::describe(recipe);
     }
-  }
 }
 
 // ---- microbatches and memory

@@ -226,7 +226,7 @@ struct HeldInFp8 {
 
 // Codes, scale, number of assignments (the seed of the next rounding) and the kept copy.
 TEST(QuantizedModelInit, ResumesBitForBit) {
-  for (const bool master : {false, true}) {
+  for (const bool master : {false, true})
     for (const bool archive : {false, true}) {
       torch::manual_seed(3);
       HeldInFp8 through(master), resumed(master);
@@ -256,7 +256,6 @@ TEST(QuantizedModelInit, ResumesBitForBit) {
       }
       EXPECT_TRUE(all_same(values_of(*resumed.model), values_of(*through.model)));
     }
-  }
   HeldInFp8 held(true);
   ExtraState state = get_extra_state(*held.model);
   const auto refused = [&](const std::vector<std::string>& words, const std::function<void(ExtraState&)>& spoil) {

@@ -87,7 +87,7 @@ TEST(TeFusedAttention, IsExactWhereNothingIsRounded) {
   const at::Tensor v = test::hpu(powers()), g = test::hpu(powers()), k = test::hpu(powers()), q = torch::zeros_like(v);
   DelayedScaling hybrid = DelayedScaling::habana();
   hybrid.fp8_format = RecipeFormat::HYBRID;
-  for (const auto& recipe : test::Recipes{DelayedScaling::habana(), hybrid}) {
+  for (const auto& recipe : test::Recipes{DelayedScaling::habana(), hybrid})
     for (const bool recompute : {false, true}) {
       FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
       for (int i = 0; i < 3; ++i) {
@@ -97,7 +97,6 @@ TEST(TeFusedAttention, IsExactWhereNothingIsRounded) {
         EXPECT_EQ(s.dk.abs().max().item<float>(), 0.0f);
       }
     }
-  }
 }
 
 TEST(TeFusedAttention, IsNearF32InBothPasses) {
@@ -108,7 +107,7 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
   recipes::CurrentScaling current_e4m3;
   current_e4m3.fp8_format = RecipeFormat::E4M3;
   const at::Tensor visible = torch::ones({33, 33}, at::kBool).tril();
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const std::int64_t groups : {4, 2}) {
       const auto random = [&](std::int64_t heads) { return torch::randn({2, heads, 33, 16}, on_hpu()).to(dtype); };
       const at::Tensor q = random(4), k = random(groups), v = random(groups), g = random(4);
@@ -118,7 +117,7 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
       for (const auto& recipe : test::Recipes{hybrid, DelayedScaling::habana(), DelayedScaling::nvidia(), narrow,
                                               recipes::CurrentScaling{}, current_e4m3}) {
         const bool e5m2 = recipes::format_of(recipe) == RecipeFormat::E5M2;
-        for (const bool recompute : {false, true}) {
+        for (const bool recompute : {false, true})
           for (const bool as_mask : {false, true}) {
             FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
             Gradients s;
@@ -134,10 +133,8 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
               EXPECT_TRUE(near_by(x, y, 0.25, 0.125, 0.01)) << recipes::describe(recipe) << dtype << recompute;
             }
           }
-        }
       }
     }
-  }
 }
 
 // After one step the scales are those of the six tensors: q, k, v, P and dO, dS.
@@ -180,7 +177,7 @@ TEST(TeFusedAttention, GroupsOfHeadsAreRepeatedHeads) {
 TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
   const at::Tensor q = torch::randn({1, 2, 16, 8}, on_hpu()), g = torch::randn({1, 2, 16, 8}, on_hpu());
   for (const auto& recipe :
-       test::Recipes{DelayedScaling::nvidia(), DelayedScaling::habana(), recipes::CurrentScaling{}}) {
+       test::Recipes{DelayedScaling::nvidia(), DelayedScaling::habana(), recipes::CurrentScaling{}})
     for (const bool recompute : {false, true}) {
       const FusedAttentionOptions options{.attention_dropout = 0.4, .enable_recompute = recompute};
       FusedAttention a(options), b(options);
@@ -207,7 +204,6 @@ TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
       const fp8_autocast region(true, recipe);
       EXPECT_TRUE(same_bits(a(q, q, q), a(q, q, q)));
     }
-  }
 }
 
 TEST(TeFusedAttention, GoesOnBitForBitAfterSaveAndLoad) {
@@ -340,7 +336,7 @@ at::Tensor reference_visible(const MaskCase& c, const at::Tensor& masked_out) {
     const std::int64_t padding =
         type.find("padding") == 0 && c.keys != c.queries ? masked_out[b].sum().item<std::int64_t>() : 0;
     const std::int64_t d = causal && type.find("bottom_right") == std::string::npos ? 0 : c.keys - padding - c.queries;
-    for (std::int64_t i = 0; i < c.queries; ++i) {
+    for (std::int64_t i = 0; i < c.queries; ++i)
       for (std::int64_t j = 0; j < c.keys; ++j) {
         bool s = !causal || j <= i + d;
         s = s && (c.window.first < 0 || j >= i + d - c.window.first) &&
@@ -348,7 +344,6 @@ at::Tensor reference_visible(const MaskCase& c, const at::Tensor& masked_out) {
         if (masked_out.defined()) s = s && !masked_out.expand({2, 1, c.queries, c.keys})[b][0][i][j].item<bool>();
         seen[b][0][i][j] = s;
       }
-    }
   }
   return seen;
 }
@@ -368,8 +363,8 @@ TEST(TeDotProductAttention, OffIsTorchBitForBit) {
                                     {"padding_causal"},
                                     {"padding_causal_bottom_right", {-1, -1}, 5, 9},
                                     {"arbitrary"}};
-  for (const MaskCase& c : cases) {
-    for (const std::int64_t groups : {4, 2, 1}) {
+  for (const MaskCase& c : cases)
+    for (const std::int64_t groups : {4, 2, 1})
       for (const char* format : {"sbhd", "bshd"}) {
         const at::Tensor q = torch::randn({2, c.queries, 4, 8}, on_hpu()),
                          k = torch::randn({2, c.keys, groups, 8}, on_hpu()),
@@ -408,8 +403,6 @@ TEST(TeDotProductAttention, OffIsTorchBitForBit) {
         EXPECT_TRUE(torch::allclose(y.cpu().to(at::kDouble), exact.detach(), 1e-4, 1e-5))
             << c.type << " groups " << groups;
       }
-    }
-  }
 }
 
 TEST(TeDotProductAttention, NamesWhatItRejects) {

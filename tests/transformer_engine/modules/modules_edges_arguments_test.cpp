@@ -34,7 +34,7 @@ TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
       }
       EXPECT_FALSE(parts->weight.defined());
       for (const std::optional<recipes::Recipe>& r :
-           {std::optional<recipes::Recipe>(), std::optional<recipes::Recipe>(recipe)}) {
+           {std::optional<recipes::Recipe>(), std::optional<recipes::Recipe>(recipe)})
         for (int i = 0; i < 2; ++i) {
           const auto a = training_step(*whole, x, g, r, [&](const at::Tensor& t) { return whole(t); });
           const auto b = training_step(*parts, x, g, r, [&](const at::Tensor& t) { return parts(t); });
@@ -45,7 +45,6 @@ TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
                 << kind;
           }
         }
-      }
       const auto copy = std::dynamic_pointer_cast<typename std::decay_t<decltype(*parts)>>(parts->clone());
       EXPECT_TRUE(same_bits(copy->forward(x), parts(x)));
     };

@@ -58,8 +58,8 @@ void expect_near(AnyModule& m, const at::Tensor& x, const at::Tensor& g, const r
 TEST(TeEdges, NanAndInfinityDoNotOutliveTheirStep) {
   torch::manual_seed(1);
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu());
-  for (const auto& recipe : test::training_recipes()) {
-    for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+  for (const auto& recipe : test::training_recipes())
+    for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)})
       for (AnyModule& m : every_module(one_scale(recipe))) {
         SCOPED_TRACE(recipes::describe(recipe) + " " + m.name + " " + std::to_string(bad));
         const auto exact = training_step(*m.module, x, g, std::nullopt, m.run);
@@ -72,20 +72,17 @@ TEST(TeEdges, NanAndInfinityDoNotOutliveTheirStep) {
         expect_near(m, x, g, recipe, exact);
         for (const auto& s : fp8_states(*m.module)) {
           const auto v = s.state->values();
-          for (const auto* meta : {&v.forward, &v.backward}) {
+          for (const auto* meta : {&v.forward, &v.backward})
             for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(std::size(meta->scale)); ++i)
               EXPECT_TRUE(std::isfinite(meta->scale[i]) && meta->scale[i] > 0) << s.name;
-          }
         }
       }
-    }
-  }
 }
 
 TEST(TeEdges, AGradientOfZeroIsZeroEverywhere) {
   torch::manual_seed(2);
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu());
-  for (const auto& recipe : test::training_recipes()) {
+  for (const auto& recipe : test::training_recipes())
     for (AnyModule& m : every_module(one_scale(recipe))) {
       SCOPED_TRACE(recipes::describe(recipe) + " " + m.name);
       const auto exact = training_step(*m.module, x, g, std::nullopt, m.run);
@@ -95,15 +92,14 @@ TEST(TeEdges, AGradientOfZeroIsZeroEverywhere) {
       training_step(*m.module, torch::zeros_like(x), g, recipe, m.run);
       expect_near(m, x, g, recipe, exact);
     }
-  }
 }
 
 // No rows: results of no rows, gradients of zeros, and nothing learned about amaxes: the next step is the first one.
 TEST(TeEdges, EmptyBatchesAndBatchesOfOne) {
   torch::manual_seed(3);
   const at::Tensor one = torch::randn({1, 1, 32}, on_hpu());
-  for (const auto& recipe : test::training_recipes()) {
-    for (const at::Tensor& none : {torch::empty({0, 2, 32}, on_hpu()), torch::empty({3, 0, 32}, on_hpu())}) {
+  for (const auto& recipe : test::training_recipes())
+    for (const at::Tensor& none : {torch::empty({0, 2, 32}, on_hpu()), torch::empty({3, 0, 32}, on_hpu())})
       for (AnyModule& m : every_module(one_scale(recipe))) {
         SCOPED_TRACE(recipes::describe(recipe) + " " + m.name);
         const auto exact = training_step(*m.module, one, one, std::nullopt, m.run);
@@ -117,14 +113,12 @@ TEST(TeEdges, EmptyBatchesAndBatchesOfOne) {
         }
         expect_near(m, one, one, recipe, exact);
       }
-    }
-  }
 }
 
 // fp8 off: torch's modules and functions in every dtype, results and gradients.
 TEST(TeEdges, OffIsTorchBitForBitInEveryDtype) {
   torch::manual_seed(4);
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const auto& [rows, width] : {std::pair(6, 32), std::pair(1, 17), std::pair(0, 9)}) {
       const at::Tensor x = torch::randn({rows, width}, on_hpu()).to(dtype),
                        g = torch::randn({rows, 24}, on_hpu()).to(dtype);
@@ -157,12 +151,11 @@ TEST(TeEdges, OffIsTorchBitForBitInEveryDtype) {
       EXPECT_TRUE(same_bits(a.gradients.at("weight"), b.gradients.at("1.weight"))) << dtype;
       EXPECT_TRUE(same_bits(a.gradients.at("layer_norm_weight"), b.gradients.at("0.weight"))) << dtype;
     }
-  }
 }
 
 // Gradients too, for the masks that torch has an argument for and for one that it has not.
 TEST(TeEdges, AttentionOffHasTorchsGradients) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
     for (const char* type : {"no_mask", "causal", "padding"}) {
       const auto leaf = [&](std::int64_t heads) {
         return torch::randn({2, 6, heads, 8}, on_hpu()).to(dtype).requires_grad_(true);
@@ -188,7 +181,6 @@ TEST(TeEdges, AttentionOffHasTorchsGradients) {
       EXPECT_TRUE(same_bits(ours[0], q.grad()) && same_bits(ours[1], k.grad()) && same_bits(ours[2], v.grad()))
           << type << dtype;
     }
-  }
 }
 
 // torch::nn::MultiheadAttention, whose in_proj_weight holds query, key and value one after the other.

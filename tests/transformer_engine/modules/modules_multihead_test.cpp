@@ -12,10 +12,10 @@ using test::small_layer;
 TEST(TeMultiheadAttention, OffIsTorchBitForBit) {
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()),
                    encoder = torch::randn({9, 2, 32}, on_hpu());
-  for (const bool cross : {false, true}) {
-    for (const bool fused : {false, true}) {
-      for (const bool interleaved : {false, true}) {
-        for (const bool layernorm : {false, true}) {
+  for (const bool cross : {false, true})
+    for (const bool fused : {false, true})
+      for (const bool interleaved : {false, true})
+        for (const bool layernorm : {false, true})
           for (const std::int64_t groups : {4, 2}) {
             MultiheadAttentionOptions o{
                 .hidden_size = 32, .num_attention_heads = 4, .kv_channels = 6, .num_gqa_groups = groups};
@@ -35,10 +35,6 @@ TEST(TeMultiheadAttention, OffIsTorchBitForBit) {
                               [&](const at::Tensor& t) { return reference_attention(m, t, e); })))
                 << cross << fused << interleaved << layernorm << groups;
           }
-        }
-      }
-    }
-  }
 }
 
 TEST(TeMultiheadAttention, BatchFirstIsTheSameAttention) {
@@ -76,14 +72,13 @@ TEST(TeMultiheadAttention, TurnsQueriesAndKeys) {
     const at::Tensor y =
         m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(), angles);
     at::Tensor turned = x.to(at::kDouble).clone();
-    for (int s = 0; s < kLength; ++s) {
+    for (int s = 0; s < kLength; ++s)
       for (int i = 0; i < kRotary / 2; ++i) {
         const double a = s * std::pow(100.0, -2.0 * i / kRotary), u = x[s][i].item<double>(),
                      v = x[s][i + kRotary / 2].item<double>();
         turned[s][i] = u * std::cos(a) - v * std::sin(a);
         turned[s][i + kRotary / 2] = v * std::cos(a) + u * std::sin(a);
       }
-    }
     const at::Tensor scores = torch::matmul(turned, turned.t()) / std::sqrt(8.0);
     const at::Tensor visible = torch::ones({kLength, kLength}, at::kBool).tril();
     const at::Tensor expected =

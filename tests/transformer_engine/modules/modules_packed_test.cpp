@@ -78,7 +78,7 @@ TEST(TePackedAttention, IsTorchsOfEachSequence) {
        {Case{"padding", {-1, -1}, false}, Case{"padding", {-1, -1}, true}, Case{"padding", {2, 1}, true},
         Case{"padding_causal", {-1, -1}, false}, Case{"padding_causal", {-1, -1}, true},
         Case{"padding_causal", {3, -1}, false}, Case{"padding_causal_bottom_right", {-1, -1}, false},
-        Case{"padding_causal_bottom_right", {-1, -1}, true}, Case{"padding_causal_bottom_right", {1, 0}, true}}) {
+        Case{"padding_causal_bottom_right", {-1, -1}, true}, Case{"padding_causal_bottom_right", {1, 0}, true}})
     for (const std::int64_t groups : {4, 2, 1}) {
       const Sizes& keys = c.cross ? k_len : q_len;
       const at::Tensor q = torch::randn({15, 4, 8}, on_hpu()), k = torch::randn({15, groups, 8}, on_hpu()),
@@ -104,7 +104,6 @@ TEST(TePackedAttention, IsTorchsOfEachSequence) {
       EXPECT_TRUE(same_bits(va.grad(), vb.grad())) << c.type << groups;
       EXPECT_TRUE(y.isfinite().all().item<bool>() && qa.grad().isfinite().all().item<bool>());
     }
-  }
 }
 
 // Rows between the sequences belong to none: zero there, whatever they hold, and no gradient.
@@ -207,7 +206,7 @@ TEST(TePackedAttention, NamesWhatItRejects) {
 TEST(TePackedAttention, LengthsOfPaddedBatchesAreTheirMasks) {
   torch::manual_seed(4);
   const Sizes q_len{5, 2}, k_len{4, 7};
-  for (const char* type : {"padding", "padding_causal", "padding_causal_bottom_right"}) {
+  for (const char* type : {"padding", "padding_causal", "padding_causal_bottom_right"})
     for (const auto& window :
          {std::pair<std::int64_t, std::int64_t>(-1, -1), std::pair<std::int64_t, std::int64_t>(2, 0)}) {
       const at::Tensor q = torch::randn({2, 5, 2, 4}, on_hpu()), k = torch::randn({2, 7, 2, 4}, on_hpu());
@@ -228,7 +227,6 @@ TEST(TePackedAttention, LengthsOfPaddedBatchesAreTheirMasks) {
       EXPECT_TRUE(torch::allclose(first[0], expected.slice(0, 0, 5), 1e-4, 1e-5))
           << type << window.first;  // all queries count
     }
-  }
 }
 
 // Layers on packed rows are the layers on each sequence alone; rotary angles begin anew in every sequence.

@@ -45,13 +45,12 @@ RecipeType squares() {
 /// x [rows, cols] as the recipe rounds it, in f64: scale = 2^floor(log2(max / amax)) of each square.
 at::Tensor rounded_by_squares(const at::Tensor& x, std::int64_t block, double max, at::ScalarType fp8) {
   const at::Tensor y = x.detach().cpu().to(at::kDouble).clone();
-  for (std::int64_t r = 0; r < y.size(0); r += block) {
+  for (std::int64_t r = 0; r < y.size(0); r += block)
     for (std::int64_t c = 0; c < y.size(1); c += block) {
       const at::Tensor square = y.slice(0, r, r + block).slice(1, c, c + block);
       const double scale = std::exp2(std::floor(std::log2(max / square.abs().max().item<double>())));
       square.copy_((square * scale).clamp(-max, max).to(at::kFloat).to(fp8).to(at::kDouble) / scale);
     }
-  }
   return y;
 }
 

@@ -110,11 +110,11 @@ TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
   torch::manual_seed(3);
   const at::Tensor x0 = torch::randn({3, 37, 72}, on_hpu()), g = torch::randn({3, 37, 45}, on_hpu());
   for (const auto& recipe : Recipes{habana(RecipeFormat::HYBRID), DelayedScaling::nvidia(), recipes::CurrentScaling{},
-                                    recipes::BlockScaling{}, recipes::MXFP8{}}) {
+                                    recipes::BlockScaling{}, recipes::MXFP8{}})
     for (const auto activation : {at::kFloat, at::kBFloat16}) {
       Linear layer(72, 45);
       Step fp8, exact;
-      for (int i = 0; i < 3; ++i) {
+      for (int i = 0; i < 3; ++i)
         for (const bool on : {false, true}) {
           const at::Tensor x = x0.detach().clone().requires_grad_(true);
           layer->zero_grad();
@@ -131,7 +131,6 @@ TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
           EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
           EXPECT_TRUE(torch::allclose(layer->bias.grad(), g.sum({0, 1}), 1e-2, 1e-2));
         }
-      }
       const auto error = [](const at::Tensor& a, const at::Tensor& b) {
         return ((a - b).norm() / b.norm()).item<double>();
       };
@@ -139,7 +138,6 @@ TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
       EXPECT_LT(error(fp8.dx, exact.dx), 0.12) << recipes::describe(recipe);
       EXPECT_LT(error(fp8.dw, exact.dw), 0.12) << recipes::describe(recipe);
     }
-  }
 }
 
 // Gradients that the first step's scale of 1 takes to zero in E5M2 (below 2^-17).

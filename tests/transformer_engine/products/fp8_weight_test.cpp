@@ -75,7 +75,7 @@ TEST(Fp8Weight, WithoutARecipeIsE4M3) {
 }
 
 TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
-  for (const bool fp8_on : {false, true}) {
+  for (const bool fp8_on : {false, true})
     for (const bool master : {false, true}) {
       Linear layer = held_in_fp8(options(master, false));
       const at::Tensor x = torch::randn({64, 32}, on_hpu()), target = torch::randn({64, 48}, on_hpu()) * 0.1;
@@ -93,7 +93,6 @@ TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
       EXPECT_EQ(layer->weight.scalar_type(), at::kFloat8_e4m3fn);
       EXPECT_LT(last, 0.9 * first) << fp8_on << master;
     }
-  }
 }
 
 TEST(Fp8Weight, UpstreamsOptimizersThrow) {

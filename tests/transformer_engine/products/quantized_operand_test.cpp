@@ -155,7 +155,7 @@ TEST(BlockProducts, RoundSumAndBiasOnce) {
   recipes::BlockScaling squares, real;
   squares.x_block_scaling_dim = 2;
   real.power_of_two_scale = false;
-  for (const auto& recipe : Recipes{recipes::BlockScaling{}, squares, real, recipes::MXFP8{}}) {
+  for (const auto& recipe : Recipes{recipes::BlockScaling{}, squares, real, recipes::MXFP8{}})
     for (const at::ScalarType bias_dtype : {at::kBFloat16, at::kFloat}) {
       const at::Tensor bias = hpu(torch::randn({96}) * 16).to(bias_dtype);
       const CastPlan of_x{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::input},
@@ -168,7 +168,6 @@ TEST(BlockProducts, RoundSumAndBiasOnce) {
       const double off = (got != exact.to(at::kBFloat16)).to(at::kDouble).mean().item<double>();
       EXPECT_LT(off, 0.002) << recipes::describe(recipe) << ", bias " << bias_dtype;
     }
-  }
 }
 
 /// One run of the next case: a process of its own, whose environment says how many threads it has.
@@ -281,7 +280,7 @@ TEST(Casts, OperandsOfOneScaleLieAsTheirProductsReadThem) {
   const at::Tensor x = hpu(torch::randn({96, 80}));
   StepScales scales;
   scales.scale = scales.hybrid_scale = {3.0f, 3.0f}, scales.scale_inv = scales.hybrid_scale_inv = {0.3f, 0.3f};
-  for (const auto& recipe : Recipes{nvidia(1), habana_hybrid(), recipes::CurrentScaling{}}) {
+  for (const auto& recipe : Recipes{nvidia(1), habana_hybrid(), recipes::CurrentScaling{}})
     for (const Role role : {Role::input, Role::weight, Role::grad}) {
       CastPlan plan{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = role, .scales = &scales};
       const OperandPair pair = quantize_operand(x, plan);
@@ -295,7 +294,6 @@ TEST(Casts, OperandsOfOneScaleLieAsTheirProductsReadThem) {
       const OperandPair kept = quantize_operand(x, plan);
       EXPECT_EQ(kept.rows.codes.is_same(kept.columns.codes), pair.rows.codes.dtype() == pair.columns.codes.dtype());
     }
-  }
 }
 
 // Products of inference and of training are one function of their operands.

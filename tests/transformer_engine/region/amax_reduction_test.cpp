@@ -66,7 +66,7 @@ using AmaxRanks = test::OnlyRanks;
 TEST_F(AmaxRanks, DISABLED_ScalesAgree) {
   const Group group = test::rank_group();
   const int rank = group->rank();
-  for (DelayedScaling recipe : delayed_recipes()) {
+  for (DelayedScaling recipe : delayed_recipes())
     for (const bool reduce : {true, false}) {
       recipe.reduce_amax = reduce;
       Net net;
@@ -91,7 +91,6 @@ TEST_F(AmaxRanks, DISABLED_ScalesAgree) {
                                           : static_cast<float>(std::exp2(std::floor(std::log2(max / amax)))))
           << recipes::describe(recipe);
     }
-  }
 }
 
 // Two regions before one backward, a module that runs twice in a region, two microbatches in one region, checkpointing:

@@ -287,16 +287,14 @@ std::vector<at::Tensor> attend(const recipes::Recipe& recipe, bool recompute, st
 
 TEST(Fp8Graph, AttentionIsReplayedWithItsDropout) {
   for (const recipes::Recipe& recipe :
-       {recipes::Recipe(recipes::DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
-    for (const bool recompute : {false, true}) {
+       {recipes::Recipe(recipes::DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})})
+    for (const bool recompute : {false, true})
       for (const std::int64_t groups : {2, 4}) {
         SCOPED_TRACE(std::string(recipes::name_of(recipe)) + (recompute ? ", recomputed" : "") + ", " +
                      std::to_string(groups));
         const auto eager = attend(recipe, recompute, groups, false), replayed = attend(recipe, recompute, groups, true);
         for (std::size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(eager[i], replayed[i])) << i;
       }
-    }
-  }
 }
 
 TEST(Fp8Graph, ARegionIsAKindOfCall) {

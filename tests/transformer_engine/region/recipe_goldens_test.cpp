@@ -86,7 +86,7 @@ TEST(RecipeGoldens, FirstStepWrongSecondExact) {
       {0.47, 3.26, 1}, {109000, 3.26, 1}, {0.47, 109000, 1}, {0.47, 3.26, 131072}};
   for (const DeviceKind kind : {DeviceKind::gaudi2, DeviceKind::gaudi3}) {
     const DeviceKindScope scope(kind);
-    for (const Golden& golden : goldens()) {
+    for (const Golden& golden : goldens())
       for (const auto& [x, w, g] : cases) {
         Linear layer = layer_16();
         for (int i = 1; i <= 4; ++i) {
@@ -104,7 +104,6 @@ TEST(RecipeGoldens, FirstStepWrongSecondExact) {
           EXPECT_TRUE(same_bits(found.dw, all(kSize * gradient * value(x, golden.backward_e5m2)))) << where;
         }
       }
-    }
   }
 }
 
@@ -133,7 +132,7 @@ double counting(const std::vector<double>& seen, int last, int h, AmaxComputeAlg
 TEST(RecipeGoldens, IntervalsAndHistoriesThroughAWholeStep) {
   const std::vector<std::pair<int, int>> kGrid = {{1, 1}, {3, 1}, {5, 1}, {1, 3}, {3, 3},
                                                   {5, 3}, {1, 5}, {3, 5}, {5, 5}, {16, 1}};
-  for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::most_recent, AmaxComputeAlgo::max}) {
+  for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::most_recent, AmaxComputeAlgo::max})
     for (const auto& [interval, history] : kGrid) {
       const DelayedScaling recipe{.interval = interval,
                                   .fp8_format = RecipeFormat::HYBRID,
@@ -163,7 +162,6 @@ TEST(RecipeGoldens, IntervalsAndHistoriesThroughAWholeStep) {
         ASSERT_EQ(values.forward.scale_inv[0], 1.0 / scales[0]) << where;
       }
     }
-  }
 }
 
 // The vendor's tables of (history, steps) one after another: the newest amaxes, as many as fit, are there after each
@@ -204,8 +202,8 @@ TEST(RecipeGoldens, HistoriesThatChangeTheirLength) {
 // arbitrary histories. Where the weight is cached its column and scale stay; all others roll by one row.
 TEST(RecipeGoldens, CachedWeightsKeepTheirHistory) {
   torch::manual_seed(5);
-  for (const int history : {31, 1024}) {
-    for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
+  for (const int history : {31, 1024})
+    for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent})
       for (const std::optional<bool> first :
            {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
         DelayedScaling recipe = DelayedScaling::nvidia();
@@ -240,13 +238,11 @@ TEST(RecipeGoldens, CachedWeightsKeepTheirHistory) {
           EXPECT_EQ(after.forward.scale[1], before.forward.scale[1]);
         }
       }
-    }
-  }
 }
 
 // Amaxes known from elsewhere scale the first step, and the most recent one is that step's afterwards.
 TEST(RecipeGoldens, SeedsAreThePast) {
-  for (const int history : {1, 4}) {
+  for (const int history : {1, 4})
     for (DelayedScaling recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
       recipe.amax_history_len = history;
       recipe.amax_compute_algo = AmaxComputeAlgo::most_recent;
@@ -265,7 +261,6 @@ TEST(RecipeGoldens, SeedsAreThePast) {
       EXPECT_EQ(state->values().forward.scale[0], scale(1)) << recipes::describe(recipe);
       EXPECT_EQ(state->values().forward.scale[1], scale(2)) << recipes::describe(recipe);
     }
-  }
 }
 
 // ---- files

@@ -57,7 +57,7 @@ const std::vector<recipes::Recipe>& recomputed_recipes() {
 }
 
 TEST(RecomputationByOthers, GradientsAndScalesAreThoseWithout) {
-  for (const recipes::Recipe& recipe : recomputed_recipes()) {
+  for (const recipes::Recipe& recipe : recomputed_recipes())
     for (const auto& [nested, operators] :
          std::vector<std::pair<bool, bool>>{{false, false}, {true, false}, {false, true}, {true, true}}) {
       const Task task = mlp_task(), plain = mlp_task();
@@ -84,7 +84,6 @@ TEST(RecomputationByOthers, GradientsAndScalesAreThoseWithout) {
         EXPECT_TRUE(same_state(*task.model, *plain.model)) << where;
       }
     }
-  }
 }
 
 TEST(RecomputationByOthers, BackwardTwiceIsOnePass) {
@@ -233,7 +232,7 @@ TEST(CheckpointOperators, RunsEndInnermostFirstAndAreForgotten) {
 // nesting, what is frozen and what the function returns.
 
 TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
-  for (const auto& recipe : Recipes{habana_hybrid(2), nvidia(3), recipes::CurrentScaling{}}) {
+  for (const auto& recipe : Recipes{habana_hybrid(2), nvidia(3), recipes::CurrentScaling{}})
     for (const bool nested : {false, true}) {
       const Task task = mlp_task(), plain = mlp_task();
       const HPUPrecisionPlugin plugin = converted(task, recipe);
@@ -264,7 +263,6 @@ TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
         EXPECT_TRUE(same_state(*task.model, *plain.model));
       }
     }
-  }
 }
 
 // A frozen layer between layers that learn: its operands need scales, in the first of two runs too, where nothing

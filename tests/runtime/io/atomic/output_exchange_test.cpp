@@ -112,7 +112,7 @@ TEST_F(OutputExchange, TwoRenamesDoItWhereTheFileSystemKnowsNoExchange) {
 }
 
 TEST_F(OutputExchange, ARunThatDiesAtAnyStepIsPutRightByTheNext) {
-  for (const int code : {0, EINVAL}) {
+  for (const int code : {0, EINVAL})
     for (const Partial partial : {Partial::never, Partial::later, Partial::now}) {
       std::set<std::string> outcomes;
       int died = 0;
@@ -144,7 +144,6 @@ TEST_F(OutputExchange, ARunThatDiesAtAnyStepIsPutRightByTheNext) {
       EXPECT_GE(died, 2);
       EXPECT_TRUE(outcomes.count("old") == 1) << "a run that died has not replaced what was there";
     }
-  }
 }
 
 TEST_F(OutputExchange, ARunThatASignalEndsLeavesWhatWasThere) {

@@ -269,14 +269,13 @@ TEST(Sources, AskTheTable) {
       R"re(os\.environ(\.get\(|\.setdefault\(|\[)"(DS_ACCELERATOR|FP8_AUTOLOAD|FP8_BENCH|HABANA_LOGS|LOCAL_RANK|)re"
       R"re(LOWER_LIST|PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST|QUANT_CONFIG|RANK|SOURCE_DATE_EPOCH|)re"
       R"re(TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT|WORLD_SIZE|XDG_CACHE_HOME)")re");
-  for (const char* folder : {"runtime", "recipes", "configs", "measure", "quant", "transformer_engine", "tools"}) {
+  for (const char* folder : {"runtime", "recipes", "configs", "measure", "quant", "transformer_engine", "tools"})
     for (const auto& path : sources(folder, {".cpp", ".h", ".py"})) {
       if (kHandOn.contains(fs::relative(path, kRoot).string())) continue;
       const std::string code = std::regex_replace(without_comments(path), known, "");
       EXPECT_FALSE(std::regex_search(code, read))
           << path << " reads the environment past runtime/io/base/environment.h";
     }
-  }
 }
 
 /// The source of the table without its rows: the reader of launchers' variables stands behind them.

@@ -38,12 +38,11 @@ std::string launch_error(const Variables& variables) {
 }
 
 TEST(Launcher, AllFourNameRankAndSize) {
-  for (int rank = 0; rank < 3; ++rank) {
+  for (int rank = 0; rank < 3; ++rank)
     for (const auto& [name, variables] : test::launchers(rank, 3)) {
       SCOPED_TRACE(name);
       expect(variables, rank, 3);
     }
-  }
   EXPECT_EQ(read(test::launchers(1, 3).at("mpirun"))->text(),
             "this is rank 1 of 3, as OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE say");
 }

@@ -195,13 +195,12 @@ TEST(Checksum, PiecesMakeNoDifference) {
 
 TEST(Checksum, OneBitOrTheOrderMatters) {
   const std::string text = "sixteen bytes..., and five";
-  for (std::size_t i = 0; i < text.size(); ++i) {
+  for (std::size_t i = 0; i < text.size(); ++i)
     for (int bit = 0; bit < 8; ++bit) {
       auto other = text;
       other[i] = static_cast<char>(other[i] ^ (1 << bit));
       EXPECT_NE(checksum(other), checksum(text));
     }
-  }
   EXPECT_NE(checksum("aaaaaaaabbbbbbbb"), checksum("bbbbbbbbaaaaaaaa"));
 }
 

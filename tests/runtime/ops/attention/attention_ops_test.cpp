@@ -21,7 +21,7 @@ TEST(FusedSdpa, GroupedQueriesWithEveryMask) {
   const at::Tensor q = random_hpu({2, 6, 5, 8}, at::kFloat, 1), k = random_hpu({2, 3, 7, 8}, at::kFloat, 2),
                    v = random_hpu({2, 3, 7, 4}, at::kFloat, 3), grad = random_hpu({2, 6, 5, 4}, at::kFloat, 4);
   for (const std::vector<std::int64_t>& sizes :
-       {std::vector<std::int64_t>{5, 7}, {2, 1, 5, 7}, {2, 6, 5, 7}, {6, 5, 7}, {2, 1, 1, 7}}) {
+       {std::vector<std::int64_t>{5, 7}, {2, 1, 5, 7}, {2, 6, 5, 7}, {6, 5, 7}, {2, 1, 1, 7}})
     for (const bool recompute : {false, true}) {
       const at::Tensor mask = random_hpu(sizes, at::kFloat, 5);
       at::Tensor a = q.detach().clone().requires_grad_(true), b = k.detach().clone().requires_grad_(true),
@@ -42,7 +42,6 @@ TEST(FusedSdpa, GroupedQueriesWithEveryMask) {
       const at::NoGradGuard no_grad;
       EXPECT_TRUE(same_bits(fused_sdpa(a, b, c, options), out));
     }
-  }
   EXPECT_REFUSED(fused_sdpa(q, random_hpu({2, 4, 7, 8}, at::kFloat, 2), v, {}), "[fused_sdpa]", "multiple", "6 and 4");
 }
 
@@ -121,7 +120,7 @@ TEST(Fp8FusedSdpa, RunsCodesAndMeasuresTheRest) {
 }
 
 TEST(FusedRmsNorm, HasTheGradientsOfTheFormula) {
-  for (const auto type : {at::kFloat, at::kBFloat16}) {
+  for (const auto type : {at::kFloat, at::kBFloat16})
     for (const bool fast : {false, true}) {
       at::Tensor x = random_hpu({3, 4, 16}, at::kFloat, 1).requires_grad_(true),
                  gamma = random_hpu({16}, type, 2).requires_grad_(true);
@@ -137,7 +136,6 @@ TEST(FusedRmsNorm, HasTheGradientsOfTheFormula) {
       const at::NoGradGuard no_grad;
       EXPECT_TRUE(same_bits(fused_rms_norm(x, gamma, 1e-5, fast), y));
     }
-  }
 }
 
 TEST(ApplyRotary, TakesCosBeforeSinAndHasAGradient) {
@@ -196,7 +194,7 @@ void expect_attention_agrees(at::ScalarType type) {
     expect_meta_agrees("fp8_sdpa_bwd", "", {grad, q, k, v, p, dm, true, drop, 0.5, s, s, s, s, s, s, s, s, true, out});
     expect_meta_agrees("fp8_sdpa_recomp_bwd", "", {grad,   q, k, v, mask, stat, stat, seed, true, drop, 0.5,
                                                    "fast", s, s, s, s,    s,    s,    s,    s,    true, out});
-    for (const bool backward : {false, true}) {
+    for (const bool backward : {false, true})
       for (const char* mode : {"none", "fast"}) {
         if (!fp8)
           expect_meta_agrees("sdpa_recomp_fwd", "", {q, k, v, mask, drop, 0.5, true, backward, mode, kNone, "left"});
@@ -213,7 +211,6 @@ void expect_attention_agrees(at::ScalarType type) {
             "fp8_sdpa_recomp_fwd_dropout_seed", "scalar",
             {seed, q, k, v, mask, drop, 0.5, true, backward, mode, f, f, f, f, 0.0, f, true, true, kNone, "left"});
       }
-    }
   }
 }
 

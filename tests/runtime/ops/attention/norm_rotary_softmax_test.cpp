@@ -16,7 +16,7 @@ const Types kTypes[] = {{at::kFloat, at::kFloat},
 
 TEST(RmsNorm, ForwardAndBackwardAreTheFormula) {
   const double epsilon = 3e-5;
-  for (const Types& types : kTypes) {
+  for (const Types& types : kTypes)
     for (const std::vector<std::int64_t>& sizes :
          {std::vector<std::int64_t>{32, 1, 40}, {8, 2, 2, 4}, {1, 2, 4, 17, 20}, {300, 33}, {7}}) {
       const at::Tensor x = random_hpu(sizes, types.x, 1), gamma = random_hpu({sizes.back()}, types.gamma, 2),
@@ -42,7 +42,6 @@ TEST(RmsNorm, ForwardAndBackwardAreTheFormula) {
         }
       }
     }
-  }
 }
 
 TEST(RmsNorm, GradientTypesFollowAllInputs) {
@@ -119,7 +118,7 @@ TEST(Rotary, TablesBroadcast) {
       {{64, 8, 64}, {64, 1, 64}, 0, 0},   {{6, 2, 8}, {6, 1, 11}, 3, 0}, {{8, 2, 32, 8}, {8, 1, 1, 8}, 0, 0},
       {{2, 4, 2, 8}, {1, 4, 1, 8}, 0, 1}, {{3, 5, 16}, {5, 16}, 0, 1},   {{7, 6}, {6}, 0, 0},
       {{0, 2, 8}, {1, 8}, 0, 0}};
-  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const Case& c : cases) {
       const at::Tensor x = random_hpu(c.input, type, 1), sin = random_hpu(c.table, type, 2),
                        cos = random_hpu(c.table, type, 3);
@@ -131,7 +130,6 @@ TEST(Rotary, TablesBroadcast) {
       expect_rotary(x, sin, cos, kNone, c.offset, c.mode, wide(sin).slice(-1, c.offset, end),
                     wide(cos).slice(-1, c.offset, end));
     }
-  }
 }
 
 TEST(Rotary, PositionsChooseRowsOfTheTable) {
@@ -213,7 +211,7 @@ TEST(SoftmaxFp8, EveryFormIsTheFormula) {
   const std::vector<std::int64_t> sizes = {5, 4, 3, 37};
   const at::Tensor bf16 = random_hpu(sizes, at::kBFloat16, 1) * 4, fp8 = random_codes(sizes, kE4M3, 2);
   const double in = 0.05f, out = 240.0, heads = 0.1f;
-  for (const at::Tensor& x : {bf16, fp8}) {
+  for (const at::Tensor& x : {bf16, fp8})
     for (const std::vector<std::int64_t>& add_sizes :
          {std::vector<std::int64_t>{}, {5, 1, 1, 37}, {5, 4, 3, 37}, {5, 1, 3, 37}}) {
       const at::Tensor add = add_sizes.empty() ? at::Tensor() : random_hpu(add_sizes, at::kBFloat16, 3);
@@ -228,7 +226,6 @@ TEST(SoftmaxFp8, EveryFormIsTheFormula) {
       expect_codes(call("softmax_fp8", "Scalar", {x, -1, in, out, heads, add_arg})[0], exact(x, in * heads, add), out,
                    448);
     }
-  }
 }
 
 TEST(SoftmaxFp8, WithoutScalesGivesBf16) {

@@ -41,7 +41,7 @@ TEST(CastHybrid, GivesBothFormatsAndOneAmax) {
   for (const DeviceKind kind : {DeviceKind::gaudi2, DeviceKind::gaudi3}) {
     const DeviceKindScope scope(kind);
     const double e4m3_max = kind == DeviceKind::gaudi2 ? 240 : 448;
-    for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const auto type : {at::kFloat, at::kBFloat16})
       for (const std::vector<std::int64_t>& sizes :
            std::vector<std::vector<std::int64_t>>{{3, 1001}, {2, 3, 20000}, {7}, {}}) {
         const at::Tensor x = sizes.empty() ? hpu(at::scalar_tensor(-2.7, type)) : varied(sizes, type);
@@ -54,7 +54,6 @@ TEST(CastHybrid, GivesBothFormatsAndOneAmax) {
         EXPECT_EQ(y[2].dim(), 0);
         EXPECT_EQ(y[2].item<float>(), x.cpu().to(at::kFloat).abs().max().item<float>());
       }
-    }
   }
 }
 
@@ -108,7 +107,7 @@ double mean_in_units(const char* name, const at::Tensor& x) {
 
 TEST(StochasticMode, DecidesBelowTheSmallestE5M2Number) {
   constexpr double kSigma = 0.5 / 447;  // of the mean of 2 * 10^5 draws of 0 and 1, at most
-  for (const char* op : {"cast_to_fp8_v2", "cast_to_fp8_hybrid"}) {
+  for (const char* op : {"cast_to_fp8_v2", "cast_to_fp8_hybrid"})
     for (const double units : {0.125, 0.5, 0.75}) {
       const at::Tensor x = at::full({200000}, std::ldexp(units, -16), on_hpu(at::kBFloat16));
       EXPECT_NEAR(mean_in_units(op, x), units, 5 * kSigma) << op;
@@ -120,7 +119,6 @@ TEST(StochasticMode, DecidesBelowTheSmallestE5M2Number) {
       EXPECT_EQ(mean_in_units(op, x), 0.0) << op;
       EXPECT_NEAR(mean_in_units(op, x.to(at::kFloat)), units, 5 * kSigma) << "the mode is about bf16";
     }
-  }
   const ScopedVariable mode(kRoundingMode, "0");
   const at::Tensor x =
       hpu(at::tensor({1.5f * 0x1p-16f, -0.9f * 0x1p-16f, 18.5f, -NAN}).to(at::kBFloat16)).repeat({500});
@@ -177,7 +175,7 @@ TEST(ConvertFromInt4, TheFirstNumberIsTheLeastSignificant) {
 }
 
 TEST(ConvertFromInt4, ScalesAndZeroPoints) {
-  for (const bool is_signed : {false, true}) {
+  for (const bool is_signed : {false, true})
     for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{80}, {4, 6, 32}}) {
       const Tensor n = numbers(is_signed, sizes), zero = numbers(is_signed, sizes, 2);
       for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -187,7 +185,6 @@ TEST(ConvertFromInt4, ScalesAndZeroPoints) {
         EXPECT_TRUE(same_bits(run(is_signed, packed(n), scale, float_zero, type), (n.to(type) - float_zero) * scale));
       }
     }
-  }
 }
 
 TEST(ConvertFromInt4, GroupsOfRowsShareScaleAndZeroPoint) {
@@ -198,7 +195,7 @@ TEST(ConvertFromInt4, GroupsOfRowsShareScaleAndZeroPoint) {
 
 TEST(ConvertFromInt4, Float8OutputsRoundOnceAndSaturate) {
   const Tensor n = numbers(true, {5, 24}), scale = at::rand({5, 24}) * 120;
-  for (const auto type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+  for (const auto type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2})
     for (const auto kind : {runtime::DeviceKind::gaudi2, runtime::DeviceKind::gaudi3}) {
       const runtime::DeviceKindScope scope(kind);
       const bool e5m2 = type == at::kFloat8_e5m2;
@@ -209,7 +206,6 @@ TEST(ConvertFromInt4, Float8OutputsRoundOnceAndSaturate) {
         expected.push_back(code_of(product[i].item<double>(), e5m2, max));
       EXPECT_EQ(codes_of(run(true, packed(n), scale, {}, type)), expected);
     }
-  }
 }
 
 TEST(ConvertFromInt4, MetaAndBadArguments) {
@@ -252,7 +248,7 @@ TEST(FakeQuantFp4, RoundsEverySliceByItsLargestMagnitude) {
     // Multiples of 1/8 up to the largest value: products are exact, and every tie is among them.
     const Tensor grid = at::arange(-8 * values.back(), 8 * values.back() + 1).to(at::kFloat) / 8;
     const Tensor x = at::stack({grid, grid * 4, grid / 1024, grid * 0});
-    for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const auto type : {at::kFloat, at::kBFloat16})
       for (const bool transposed : {false, true}) {
         const Tensor input = hpu(transposed ? x.t().contiguous() : x).to(type);
         const Tensor y =
@@ -267,7 +263,6 @@ TEST(FakeQuantFp4, RoundsEverySliceByItsLargestMagnitude) {
         }
         EXPECT_EQ(got[3].abs().max().item<double>(), 0);
       }
-    }
   }
 }
 

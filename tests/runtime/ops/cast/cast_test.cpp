@@ -25,7 +25,7 @@ at::Tensor every_value(at::ScalarType type) {
     std::memcpy(&v, &bits, 4);
     values.push_back(v);
   }
-  for (int code = 0; code < 126; ++code) {
+  for (int code = 0; code < 126; ++code)
     for (const bool e5m2 : {false, true}) {
       const float tie = static_cast<float>((value_of(code, e5m2) + value_of(code + 1, e5m2)) / 2);
       for (const float v : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e30f)}) {
@@ -33,7 +33,6 @@ at::Tensor every_value(at::ScalarType type) {
         values.push_back(-v);
       }
     }
-  }
   return at::tensor(values);
 }
 
@@ -85,7 +84,7 @@ TEST(CastRule, TheProductIsRoundedInTheInputsType) {
 
 TEST(CastSaturation, IsThePerDeviceMaximumWithBothRoundings) {
   const at::Tensor x = at::tensor({1e4, -1e4, 1e6, -1e6}, on_hpu());
-  for (const bool stochastic : {false, true}) {
+  for (const bool stochastic : {false, true})
     for (const auto kind : {DeviceKind::gaudi2, DeviceKind::gaudi3}) {
       const DeviceKindScope scope(kind);
       const double max = saturation(false, kind);
@@ -96,14 +95,13 @@ TEST(CastSaturation, IsThePerDeviceMaximumWithBothRoundings) {
           values_of(call("cast_to_fp8_v2", "", {x * 10, kNone, stochastic, false, code(at::kFloat8_e5m2)})[0]);
       EXPECT_TRUE(same_bits(e5m2, at::tensor({57344., -57344., 57344., -57344.}, at::kDouble)));
     }
-  }
 }
 
 TEST(CastFrom, AllCodesAllTypesWithAScale) {
   const at::Tensor bytes = at::arange(256, at::kInt).to(at::kByte);
   for (const auto format : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     const bool e5m2 = format == at::kFloat8_e5m2;
-    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf})
       for (const double scale : {1.0, 0.3, 1.0 / 1024, 77.7}) {
         const at::Tensor y = call("cast_from_fp8", "scalar", {hpu(bytes.view(format)), scale, code(type)})[0];
         EXPECT_EQ(y.scalar_type(), type);
@@ -120,7 +118,6 @@ TEST(CastFrom, AllCodesAllTypesWithAScale) {
           }
         }
       }
-    }
   }
 }
 
@@ -184,7 +181,7 @@ TEST(SumFp8, EqualsTheFloatSum) {
     torch::manual_seed(1);
     const at::Tensor host = (at::randn({10, 20, 30}) * 10).to(type), x = host.to(kHpu), values = host.to(at::kFloat);
     for (const at::IValue& dim : {at::IValue(Dims{0}), at::IValue(Dims{1}), at::IValue(Dims{-1}),
-                                  at::IValue(Dims{0, 1}), at::IValue(Dims{}), kNone}) {
+                                  at::IValue(Dims{0, 1}), at::IValue(Dims{}), kNone})
       for (const bool keep : {false, true}) {
         const auto list = dim.isNone() ? Dims{} : dim.toIntVector();
         const at::Tensor exact = at::sum(values, list, keep);
@@ -195,7 +192,6 @@ TEST(SumFp8, EqualsTheFloatSum) {
         const at::Tensor rounded = rounded_fp8(exact.to(at::kDouble), type == kE5M2, type == kE5M2 ? 57344 : 448);
         EXPECT_TRUE(same_bits(values_of(own), rounded));
       }
-    }
   }
 }
 
@@ -251,7 +247,7 @@ TEST(CastForms, ScalesBroadcastByTheirShape) {
   };
   for (const Case& c : {Case{{4, 6}, {1, 6}}, Case{{4, 6}, {4, 1}}, Case{{4, 6}, {6}}, Case{{2, 4, 6}, {1, 4, 1}},
                         Case{{2, 4, 6}, {2, 1, 6}}, Case{{2, 4, 6}, {2, 4, 1}}, Case{{2, 4, 6}, {2, 4, 6}},
-                        Case{{6}, {6}}, Case{{1, 6}, {1, 1}}}) {
+                        Case{{6}, {6}}, Case{{1, 6}, {1, 1}}})
     for (const auto type : {at::kBFloat16, at::kFloat}) {
       const at::Tensor x = form_input(c.input, type);
       const std::int64_t n = c10::multiply_integers(c.shape);
@@ -273,7 +269,6 @@ TEST(CastForms, ScalesBroadcastByTheirShape) {
       const at::Tensor y = call("cast_from_fp8", "", {q, hpu(scale), code(at::kFloat), c.shape})[0];
       EXPECT_TRUE(same_bits(y, (values_of(q) * scale.view(c.shape).to(at::kDouble)).to(at::kFloat))) << c.shape;
     }
-  }
 }
 
 TEST(CastForms, AScaleThatDoesNotFitThrows) {
@@ -292,7 +287,7 @@ TEST(CastForms, AScaleThatDoesNotFitThrows) {
 }
 
 TEST(Amax, IsTheUnscaledMaximumOrAbsent) {
-  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const at::Tensor& x :
          {form_input({4, 6}, type), form_input({4, 6}, type).t(), form_input({2, 4, 6}, type).transpose(0, 2),
           form_input({0, 3}, type), form_input({}, type)}) {
@@ -304,7 +299,6 @@ TEST(Amax, IsTheUnscaledMaximumOrAbsent) {
       EXPECT_EQ(call("cast_to_fp8_v2", "scalar", {x, 0.25, false, false, code(kE4M3)})[1].sizes(),
                 at::IntArrayRef({0}));
     }
-  }
   const auto odd_shape =
       call("cast_to_fp8_v2", "", {form_input({2, 4, 6}), at::rand({1, 4, 1}), false, true, code(kE4M3)});
   EXPECT_EQ(odd_shape[1].item<float>(), form_input({2, 4, 6}).abs().max().item<float>());

@@ -163,13 +163,12 @@ TEST(Arguments, TypesOfTheKernels) {
 }
 
 TEST(ScaleOf, TakesTensorsOfThreeTypesOnEitherDevice) {
-  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const at::Tensor& t : {at::full({2}, 0.5, type), at::full({2}, 0.5, on_hpu(type))}) {
       const Scale s = scale_of(t, std::nullopt);
       EXPECT_EQ(s.values, (std::vector<float>{0.5f, 0.5f}));
       EXPECT_EQ(s.shape, (std::vector<std::int64_t>{2}));
     }
-  }
   EXPECT_TRUE(scale_of(std::optional<at::Tensor>(), std::nullopt).none());
   EXPECT_TRUE(scale_of(2.0, std::nullopt).per_tensor());
   const at::Tensor every_other = at::arange(6, at::kFloat).slice(0, 0, 6, 2);

@@ -48,8 +48,8 @@ const Case kShapes[] = {
 };
 
 TEST(Gemm, AllShapesAndTranspositions) {
-  for (const Case& c : kShapes) {
-    for (const bool trans_a : {false, true}) {
+  for (const Case& c : kShapes)
+    for (const bool trans_a : {false, true})
       for (const bool trans_b : {false, true}) {
         if ((trans_a && c.a.size() == 1) || (trans_b && c.b.size() == 1)) continue;
         const at::Tensor a = random_codes(c.a, kE4M3, 1), b = random_codes(c.b, kE4M3, 2), va = values_of(a),
@@ -62,8 +62,6 @@ TEST(Gemm, AllShapesAndTranspositions) {
         what << c.a << " x " << c.b << (trans_a ? " A^T" : "") << (trans_b ? " B^T" : "");
         expect_close(y, at::matmul(va, vb) * s, at::matmul(va.abs(), vb.abs()) * s, c.a.back(), what.str());
       }
-    }
-  }
 }
 
 TEST(Gemm, OperandsMayBeViews) {
@@ -74,8 +72,8 @@ TEST(Gemm, OperandsMayBeViews) {
 }
 
 TEST(Gemm, FormatsAndResultTypes) {
-  for (const auto fa : {kE4M3, kE5M2}) {
-    for (const auto fb : {kE4M3, kE5M2}) {
+  for (const auto fa : {kE4M3, kE5M2})
+    for (const auto fb : {kE4M3, kE5M2})
       for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf}) {
         const at::Tensor a = random_codes({6, 70}, fa, 3), b = random_codes({19, 70}, fb, 4), va = values_of(a),
                          vb = values_of(b).t();
@@ -83,8 +81,6 @@ TEST(Gemm, FormatsAndResultTypes) {
         EXPECT_EQ(y.scalar_type(), out);
         expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 70, "formats");
       }
-    }
-  }
 }
 
 // Forward y = x w^T in E4M3, then dx = g w and dw = g^T x with g in E5M2, as NVIDIA's hybrid format has it: the
@@ -125,7 +121,7 @@ TEST(Gemm, BiasAndAccumulateAreUnscaled) {
     torch::manual_seed(8);
     const at::Tensor bias = (at::randn({9}) * 10).to(type), d = (at::randn({6, 9}) * 10).to(type);
     const at::Tensor scale_a = at::full({1}, 0.25f), scale_b = at::full({1}, 3.0f, on_hpu());
-    for (const bool with_bias : {false, true}) {
+    for (const bool with_bias : {false, true})
       for (const bool with_d : {false, true}) {
         const at::Tensor y = call("fp8_gemm_v2", "",
                                   {a, false, b, false, with_d ? at::IValue(hpu(d)) : kNone, code(type), scale_a,
@@ -135,7 +131,6 @@ TEST(Gemm, BiasAndAccumulateAreUnscaled) {
         if (with_d) exact = exact + d.to(at::kDouble), magnitude = magnitude + d.to(at::kDouble).abs();
         expect_close(y, exact, magnitude, 40, "bias and D");
       }
-    }
   }
   const at::Tensor ignored =
       call("fp8_gemm_v2", "", {a, false, b, false, at::ones({6, 9}, on_hpu()), code(at::kFloat)})[0];
@@ -144,7 +139,7 @@ TEST(Gemm, BiasAndAccumulateAreUnscaled) {
 }
 
 TEST(Gemm, ScalesPerRowAndPerColumn) {
-  for (const Sizes& batch : {Sizes{}, Sizes{2}, Sizes{2, 3}}) {
+  for (const Sizes& batch : {Sizes{}, Sizes{2}, Sizes{2, 3}})
     for (const bool one_weight : {true, false}) {
       Sizes sa = batch, sb = one_weight ? Sizes{} : batch;
       sa.insert(sa.end(), {6, 24});
@@ -170,7 +165,6 @@ TEST(Gemm, ScalesPerRowAndPerColumn) {
       run(per_token, one, kNone, per_token * one);
       run(per_token, rows, Sizes{6, 1}, per_token * rows.view({6, 1}));
     }
-  }
 }
 
 TEST(Gemm, ScaleLists) {

@@ -63,7 +63,7 @@ Reorder reorder(const Tensor& self) {
 }
 
 TEST(KvReorder, MovesBeamsWithinTheTokensOfEachBatchEntry) {
-  for (const auto type : kTypes) {
+  for (const auto type : kTypes)
     for (const std::vector<std::int64_t>& sizes :
          {std::vector<std::int64_t>{3, 4, 2, 9, 5}, {5, 4, 6, 3}, {1, 4, 1, 32, 1}, {0, 4, 2, 2}}) {
       const Reorder r = reorder(numbers(sizes, type));
@@ -74,7 +74,6 @@ TEST(KvReorder, MovesBeamsWithinTheTokensOfEachBatchEntry) {
       EXPECT_EQ(call("kv_reorder_", "", r.arguments(self))[0].unsafeGetTensorImpl(), self.unsafeGetTensorImpl());
       EXPECT_TRUE(same_bits(self, r.expected())) << type << sizes;
     }
-  }
 }
 
 TEST(KvReorder, WritesThroughViews) {

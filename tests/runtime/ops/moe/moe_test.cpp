@@ -38,20 +38,18 @@ std::vector<Tensor> run(const MoeProblem& p, const char* overload, bool permuted
 }
 
 TEST(MixtureOfExperts, EqualsTheFormulaInAllForms) {
-  for (const char* activation : {"gelu", "relu", "silu"}) {
+  for (const char* activation : {"gelu", "relu", "silu"})
     for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
       const MoeProblem p = random_moe(type, activation);
       const Tensor exact = exact_result(p);
-      for (const bool permuted : {false, true}) {
+      for (const bool permuted : {false, true})
         for (const bool fused : {false, true}) {
           const Tensor y = run(p, fused ? "fused_weights" : "", permuted, fused)[0];
           EXPECT_EQ(y.scalar_type(), type);
           EXPECT_TRUE(y.device().is_hpu());
           EXPECT_LT(relative_error(y, exact), tolerance(type)) << activation << permuted << fused << type;
         }
-      }
     }
-  }
 }
 
 TEST(MixtureOfExperts, MeasuresEachExpertsLargestMagnitude) {
@@ -119,12 +117,11 @@ TEST(MixtureOfExperts, GradientsEqualThoseOfTheFormula) {
   const auto leaf = [](const Tensor& t) { return t.detach().clone().set_requires_grad(true); };
   MoeProblem exact = p, ours = p;
   std::vector<Tensor> expected, got;
-  for (auto member : {&MoeProblem::w1, &MoeProblem::w2, &MoeProblem::w3}) {
+  for (auto member : {&MoeProblem::w1, &MoeProblem::w2, &MoeProblem::w3})
     for (std::size_t e = 0; e < p.w1.size(); ++e) {
       expected.push_back((exact.*member)[e] = leaf((p.*member)[e]));
       got.push_back((ours.*member)[e] = leaf(hpu((p.*member)[e].to(at::kFloat))));
     }
-  }
   exact.x = leaf(p.x);
   exact.router = leaf(p.router);
   ours.x = leaf(hpu(p.x.to(at::kFloat)));

@@ -35,7 +35,7 @@ std::vector<int> codes_for(const Tensor& v, at::ScalarType type, double min, dou
 }
 
 TEST(QuantizePerTensor, Float8IsNotRoundedToIntegers) {
-  for (const auto type : {kE4M3, kE5M2}) {
+  for (const auto type : {kE4M3, kE5M2})
     for (const auto from : {at::kFloat, at::kBFloat16, at::kHalf}) {
       const Tensor x = input({6, 8}, from);
       const Tensor v = x.to(at::kFloat) / 3.0f + 2.0f;
@@ -48,7 +48,6 @@ TEST(QuantizePerTensor, Float8IsNotRoundedToIntegers) {
                              {hpu(x), hpu(scale), zero, torch::tensor(-20), hpu(torch::tensor(100)), code(type)})),
                 expected);
     }
-  }
 }
 
 TEST(QuantizePerTensor, Float8SaturatesAsTheDeviceDoes) {
@@ -214,9 +213,9 @@ void expect_product(const at::Tensor& y, const at::Tensor& exact, const at::Tens
 }
 
 TEST(WeightOnlyLinear, IsTheProductWithTheDecodedWeight) {
-  for (const auto format : {kE4M3, kE5M2}) {
-    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      for (const bool channels : {false, true}) {
+  for (const auto format : {kE4M3, kE5M2})
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf})
+      for (const bool channels : {false, true})
         for (const auto& [m, n, k] : {std::tuple(1, 16, 64), std::tuple(5, 7, 33), std::tuple(17, 40, 128)}) {
           const at::Tensor w = random_codes({n, k}, format, 2);
           torch::manual_seed(1);
@@ -231,9 +230,6 @@ TEST(WeightOnlyLinear, IsTheProductWithTheDecodedWeight) {
           expect_product(y, at::matmul(x64, decoded.t()) + b64, at::matmul(x64.abs(), decoded.t().abs()) + b64.abs(), k,
                          what.str());
         }
-      }
-    }
-  }
 }
 
 TEST(WeightOnlyLinear, WithoutColumnsTheBiasIsLeft) {
@@ -272,7 +268,7 @@ TEST(BlockLinear, IsTheProductOfTheDecodedBlocks) {
     std::int64_t m, n, k, block_rows, block_cols, first_row;
   };
   for (const Case& c : {Case{1, 32, 64, 16, 16, 0}, Case{5, 20, 50, 8, 12, 0}, Case{7, 9, 33, 4, 5, 6},
-                        Case{3, 16, 24, 128, 128, 0}, Case{2, 5, 130, 3, 128, 4}}) {
+                        Case{3, 16, 24, 128, 128, 0}, Case{2, 5, 130, 3, 128, 4}})
     for (const bool codes : {false, true}) {
       const std::int64_t groups = (c.k + c.block_cols - 1) / c.block_cols,
                          grid_rows = (c.first_row + c.n + c.block_rows - 1) / c.block_rows;
@@ -294,7 +290,6 @@ TEST(BlockLinear, IsTheProductOfTheDecodedBlocks) {
       expect_product(y, at::matmul(x64, w64.t()) + b64, at::matmul(x64.abs(), w64.abs().t()) + b64.abs(), 2 * c.k,
                      what.str());
     }
-  }
 }
 
 TEST(BlockLinear, NamesWhatDoesNotFit) {

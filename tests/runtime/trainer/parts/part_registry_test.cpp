@@ -56,8 +56,8 @@ TEST(PartRegistry, EveryNameMakesWhatItSays) {
 TEST(PartRegistry, WhatIsANameLeadsNowhere) {
   const test::TempDir folder;
   const auto root = folder / "root";
-  for (const auto& name : part_names<TrainerCallback>()) {
-    for (const char* argument : {"name", "version", "filename", "sub_dir", "prefix"}) {
+  for (const auto& name : part_names<TrainerCallback>())
+    for (const char* argument : {"name", "version", "filename", "sub_dir", "prefix"})
       for (const char* value : {"../climbs", "..", ".", "a/b", "/absolute", "a\\b"}) {
         Part one{.class_path = name, .init_args = {{argument, value}}, .place = "here"};
         if (name == "EarlyStopping") one.init_args["monitor"] = "a";
@@ -65,8 +65,6 @@ TEST(PartRegistry, WhatIsANameLeadsNowhere) {
         EXPECT_THROW(make_part<TrainerCallback>(one, {.root = root, .device = c10::Device(at::kHPU, 0)}), io::Error)
             << name << " " << one.init_args;
       }
-    }
-  }
   // Arguments that no part reads are found when the rest is made, below the root.
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) EXPECT_EQ(entry.path(), root);
   const Part logger = part("CSVLogger", R"({"name": "..", "save_dir": "x"})");

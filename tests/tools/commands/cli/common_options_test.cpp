@@ -371,12 +371,11 @@ TEST(Flags, EveryNameInTheBinariesHasARow) {
   EXPECT_GE(binaries.size(), 8u);
   std::set<std::string> rows, found;
   for (const io::Variable& row : io::variables()) rows.insert(row.name);
-  for (const fs::path& binary : binaries) {
+  for (const fs::path& binary : binaries)
     for (const std::string& name : variables_in(binary)) {
       EXPECT_TRUE(rows.contains(name) || kOtherWords.contains(name)) << binary << ": " << name;
       found.insert(name);
     }
-  }
   for (const char* name : {"FP8_HPU_MEMORY", "PT_TE_FORCE_SR_BWD", "HABANA_LOGS"}) EXPECT_TRUE(found.contains(name));
 }
 

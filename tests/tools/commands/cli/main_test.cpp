@@ -100,7 +100,7 @@ std::size_t longest_line(const std::string& text) {
 }
 
 TEST(Fp8, HelpIsAsWideAsTheTerminal) {
-  for (const std::size_t width : {80u, 120u, 200u}) {
+  for (const std::size_t width : {80u, 120u, 200u})
     for (const char* locale : {"C", "C.UTF-8"}) {
       const auto help =
           run_fp8({"train", "--help-all"}, {.environment = {{"COLUMNS", std::to_string(width)}, {"LC_ALL", locale}}});
@@ -108,7 +108,6 @@ TEST(Fp8, HelpIsAsWideAsTheTerminal) {
       EXPECT_LE(longest, width);
       EXPECT_GE(longest, std::min<std::size_t>(width, 120) - 10);
     }
-  }
 }
 
 TEST(Fp8, TablesAreNoWiderThanTheTerminal) {

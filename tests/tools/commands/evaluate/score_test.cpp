@@ -327,7 +327,7 @@ class SamplingTest : public ::testing::TestWithParam<at::ScalarType> {
 
 TEST_P(SamplingTest, TheLargestIsPyTorchs) {
   at::manual_seed(1);
-  for (const std::int64_t n : {1, 2, 7, 31, 64, 1000, 32001}) {
+  for (const std::int64_t n : {1, 2, 7, 31, 64, 1000, 32001})
     for (const double shift : {0.0, -100.0}) {
       const at::Tensor logits = random(n) + shift;
       const auto largest = largest_of(row_of(logits));
@@ -335,7 +335,6 @@ TEST_P(SamplingTest, TheLargestIsPyTorchs) {
       EXPECT_EQ(largest->index, logits.argmax().item<std::int64_t>());
       EXPECT_EQ(largest->value, logits.max().item<float>());
     }
-  }
 }
 
 TEST_P(SamplingTest, OfEqualOnesItIsTheFirst) {
@@ -349,13 +348,12 @@ TEST_P(SamplingTest, OfEqualOnesItIsTheFirst) {
 }
 
 TEST_P(SamplingTest, NoNumberHasNoLargest) {
-  for (const double wrong : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double wrong : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()})
     for (const std::int64_t i : {0, 500, 999}) {
       const at::Tensor logits = random(1000);
       logits[i] = wrong;
       EXPECT_FALSE(largest_of(row_of(logits)).has_value());
     }
-  }
   const double most = GetParam() == at::kHalf ? 65504 : GetParam() == at::kBFloat16 ? 0x1.FEp127 : 0x1.FFFFFEp127;
   EXPECT_EQ(largest_of(row_of(at::tensor({-most, most}, at::kDouble).to(GetParam()))).value().index, 1);
 }

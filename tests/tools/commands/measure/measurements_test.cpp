@@ -309,14 +309,13 @@ class KvCache : public ::testing::Test {
 TEST_F(KvCache, KeysAreMeasuredAfterTheRotaryEmbedding) {
   const auto nodes = io::read_json(stats() + "/inc_output_hooks_maxabs.kv_cache")["Nodes"];
   ASSERT_EQ(nodes.size(), 8u);
-  for (int layer = 0; layer < 4; ++layer) {
+  for (int layer = 0; layer < 4; ++layer)
     for (int i = 0; i < 2; ++i) {
       const auto name = "model.layers." + std::to_string(layer) + ".self_attn." + (i == 0 ? "k_cache" : "v_cache");
       const auto& heads = nodes[name]["inputs"][0];
       ASSERT_EQ(heads.size(), 2u) << name;
       EXPECT_NEAR(std::max(heads[0][0].get<double>(), heads[1][0].get<double>()) / kAmax[layer][i], 1, 1e-5) << name;
     }
-  }
   EXPECT_FALSE(
       io::read_json(stats() + "/inc_output_hooks_maxabs.json")["Nodes"].contains("model.layers.0.self_attn.k_cache"));
 }

@@ -189,13 +189,12 @@ TEST(HelpText, FitsTheTerminal) {
     pages.push_back(child);
     pages.insert(pages.end(), child.children.begin(), child.children.end());
   }
-  for (const std::size_t width : {60u, 80u, 120u, 200u}) {
+  for (const std::size_t width : {60u, 80u, 120u, 200u})
     for (const CommandPage& one : pages) {
       std::istringstream lines(help_text(one, width, true));
       for (std::string line; std::getline(lines, line);)
         EXPECT_LE(line.size(), std::max<std::size_t>(std::min<std::size_t>(width, 120), 78)) << width << ": " << line;
     }
-  }
 }
 
 /// The examples of all commands fit into a line of 80 columns, to be copied.

@@ -155,7 +155,7 @@ TEST_F(TrainProfile, SchedulesThatMeanNothingAreRefused) {
 }
 
 TEST_F(TrainProfile, EvaluateAndMeasure) {
-  for (const auto& [samples, whole] : {std::pair("5", test::Words{}), std::pair("2", test::Words{"--whole"})}) {
+  for (const auto& [samples, whole] : {std::pair("5", test::Words{}), std::pair("2", test::Words{"--whole"})})
     for (const std::string command : {"evaluate", "measure"}) {
       const auto out = folder / (command + samples);
       auto line = args("{} --model $DEMO --data $CALIB --samples {} --batch 1 --seq-len 64 --profile {} --json",
@@ -170,7 +170,6 @@ TEST_F(TrainProfile, EvaluateAndMeasure) {
       // Too short for the schedule: all of it is recorded, and that is said.
       EXPECT_EQ(run.err.find("all of its 2 steps are recorded") != std::string::npos, !whole.empty());
     }
-  }
 }
 
 /// A name of the file is text, not something the terminal does.

@@ -24,8 +24,8 @@ void expect_sight(const Rows& rows, const LayerKind& kind) {
   const auto seen = sight.seen(rows.count);
   const std::int64_t end = rows.first + rows.count, columns = end - sight.first;
   const auto sequences = std::max<std::size_t>(1, rows.starts.size());
-  for (std::size_t b = 0; b < sequences; ++b) {
-    for (std::int64_t i = rows.first; i < end; ++i) {
+  for (std::size_t b = 0; b < sequences; ++b)
+    for (std::int64_t i = rows.first; i < end; ++i)
       for (std::int64_t j = 0; j < end; ++j) {
         const bool expected = sees(rows, kind, rows.starts.empty() ? 0 : rows.starts[b], i, j);
         bool found = j >= sight.first;
@@ -39,8 +39,6 @@ void expect_sight(const Rows& rows, const LayerKind& kind) {
         }
         ASSERT_EQ(found, expected) << "sequence " << b << ", row " << i << ", column " << j;
       }
-    }
-  }
 }
 
 TEST(Sight, IsTheRule) {

@@ -40,14 +40,13 @@ TEST(DecoderNorm, FollowsItsFormula) {
         NormSpec{.eps = 0.1, .wide = true}, NormSpec{.eps = 0.1, .weight = false},
         NormSpec{.kind = Kind::layer, .eps = 0.01, .bias = true},
         NormSpec{.kind = Kind::layer, .eps = 0.01, .bias = true, .plus_one = true},
-        NormSpec{.kind = Kind::layer, .eps = 0.01}, NormSpec{.kind = Kind::layer, .weight = false}}) {
+        NormSpec{.kind = Kind::layer, .eps = 0.01}, NormSpec{.kind = Kind::layer, .weight = false}})
     for (const std::int64_t width : {1, 7, 64}) {
       const auto norm = norm_of(spec, {width});
       auto module = norm;
       const auto x = counted({2, 3, width}, 4);
       EXPECT_LE((module->forward(x) - expected(spec, norm, x)).abs().max().item<double>(), 2e-5) << width;
     }
-  }
 }
 
 TEST(DecoderNorm, EachHeadMayHaveItsWeights) {

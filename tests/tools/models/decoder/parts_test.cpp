@@ -73,7 +73,7 @@ TEST_P(DecoderMath, LayerNormsAsPyTorchDoes) {
   for (const auto device : {at::Device(at::kCPU), hpu()}) {
     const at::Tensor x = (at::randn({2, 5, 97}) * 3 + 1).to(options(device)), none;
     const at::Tensor weight = at::randn({97}).to(options(device)), bias = at::randn({97}).to(options(device));
-    for (const at::Tensor& from : {x, x.transpose(0, 1).contiguous().transpose(0, 1)}) {
+    for (const at::Tensor& from : {x, x.transpose(0, 1).contiguous().transpose(0, 1)})
       for (const auto& [by, plus] : {std::pair{weight, bias}, {weight, none}, {none, none}}) {
         const at::Tensor y = layer_norm(from, by, plus, kEps);
         EXPECT_EQ(y.device(), device);
@@ -82,7 +82,6 @@ TEST_P(DecoderMath, LayerNormsAsPyTorchDoes) {
         // Where the bias takes most of a value away, what is left has its error.
         expect_close(y, expected, expected.abs() + (plus.defined() ? bias.abs() : at::ones({97}, options(device))));
       }
-    }
   }
 }
 
@@ -99,7 +98,7 @@ TEST_P(DecoderMath, GatesAsPyTorchDoes) {
 }
 
 TEST_P(DecoderMath, TurnsAsPyTorchsOperationsDoToTheBit) {
-  for (const auto device : {at::Device(at::kCPU), hpu()}) {
+  for (const auto device : {at::Device(at::kCPU), hpu()})
     for (std::int64_t length : {1, 7}) {
       const at::Tensor angles = at::randn({1, 1, length, 16});
       const RotaryAngles turn = {angles.cos().to(options(device)), angles.sin().to(options(device))};
@@ -111,7 +110,6 @@ TEST_P(DecoderMath, TurnsAsPyTorchsOperationsDoToTheBit) {
       const RotaryAngles each = {own.cos().to(options(device)), own.sin().to(options(device))};
       EXPECT_TRUE(rotate(x, each).cpu().equal(turned_by_operations(x.cpu(), {each.cos.cpu(), each.sin.cpu()})));
     }
-  }
 }
 
 TEST_P(DecoderMath, ManyTokensAreNoOtherThanEachByItself) {

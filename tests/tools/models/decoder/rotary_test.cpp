@@ -99,7 +99,7 @@ TEST(Rotary, ATokensAnglesAreThoseOfAllAtOnce) {
   const RopeSpec dynamic{
       .kind = RopeSpec::Kind::dynamic, .dims = 16, .factor = 2, .original_max_position_embeddings = 290};
   RotaryEmbedding tokens("Rotary", std::vector{plain, longrope, dynamic});
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const std::int64_t position : {0, 1, 255, 256, 257, 290, 299, 300, 301, 511, 512, 3, 70000}) {
       const at::Tensor like = at::empty({0}, dtype);
       const at::Tensor one = at::full({1, 1}, static_cast<double>(position), at::kFloat);
@@ -113,7 +113,6 @@ TEST(Rotary, ATokensAnglesAreThoseOfAllAtOnce) {
         EXPECT_TRUE(at::allclose(found[i].sin[0], expected[i].sin[0], 1e-6, 2e-7)) << position << ' ' << i;
       }
     }
-  }
 }
 
 TEST(Rotary, ATableOfInferenceIsNoneForTraining) {
@@ -177,7 +176,7 @@ void expect_frequencies(const RopeSpec& rope, std::int64_t positions, const std:
 }
 
 TEST(RotaryPublished, PlainAndLinear) {
-  for (const std::int64_t dims : {2, 6, 64, 128}) {
+  for (const std::int64_t dims : {2, 6, 64, 128})
     for (const double theta : {10000.0, 500000.0}) {
       auto expected = published_plain(theta, dims);
       for (const std::int64_t positions : {1, 100000})
@@ -185,7 +184,6 @@ TEST(RotaryPublished, PlainAndLinear) {
       for (double& f : expected) f /= 2.5;
       expect_frequencies({.kind = RopeKind::linear, .theta = theta, .dims = dims, .factor = 2.5}, 7, expected);
     }
-  }
 }
 
 TEST(RotaryPublished, Llama3HasThreeRanges) {

@@ -154,7 +154,7 @@ at::Tensor spread_logits(std::int64_t tokens, std::int64_t experts, double width
 
 TEST(RouterEdges, ExpertsThatAreAlikeAreEachTakenOnce) {
   const at::Tensor logits = at::full({3, 8}, 0.5f);
-  for (const auto routing : {Routing::softmax, Routing::top_softmax, Routing::sigmoid, Routing::input}) {
+  for (const auto routing : {Routing::softmax, Routing::top_softmax, Routing::sigmoid, Routing::input})
     for (const bool renormalize : {false, true}) {
       const auto routes = route({.experts = 8, .top_k = 4, .routing = routing, .renormalize = renormalize}, logits, {});
       const double alone = 1 / (1 + std::exp(-0.5));
@@ -170,7 +170,6 @@ TEST(RouterEdges, ExpertsThatAreAlikeAreEachTakenOnce) {
         EXPECT_THAT(weights_of(routes, token), Each(::testing::DoubleNear(weight, 1e-6)));
       }
     }
-  }
 }
 
 TEST(RouterEdges, TheBestComesFirst) {

@@ -164,7 +164,7 @@ TEST_P(Encoders, LogitsAreThoseOfTransformers) {
   for (const auto attention : {AttentionKind::fused, AttentionKind::eager}) {
     const auto loaded = load(attention);
     EXPECT_EQ(loaded.unused, std::vector<std::string>());
-    for (const auto& run : fixture.runs) {
+    for (const auto& run : fixture.runs)
       for (std::int64_t row = 0; row < run.ids.size(0); ++row) {
         const auto ids = run.ids.narrow(0, row, 1).narrow(1, 0, run.lengths[static_cast<std::size_t>(row)]);
         auto logits = loaded.model->forward(ids);
@@ -172,7 +172,6 @@ TEST_P(Encoders, LogitsAreThoseOfTransformers) {
         const auto expected = run.logits.narrow(0, row, 1).reshape(logits.sizes());
         most = std::max(most, (logits - expected).abs().max().item<float>());
       }
-    }
   }
   EXPECT_LE(most, 3e-4f);
   RecordProperty("logit_difference", testing::number_text(most));

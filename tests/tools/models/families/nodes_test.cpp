@@ -238,7 +238,7 @@ class Windows : public ::testing::Test {
 /// fixtures/mistral.json has transformers' logits of the model without a window.
 TEST_F(Windows, LongerThanTheTextAreNone) {
   const Fixture fixture("mistral");
-  for (const auto attention : {AttentionKind::fused, AttentionKind::eager}) {
+  for (const auto attention : {AttentionKind::fused, AttentionKind::eager})
     for (const auto& run : fixture.runs) {
       const auto none = logits(write("mistral", 0), run.ids, attention);
       for (const std::int64_t window : {kLongest, kLongest + 1, std::int64_t{4096}, std::int64_t{1} << 30}) {
@@ -248,7 +248,6 @@ TEST_F(Windows, LongerThanTheTextAreNone) {
         EXPECT_LE((chosen - run.logits).abs().max().item<float>(), 3e-4f) << window;
       }
     }
-  }
 }
 
 /// The last token of 40 does not see the first through 39 places; fixtures/mistral-window.json has the logits of 16.

@@ -31,7 +31,7 @@ TEST_P(Seq2Seq, LogitsAreThoseOfTransformers) {
   for (const auto attention : {AttentionKind::fused, AttentionKind::eager}) {
     const auto loaded = load(attention);
     EXPECT_EQ(loaded.unused, std::vector<std::string>());
-    for (const auto& run : fixture.runs) {
+    for (const auto& run : fixture.runs)
       for (std::int64_t row = 0; row < run.ids.size(0); ++row) {
         const auto [ids, source] = columns_of(run, row);
         const auto logits = loaded.model->forward(ids, nullptr, CausalLM::Logits::all, source);
@@ -39,7 +39,6 @@ TEST_P(Seq2Seq, LogitsAreThoseOfTransformers) {
         const auto found = logits.index_select(1, at::tensor(run.positions, at::kLong));
         most = std::max(most, apart(found, run.logits.narrow(0, row, 1)));
       }
-    }
   }
   EXPECT_LE(most, kMostApart);
   RecordProperty("logit_difference", testing::number_text(most));

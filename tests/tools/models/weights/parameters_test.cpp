@@ -169,7 +169,7 @@ TEST_F(ParametersEdges, LargeOnesAreReadInPieces) {
 TEST_F(ParametersEdges, NaNAndInfinityAreCounted) {
   const at::Tensor values = at::tensor({1.0f, kEdgeNaN, -kEdgeInf, 0.0f, kEdgeInf, 2.0f});
   const auto file = write({{"f32", values}, {"bf16", values.to(at::kBFloat16)}, {"f16", values.to(at::kHalf)}});
-  for (const char* name : {"f32", "bf16", "f16"}) {
+  for (const char* name : {"f32", "bf16", "f16"})
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       EXPECT_EQ(refusal_of(file, name, {6}, {.dtype = dtype}),
                 where(name) +
@@ -178,7 +178,6 @@ TEST_F(ParametersEdges, NaNAndInfinityAreCounted) {
       const at::Tensor found = read_parameter(file, name, {6}, {}, {.dtype = dtype, .allow_nonfinite = true});
       EXPECT_TRUE(at::equal(found.to(at::kFloat).nan_to_num(9.0), values.nan_to_num(9.0))) << name;
     }
-  }
   EXPECT_NE(error_of([&] { read_weight_rows(file, "f32", {6}, 1, 1, at::kFloat, at::kCPU); }), "");
   EXPECT_EQ(error_of([&] { read_weight_rows(file, "f32", {6}, 5, 1, at::kFloat, at::kCPU); }), "");
 }
