@@ -23,6 +23,11 @@ inline configs::QuantConfig parse(const std::string& text) {
   return configs::parse_quant_config(io::parse_json(text, "q.json"), "q.json", with_observers());
 }
 
+/// Of a caller that says nothing of observers.
+inline configs::QuantConfig quant_config(const std::string& text) {
+  return configs::parse_quant_config(io::parse_json(text, "q.json"), "q.json");
+}
+
 inline std::string config_error(const std::string& text) {
   return error_of<io::Error>([&] { parse(text); });
 }

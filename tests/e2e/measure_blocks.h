@@ -23,11 +23,8 @@ inline void write_ids(const std::filesystem::path& path, std::int64_t chunks, st
 
 /// Every file below `folder`, but for backups of earlier ones.
 inline std::map<std::string, std::string> all_files(const std::filesystem::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    const std::string name = std::filesystem::relative(entry.path(), folder).string();
-    if (entry.is_regular_file() && name.rfind("backup_", 0) != 0) files[name] = read_file(entry.path());
-  }
+  auto files = folder_bytes(folder);
+  std::erase_if(files, [](const auto& file) { return file.first.starts_with("backup_"); });
   return files;
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A command line as one text, and what a command answers. Tests of the program need no other include or using.
 #pragma once
-#include <fstream>
-#include <map>
 #include <sstream>
 
 #include "fp8/runtime/io/json/json.h"

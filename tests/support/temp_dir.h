@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -45,6 +48,21 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
+/// The bytes of a file; none where it can't be read.
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Every file below a folder, by its path from there, with its bytes.
+inline std::map<std::string, std::string> folder_bytes(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    if (entry.is_regular_file())
+      files[std::filesystem::relative(entry.path(), folder).string()] = read_file(entry.path());
+  return files;
+}
+
 /// The fixture of tests that need a fresh folder.
 class InFolder : public ::testing::Test {
  protected:
@@ -55,7 +73,9 @@ class InFolder : public ::testing::Test {
 
 namespace fp8 {
 namespace fs = std::filesystem;
+using test::folder_bytes;
 using test::InFolder;
 using test::names_in;
+using test::read_file;
 using test::TempDir;
 }  // namespace fp8

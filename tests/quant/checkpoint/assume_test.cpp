@@ -446,7 +446,7 @@ TEST(VerifyConversion, FailsForAnInputScaleThatIsNotTheSources) {
   ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).changed.empty());
   const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
   const auto* t = file.find("model.layers.0.mlp.down_proj.input_scale");
-  auto bytes = test::read_text(tmp / "out" / "model.safetensors");
+  auto bytes = read_file(tmp / "out" / "model.safetensors");
   bytes[file.place(*t)->offset] = static_cast<char>(bytes[file.place(*t)->offset] ^ 1);
   test::write_text(tmp / "out" / "model.safetensors", bytes);
   EXPECT_THAT(verify_conversion(tmp / "in", tmp / "out", o).changed, ElementsAre("model.layers.0.mlp.down_proj"));
@@ -463,7 +463,7 @@ TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
     for (const auto& t : file.tensors()) {
       if (t.name.find("v_scale") == std::string::npos && t.name.find("v_cache.dequant_output") == std::string::npos)
         continue;
-      auto bytes = test::read_text(tmp / "out" / "model.safetensors");
+      auto bytes = read_file(tmp / "out" / "model.safetensors");
       bytes[file.place(t)->offset] = static_cast<char>(bytes[file.place(t)->offset] ^ 2);
       test::write_text(tmp / "out" / "model.safetensors", bytes);
     }

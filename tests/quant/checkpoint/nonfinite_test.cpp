@@ -143,7 +143,7 @@ TEST(NonFinite, QuantizeCopiesItWhereItIsAllowedAndNotesIt) {
     quantize_checkpoint(tmp / "good", tmp / "with", o);
     o.allow_nonfinite = false;
     quantize_checkpoint(tmp / "good", tmp / "without", o);
-    EXPECT_EQ(test::folder_bytes(tmp / "with"), test::folder_bytes(tmp / "without"));
+    EXPECT_EQ(folder_bytes(tmp / "with"), folder_bytes(tmp / "without"));
   }
 }
 

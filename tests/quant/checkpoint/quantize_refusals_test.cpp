@@ -121,22 +121,22 @@ TEST_F(CheckpointRefusals, Folders) {
 TEST_F(CheckpointRefusals, OutputsThatExistOrAreTheInput) {
   test::write_llama(r.dir / "in", r.tensors);
   r.options.overwrite = true;
-  const auto before = test::folder_bytes(r.dir / "in");
+  const auto before = folder_bytes(r.dir / "in");
   EXPECT_REFUSED(quantize_checkpoint(r.dir / "in", r.dir / "in", r.options), "is the input itself");
   EXPECT_REFUSED(quantize_checkpoint(r.dir / "in", r.dir / "in/out", r.options), "inside the input");
-  EXPECT_EQ(test::folder_bytes(r.dir / "in"), before);
+  EXPECT_EQ(folder_bytes(r.dir / "in"), before);
   r.options.overwrite = false;
   quantize_checkpoint(r.dir / "in", r.dir / "out", r.options);
-  const auto first = test::folder_bytes(r.dir / "out");
+  const auto first = folder_bytes(r.dir / "out");
   EXPECT_THROW(quantize_checkpoint(r.dir / "in", r.dir / "out", r.options), io::Error);
   r.options.overwrite = true;
   quantize_checkpoint(r.dir / "in", r.dir / "out", r.options);
-  EXPECT_EQ(test::folder_bytes(r.dir / "out"), first);
+  EXPECT_EQ(folder_bytes(r.dir / "out"), first);
   // A run that fails leaves the older output as it was.
   r.tensor("lm_head.weight")[0][0].fill_(NAN);
   test::write_llama(r.dir / "in", r.tensors);
   EXPECT_THROW(quantize_checkpoint(r.dir / "in", r.dir / "out", r.options), io::Error);
-  EXPECT_EQ(test::folder_bytes(r.dir / "out"), first);
+  EXPECT_EQ(folder_bytes(r.dir / "out"), first);
 }
 
 TEST_F(CheckpointRefusals, AStopLeavesNothing) {

@@ -143,7 +143,7 @@ TEST_F(CheckpointQuantize, PowersOfTwoFollowTheAmax) {
   quantize_checkpoint(folder / "in", folder / "amax", o);
   o.plan.search = ScaleSearch::mse;
   const auto report = quantize_checkpoint(folder / "in", folder / "mse", o);
-  EXPECT_EQ(test::folder_bytes(folder / "amax"), test::folder_bytes(folder / "mse"));
+  EXPECT_EQ(folder_bytes(folder / "amax"), folder_bytes(folder / "mse"));
   EXPECT_THAT(report.warnings, Contains(HasSubstr("has no effect")));
 }
 
@@ -232,7 +232,7 @@ TEST_F(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
   for (const auto& [key, value] : config.items()) keys.push_back(key);
   EXPECT_THAT(keys, ElementsAre("zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings", "alpha",
                                 "quantization_config"));
-  const std::string text = test::read_text(folder / "out/config.json");
+  const std::string text = read_file(folder / "out/config.json");
   EXPECT_THAT(text, HasSubstr("\"rope_theta\": 10000.0"));
   EXPECT_THAT(text, HasSubstr("\"zeta\": 1e-06"));
   const auto& quantization = config["quantization_config"];
@@ -254,7 +254,7 @@ TEST_F(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
     test::write_text(folder / "in" / name, "no");
   test::write_tensors(folder / "in", {{"stray", torch::ones({2})}}, "consolidated.safetensors");
   quantize_checkpoint(folder / "in", folder / "out", {});
-  const auto files = test::folder_bytes(folder / "out");
+  const auto files = folder_bytes(folder / "out");
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files) names.push_back(name);
   EXPECT_THAT(names, ElementsAre("LICENSE.txt", "README.md", "chat_template.jinja", "config.json", "fp8.json",
@@ -346,9 +346,9 @@ TEST_F(CheckpointQuantize, TheSameBytesOnEveryRunAndThreadCount) {
   }
   kernels::set_num_threads(threads);
   quantize_checkpoint(folder / "in", folder / "again", o);
-  const auto expected = test::folder_bytes(folder / "out1");
+  const auto expected = folder_bytes(folder / "out1");
   EXPECT_EQ(expected.size(), 4u);
-  for (const char* other : {"out2", "out4", "again"}) EXPECT_EQ(test::folder_bytes(folder / other), expected) << other;
+  for (const char* other : {"out2", "out4", "again"}) EXPECT_EQ(folder_bytes(folder / other), expected) << other;
 }
 
 TEST_F(CheckpointQuantize, DryRunReportsAndWritesNothing) {

@@ -14,7 +14,6 @@ namespace {
 using recipes::FloatType;
 using test::Fp8Source;
 using test::make_scheme;
-using test::read_text;
 using test::to;
 
 constexpr const char* kForms[] = {"compressed-tensors", "fp8", "modelopt", "inc", "inc-vllm"};
@@ -135,7 +134,7 @@ TEST_F(CheckpointConvert, BlocksOfPowersOfTwoBecomeMxAndStayIt) {
   }
   expect_change("ct", "mo", to("modelopt"), Change::unchanged);
   expect_change("mo", "back", to("compressed-tensors"), Change::unchanged);
-  EXPECT_EQ(read_text(folder / "back/model.safetensors"), read_text(folder / "ct/model.safetensors"));
+  EXPECT_EQ(read_file(folder / "back/model.safetensors"), read_file(folder / "ct/model.safetensors"));
   expect_change("back", "bf16", to(FloatType::BF16), Change::decoded);
   expect_values(folder / "bf16", source, at::kBFloat16, "bf16");
   CheckpointOptions again;
@@ -195,7 +194,7 @@ TEST_F(CheckpointConvert, ConfigKeepsItsBytes) {
   for (const char* stale : {"hf_quant_config.json", "quantization_config.json"})
     test::write_text(folder / "in" / stale, "{}");
   convert_checkpoint(folder / "in", folder / "bf16", to(FloatType::BF16));
-  EXPECT_EQ(read_text(folder / "bf16" / "config.json"), test::kConfigHead + rest);
+  EXPECT_EQ(read_file(folder / "bf16" / "config.json"), test::kConfigHead + rest);
   for (const char* gone : {"hf_quant_config.json", "quantization_config.json"})
     EXPECT_FALSE(fs::exists(folder / "bf16" / gone)) << gone;
   const auto note = io::read_json(folder / "bf16" / "fp8.json");
@@ -204,7 +203,7 @@ TEST_F(CheckpointConvert, ConfigKeepsItsBytes) {
   convert_checkpoint(folder / "in", folder / "f32", to(FloatType::F32));
   std::string head = test::kConfigHead;
   head.replace(head.find("bfloat16"), 8, "float32");
-  EXPECT_EQ(read_text(folder / "f32" / "config.json"), head + rest);
+  EXPECT_EQ(read_file(folder / "f32" / "config.json"), head + rest);
   convert_checkpoint(folder / "in", folder / "inc", to("inc"));
   const auto config = io::read_json(folder / "inc" / "config.json");
   EXPECT_EQ(config["quantization_config"], io::read_json(folder / "inc" / "quantization_config.json"));
@@ -283,7 +282,7 @@ TEST_F(CheckpointConvert, VerifyFindsADamagedByte) {
     overwrite.stream.overwrite = true;
     convert_checkpoint(folder / "in", folder / "out", overwrite);
     ASSERT_TRUE(verify_conversion(folder / "in", folder / "out", o).changed.empty());
-    auto bytes = read_text(folder / "out" / "model.safetensors");
+    auto bytes = read_file(folder / "out" / "model.safetensors");
     const io::SafetensorsFile file(folder / "out" / "model.safetensors");
     const auto* t = file.find("model.layers.0.mlp.up_proj.weight");
     const auto* steps = file.find("model.steps");
@@ -308,7 +307,7 @@ TEST_F(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
     o.stream.shard_bytes = 6000;
     o.stream.overwrite = true;
     convert_checkpoint(folder / "in", folder / "whole", o);
-    const auto expected = test::folder_bytes(folder / "whole");
+    const auto expected = folder_bytes(folder / "whole");
     EXPECT_GT(expected.size(), 4u) << "several files";
     o.stream.overwrite = false;
     fs::remove_all(folder / "ranks");
@@ -319,7 +318,7 @@ TEST_F(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
     o.stream.rank = 0;
     o.join = true;
     convert_checkpoint(folder / "in", folder / "ranks", o);
-    EXPECT_EQ(test::folder_bytes(folder / "ranks"), expected);
+    EXPECT_EQ(folder_bytes(folder / "ranks"), expected);
     o.join = false;
     o.stream.world_size = 1;
     o.stream.resume = true;
@@ -329,7 +328,7 @@ TEST_F(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
       o.stream.stop = [&] { return ++asked > allowed; };
       if (conversion_error(folder / "in", folder / "cut", o).empty()) break;
     }
-    EXPECT_EQ(test::folder_bytes(folder / "cut"), expected);
+    EXPECT_EQ(folder_bytes(folder / "cut"), expected);
   }
 }
 
@@ -340,13 +339,13 @@ TEST_F(CheckpointConvert, ResumeOfAFinishedOutputSaysSo) {
     o.stream.resume = true;
     fs::remove_all(folder / "out");
     EXPECT_FALSE(convert_checkpoint(folder / "in", folder / "out", o).finished_before);
-    const auto before = test::folder_bytes(folder / "out");
+    const auto before = folder_bytes(folder / "out");
     EXPECT_TRUE(convert_checkpoint(folder / "in", folder / "out", o).finished_before);
-    EXPECT_EQ(test::folder_bytes(folder / "out"), before);
+    EXPECT_EQ(folder_bytes(folder / "out"), before);
     const auto weights = folder / "in" / "model.safetensors";
     fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(5));
     EXPECT_ERROR(io::Error, convert_checkpoint(folder / "in", folder / "out", o), "not what this run would write");
-    EXPECT_EQ(test::folder_bytes(folder / "out"), before);
+    EXPECT_EQ(folder_bytes(folder / "out"), before);
   }
 }
 

@@ -27,13 +27,6 @@ inline void write_text(const std::filesystem::path& path, const std::string& tex
   std::ofstream(path, std::ios::binary) << text;
 }
 
-inline std::string read_text(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 /// model.safetensors in `folder` (made if need be).
 inline void write_tensors(const std::filesystem::path& folder, const NamedTensors& tensors,
                           const std::string& file = "model.safetensors") {
@@ -57,16 +50,6 @@ inline at::Tensor read_tensor(const std::filesystem::path& folder, const std::st
   at::Tensor t = torch::empty(info.shape, type);
   checkpoint.read(name, t.data_ptr());
   return t;
-}
-
-/// Every file below `folder` with its bytes.
-inline std::map<std::string, std::string> folder_bytes(const std::filesystem::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    if (entry.is_regular_file())
-      files[std::filesystem::relative(entry.path(), folder).string()] = read_text(entry.path());
-  }
-  return files;
 }
 
 /// The names of a small Llama with ragged sizes; weights of `dtype`, some rows zero.

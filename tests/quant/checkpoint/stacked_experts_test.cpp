@@ -265,7 +265,7 @@ TEST(StackedExperts, ShardsAndRanksGiveTheSameBytes) {
   }
   f.options.join = true;
   f.run("joined");
-  const auto one = test::folder_bytes(f.dir / "out"), joined = test::folder_bytes(f.dir / "joined");
+  const auto one = folder_bytes(f.dir / "out"), joined = folder_bytes(f.dir / "joined");
   EXPECT_GT(one.size(), 5u);
   for (const auto& [name, bytes] : one)
     EXPECT_TRUE(name == "fp8.json" || (joined.count(name) != 0 && joined.at(name) == bytes)) << name;
@@ -294,7 +294,7 @@ TEST(StackedExperts, ARunThatWasCutShortGoesOn) {
   const auto report = f.run();
   EXPECT_GT(report.units_kept, 0u);
   EXPECT_LT(report.units_kept, report.units);
-  EXPECT_EQ(test::read_text(f.dir / "out/model.safetensors"), test::read_text(f.dir / "whole/model.safetensors"));
+  EXPECT_EQ(read_file(f.dir / "out/model.safetensors"), read_file(f.dir / "whole/model.safetensors"));
 }
 
 TEST(ExpertFamilies, RowsAreFoundByTypeOrByThatOfTheText) {

@@ -40,7 +40,7 @@ std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
   const io::Checkpoint read(dir / "out");
   EXPECT_EQ(read.names().size(), 4u);
   EXPECT_EQ(read.total_bytes(), 34u);
-  return test::folder_bytes(dir / "out");
+  return folder_bytes(dir / "out");
 }
 
 TEST_F(CheckpointFolder, OneFileWhenItFits) {
@@ -98,10 +98,10 @@ TEST_F(CheckpointFolder, CarriesEverythingButWeights) {
                                 "and 1 more"));
   out.write_json("config.json", io::Json{{"a", 1.0}});
   out.commit();
-  auto files = test::folder_bytes(folder / "out");
+  auto files = folder_bytes(folder / "out");
   EXPECT_EQ(files.at("config.json"), "{\n  \"a\": 1.0\n}\n");
   files.erase("config.json");
-  for (const auto& [name, bytes] : files) EXPECT_EQ(bytes, test::read_text(in / name));
+  for (const auto& [name, bytes] : files) EXPECT_EQ(bytes, read_file(in / name));
   files.erase("modules.json");
   for (const auto& name : wanted) EXPECT_EQ(files.erase(name), 1u) << name;
   EXPECT_TRUE(files.empty()) << files.begin()->first;
@@ -115,7 +115,7 @@ std::set<std::string> carried(const fs::path& source, const fs::path& to,
   out.write_json("config.json", io::Json::object());
   out.commit();
   std::set<std::string> names;
-  for (const auto& [name, bytes] : test::folder_bytes(to)) names.insert(name);
+  for (const auto& [name, bytes] : folder_bytes(to)) names.insert(name);
   names.erase("config.json");
   return names;
 }
@@ -132,7 +132,7 @@ TEST_F(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
   ASSERT_EQ(mkfifo((in / "README.md").c_str(), 0600), 0);
   std::vector<std::string> warnings;
   EXPECT_EQ(carried(in, dir / "out", &warnings), (std::set<std::string>{"chat_templates/a.jinja", "tokenizer.json"}));
-  EXPECT_EQ(test::read_text(dir / "out/chat_templates/a.jinja"), "the tokenizer");
+  EXPECT_EQ(read_file(dir / "out/chat_templates/a.jinja"), "the tokenizer");
   EXPECT_FALSE(fs::is_symlink(dir / "out/tokenizer.json"));
   EXPECT_THAT(warnings, ElementsAre((in / "README.md").string() + ": not a regular file, not carried through",
                                     (in / "merges.txt").string() + ": a link that leads nowhere, not carried through",
@@ -240,7 +240,7 @@ TEST_F(CheckpointFolder, ConfigKeepsItsText) {
   bare.write_config("", {{"quantization_config", {{"new", 0.5}}}});
   out.commit();
   bare.commit();
-  EXPECT_EQ(test::read_text(folder / "out/config.json"),
+  EXPECT_EQ(read_file(folder / "out/config.json"),
             R"({
     "rms_norm_eps": 1e-05,
     "quantization_config": {
@@ -250,8 +250,7 @@ TEST_F(CheckpointFolder, ConfigKeepsItsText) {
     "tie_word_embeddings": false
 }
 )");
-  EXPECT_EQ(test::read_text(folder / "bare/config.json"),
-            "{\n  \"quantization_config\": {\n    \"new\": 0.5\n  }\n}\n");
+  EXPECT_EQ(read_file(folder / "bare/config.json"), "{\n  \"quantization_config\": {\n    \"new\": 0.5\n  }\n}\n");
 }
 
 }  // namespace

@@ -214,7 +214,7 @@ TEST_F(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor)
   PlanOptions plan;
   plan.activations = ActivationScaling::static_tensor;
   quantize_both(dir, plan, true, "inc-vllm");
-  auto inc = test::folder_bytes(dir / "inc"), plain = test::folder_bytes(dir / "plain");
+  auto inc = folder_bytes(dir / "inc"), plain = folder_bytes(dir / "plain");
   for (auto* files : {&inc, &plain}) {  // but for what the run was asked
     io::Json note = io::parse_json(files->at("fp8.json"), "fp8.json");
     note.erase("run");

@@ -2,6 +2,7 @@
 // Modules with a weight beyond Linear and Conv2d, through convert(), against f64 computations on dequantized operands.
 #include <ATen/ops/embedding_bag.h>
 
+#include "configs/quant_config_text.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"
@@ -18,15 +19,11 @@ PlanOptions per_channel() {
   return o;
 }
 
-configs::QuantConfig config(const std::string& json) {
-  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
-}
-
 /// INC's rules for Gaudi 3, with a measurement of the input of "m".
 PlanOptions configured(const std::string& json, float input_amax) {
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi3;
-  o.config = config(json);
+  o.config = test::quant_config(json);
   o.measurements = measure::MeasurementFile{};
   o.measurements->modules.push_back({"m", {{input_amax}}, std::nullopt, std::nullopt});
   return o;
@@ -329,7 +326,7 @@ TEST(ModuleTypes, E5m2WeightsAndActivations) {
   model->push_back("m", linear);
   model->push_back("p", runtime::Matmul());
   PlanOptions o;
-  o.config = config(R"({"scale_method": "unit_scale", "hp_dtype": "fp32", "fp8_config": "E5M2"})");
+  o.config = test::quant_config(R"({"scale_method": "unit_scale", "hp_dtype": "fp32", "fp8_config": "E5M2"})");
   convert(*model, o);
   EXPECT_EQ(linear->weight.scalar_type(), at::kFloat8_e5m2);
   const auto values = [](const at::Tensor& t) {

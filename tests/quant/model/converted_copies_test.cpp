@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of real conversions: scales per tensor, channel and block go along with all of a weight, activations' scales
 // stay where they are, and a part of a weight is copied only where its scale is one number.
-#include <fstream>
 
+#include "configs/quant_config_text.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert_inference.h"
@@ -231,10 +231,6 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-configs::QuantConfig parsed(const std::string& json) {
-  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
-}
-
 struct Files {
   test::TempDir dir;
   std::string prefix = (dir.path() / "stats").string();
@@ -247,8 +243,8 @@ struct Files {
     measure::write_measurements(prefix, f);
   }
   configs::QuantConfig config(const std::string& method, const std::string& more = "") const {
-    return parsed(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix + R"(", "scale_method": )" + method + more +
-                  "}");
+    return test::quant_config(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix + R"(", "scale_method": )" +
+                              method + more + "}");
   }
   measure::StatsName name(const std::string& method) const { return {prefix, "maxabs", method, std::nullopt}; }
 };
@@ -322,7 +318,9 @@ TEST_F(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
 }
 
 TEST_F(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
-  const auto config = [](const std::string& keys) { return parsed(R"({"dump_stats_path": "")" + keys + "}"); };
+  const auto config = [](const std::string& keys) {
+    return test::quant_config(R"({"dump_stats_path": "")" + keys + "}");
+  };
   Model model, fixed, dynamic;
   EXPECT_REFUSED(convert_for(model, config("")), "key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements");
   EXPECT_EQ(convert_for(fixed, config(R"(, "scale_method": "unit_scale")")).converted.size(), 2u);
@@ -414,7 +412,7 @@ TEST_F(ConfigConvert, FixedAndDynamicMethodsTouchNoFile) {
   for (const char* keys :
        {R"("scale_method": "unit_scale")", R"("scale_method": "maxabs_pow2", "dynamic_quantization": true)"}) {
     Model model;
-    const auto config = parsed(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}");
+    const auto config = test::quant_config(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}");
     EXPECT_EQ(convert_for(model, config).converted.size(), 2u);
   }
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "none"));
@@ -452,16 +450,14 @@ TEST_F(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
   const Variable dump("SCALE_METHOD_CONFIG_DUMP_PATH", path);
   Model model;
   convert_for(model, files.config("\"maxabs_pow2\""));
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  for (const char* word : {"proj", "product", "POW2", "MAXABS"}) EXPECT_THAT(text.str(), HasSubstr(word)) << word;
+  for (const char* word : {"proj", "product", "POW2", "MAXABS"}) EXPECT_THAT(read_file(path), HasSubstr(word));
 }
 
 TEST_F(ConfigConvert, MissingMeasurementsAreNamed) {
   const test::TempDir dir;
   Model model;
   const std::string prefix = (dir.path() / "stats").string();
-  const auto config = parsed(R"({"dump_stats_path": ")" + prefix + R"("})");
+  const auto config = test::quant_config(R"({"dump_stats_path": ")" + prefix + R"("})");
   EXPECT_REFUSED(convert_for(model, config), "stats_hooks_maxabs");
   EXPECT_EQ(model->proj->weight.scalar_type(), at::kFloat);
 }

@@ -250,13 +250,9 @@ TEST(Save, OfAModelOnTheHostIsTheSame) {
   save(*model, dir / "hpu", "compressed-tensors");
   model->to(at::kCPU);
   save(*model, dir / "host", "compressed-tensors");
-  const auto bytes = [](const fs::path& file) {
-    std::ifstream in(file, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
-  EXPECT_FALSE(bytes(dir / "hpu/model.safetensors").empty());
+  EXPECT_FALSE(read_file(dir / "hpu/model.safetensors").empty());
   for (const char* file : {"model.safetensors", "config.json", "fp8.json"})
-    EXPECT_TRUE(bytes(dir / "hpu" / file) == bytes(dir / "host" / file)) << file;
+    EXPECT_TRUE(read_file(dir / "hpu" / file) == read_file(dir / "host" / file)) << file;
 }
 
 TEST(Save, CodesThatNoModuleHoldsAreRefused) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node of a plan by its name.
+// Parts of a plan by their names.
 #pragma once
 #include "fp8/quant/plan/plan.h"
 
@@ -10,6 +10,13 @@ inline const quant::PlannedNode* find_node(const quant::Plan& plan, const std::s
   const auto found =
       std::find_if(plan.nodes.begin(), plan.nodes.end(), [&](const auto& node) { return node.info.name == name; });
   return found == plan.nodes.end() ? nullptr : &*found;
+}
+
+/// Why a plan leaves a module or node out; empty where it does not.
+inline std::string reason(const quant::Plan& plan, const std::string& name) {
+  for (const auto& s : plan.skipped)
+    if (s.name == name) return s.reason;
+  return "";
 }
 
 }  // namespace fp8::test

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules without a weight in the plan: which are selected, and what scales INC's rules give each kind.
+#include "configs/quant_config_text.h"
 #include "fp8/quant/plan/rules.h"
 #include "quant/plan/find_node.h"
-#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {
 
+using test::reason;
 using Floats = std::vector<float>;
 
 const std::vector<ModuleInfo> kWeights = {{"l.q_proj", "Linear", {8, 8}},
@@ -38,15 +39,9 @@ measure::MeasurementFile measured() {
 PlanOptions options(const std::string& json) {
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi2;
-  o.config = configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+  o.config = test::quant_config(json);
   o.measurements = measured();
   return o;
-}
-
-std::string reason(const Plan& plan, const std::string& name) {
-  for (const auto& s : plan.skipped)
-    if (s.name == name) return s.reason;
-  return "";
 }
 
 TEST(PlanNodes, ScalesOfEveryKindFollowIncsRules) {
@@ -282,7 +277,7 @@ TEST(PlanKv, MeasurementsOfIncHaveNoHeads) {
   EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for all heads");
   o.kv_scales = KvGranularity::tensor;
   o.dialect = recipes::Dialect::gaudi2;
-  o.config = configs::parse_quant_config(io::parse_json(R"({"scale_method": "maxabs_pow2"})", "q.json"), "q.json");
+  o.config = test::quant_config(R"({"scale_method": "maxabs_pow2"})");
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{1.0f}) << "56 / (240 * 0.25) up to a power of two";
   EXPECT_EQ(kv_numbers(o).convention, Convention::inc);
 }

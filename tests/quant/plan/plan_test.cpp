@@ -2,11 +2,15 @@
 // Which modules are quantized, how, and why the others are not.
 #include "fp8/quant/plan/plan.h"
 
+#include "configs/quant_config_text.h"
+#include "quant/plan/find_node.h"
 #include "support/enum_names.h"
-#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {
+
+using test::quant_config;
+using test::reason;
 
 const std::vector<ModuleInfo> kModel = {{"model.embed_tokens", "Embedding", {48, 32}},
                                         {"model.layers.0.self_attn.q_proj", "Linear", {32, 32}},
@@ -35,16 +39,6 @@ PlanOptions static_options(const std::vector<std::string>& names, const std::vec
   o.measurements = measured(names, input);
   o.exclude = exclude;
   return o;
-}
-
-configs::QuantConfig config(const std::string& json) {
-  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
-}
-
-std::string reason(const Plan& plan, const std::string& name) {
-  for (const auto& s : plan.skipped)
-    if (s.name == name) return s.reason;
-  return "";
 }
 
 TEST(Plan, FormsOfExpertsHaveNames) { test::check_names<ExpertForm>(); }
@@ -299,8 +293,8 @@ TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
 TEST(Plan, AConfigBringsItsOwnRules) {
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi2;
-  o.config = config(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], )"
-                    R"("types": ["Conv1d", "Conv2d", "Softmax"]}})");
+  o.config = quant_config(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], )"
+                          R"("types": ["Conv1d", "Conv2d", "Softmax"]}})");
   o.measurements =
       measured({"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
                 "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"},
@@ -320,10 +314,10 @@ TEST(Plan, AConfigBringsItsOwnRules) {
 
 TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
   PlanOptions o;
-  o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})");
+  o.config = quant_config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   EXPECT_REFUSED(make_plan(kModel, o), "'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures");
-  o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}, "ignore_modules_wo_measures": true})");
+  o.config = quant_config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}, "ignore_modules_wo_measures": true})");
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 1u);
   EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate_proj"), "no measurement of its input (ignore_modules_wo_measures)");
@@ -331,7 +325,7 @@ TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
 
 TEST(Plan, FixedScalesNeedNoMeasurement) {
   PlanOptions o;
-  o.config = config(R"({"scale_method": "unit_scale", "allowlist": {"types": ["Linear"]}})");
+  o.config = quant_config(R"({"scale_method": "unit_scale", "allowlist": {"types": ["Linear"]}})");
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 8u);  // lm_head and the router too: nothing is kept by default under a config
   for (const auto& m : plan.modules) EXPECT_EQ(m.scheme.input_scale_inv, 1.0f);
@@ -339,9 +333,9 @@ TEST(Plan, FixedScalesNeedNoMeasurement) {
 
 TEST(Plan, ChannelMethodsGiveChannelWeights) {
   PlanOptions o;
-  o.config =
-      config(R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, )"
-             R"("fp8_config": "E5M2", "hp_dtype": "fp32"})");
+  o.config = quant_config(
+      R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, )"
+      R"("fp8_config": "E5M2", "hp_dtype": "fp32"})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   const Scheme s = make_plan(kModel, o).modules.at(0).scheme;
   EXPECT_EQ(s.weights, WeightGranularity::channel);

@@ -101,6 +101,18 @@ inline at::Tensor values_of(const at::Tensor& t) {
   return at::tensor(values, at::kDouble).view(t.sizes());
 }
 
+/// |y - exact| <= (K + 4) 2^-23 magnitude + half a unit of y's type: a product of K terms.
+inline void expect_close(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k,
+                         const std::string& what) {
+  ASSERT_EQ(y.sizes(), exact.sizes()) << what;
+  EXPECT_EQ(y.device(), kHpu);
+  const double unit = std::ldexp(1.0, -type_of(y.scalar_type()).digits);
+  const at::Tensor error = (y.cpu().to(at::kDouble) - exact).abs();
+  const at::Tensor allowed = magnitude.abs() * ((k + 4) * std::ldexp(1.0, -23)) + exact.abs() * unit * 1.001 + 1e-30;
+  EXPECT_TRUE((error <= allowed).all().item<bool>())
+      << what << ": worst " << (error / allowed).max().item<double>() << " of the allowed";
+}
+
 /// Random finite codes on hpu, magnitudes up to 4.
 inline at::Tensor random_codes(at::IntArrayRef sizes, at::ScalarType type, std::uint64_t seed) {
   torch::manual_seed(seed);

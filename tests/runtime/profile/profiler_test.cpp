@@ -83,12 +83,10 @@ TEST(SimpleProfiler, WallClockPerAction) {
   EXPECT_THAT(profiler.durations().at("training_step"), ElementsAre(0.25, 0.75, 0.25, 0.75, 0.25, 0.75, 0.25, 0.75));
   for (const char* stage : {"fit", "validate", "test", "predict"})
     EXPECT_TRUE(std::filesystem::file_size(folder.path() / (std::string(stage) + "-times.txt")) > 0) << stage;
-  std::ifstream file(folder.path() / "predict-times.txt");
-  std::stringstream text;
-  text << file.rdbuf();
-  EXPECT_THAT(text.str(), HasSubstr("Action        | Mean duration (s) | Num calls | Total time (s) | Percentage %\n"));
-  EXPECT_THAT(text.str(), HasSubstr("Total         |                   |         8 |        4.00000 |       100.00\n"));
-  EXPECT_THAT(text.str(), HasSubstr("training_step |           0.50000 |         8 |        4.00000 |       100.00\n"));
+  const std::string text = read_file(folder / "predict-times.txt");
+  EXPECT_THAT(text, HasSubstr("Action        | Mean duration (s) | Num calls | Total time (s) | Percentage %\n"));
+  EXPECT_THAT(text, HasSubstr("Total         |                   |         8 |        4.00000 |       100.00\n"));
+  EXPECT_THAT(text, HasSubstr("training_step |           0.50000 |         8 |        4.00000 |       100.00\n"));
 }
 
 TEST(SimpleProfiler, FolderThatCannotBeMadeIsOneWarning) {

@@ -107,11 +107,6 @@ int start(const fs::path& root, std::optional<Clock::duration> after, Clock::dur
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-std::string bytes_in(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 std::string bytes_of(const at::Tensor& t) {
   return c10::str(t.sizes()) + std::string(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
 }
@@ -123,7 +118,7 @@ std::multiset<std::string> content_of(const fs::path& file) {
     json.erase("optimizer.0");
     return {json.dump()};
   }
-  if (file.extension() != ".safetensors") return {bytes_in(file)};
+  if (file.extension() != ".safetensors") return {read_file(file)};
   std::multiset<std::string> all;
   for (const auto& [name, tensor] : read_tensors(file))
     all.insert((name.starts_with("optimizer.") ? "optimizer" : name) + bytes_of(tensor));

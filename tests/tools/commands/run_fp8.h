@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <iterator>
 #include <thread>
 
 #include "support/command.h"
@@ -23,11 +22,6 @@ struct RunOptions {
       {};                         ///< sent one after the other once the program shows a sign of life in `started_file`
   std::string started_file = {};  ///< a folder in which a new file appears when work has begun
 };
-
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 /// In the child: standard streams, environment, exec.
 [[noreturn]] inline void become_fp8(const std::vector<std::string>& arguments, const RunOptions& options,
@@ -113,6 +107,5 @@ Run run_fp8(const char (&text)[N], const T&... values) {
 }  // namespace fp8::test
 
 namespace fp8 {
-using test::read_file;
 using test::run_fp8;
 }  // namespace fp8

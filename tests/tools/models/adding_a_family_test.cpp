@@ -144,17 +144,6 @@ constexpr std::int64_t kChunks = 5, kLength = 24;
 
 at::Tensor ids() { return (at::arange(kChunks * kLength, at::kLong) * 7 + 3).remainder(32).view({kChunks, kLength}); }
 
-/// Every file below `folder` with its bytes.
-std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    if (!entry.is_regular_file()) continue;
-    std::ifstream file(entry.path(), std::ios::binary);
-    files[std::filesystem::relative(entry.path(), folder).string()] = {std::istreambuf_iterator<char>(file), {}};
-  }
-  return files;
-}
-
 class AddingAFamily : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -242,9 +231,9 @@ TEST_F(AddingAFamily, ItIsMeasuredWholeAndInBlocks) {
     EXPECT_EQ(json_of(command("measure", {"--batch", "2", "--out", (folder / way).string(), "--" + way}))["modules"],
               3);  // two blocks and the head
   }
-  const auto whole = files_in(folder / "whole");
+  const auto whole = folder_bytes(folder / "whole");
   EXPECT_FALSE(whole.empty());
-  EXPECT_TRUE(whole == files_in(folder / "block-wise"));
+  EXPECT_TRUE(whole == folder_bytes(folder / "block-wise"));
 }
 
 TEST_F(AddingAFamily, WhatIsInNoLayerIsMeasuredToo) {
@@ -255,7 +244,7 @@ TEST_F(AddingAFamily, WhatIsInNoLayerIsMeasuredToo) {
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.out, HasSubstr("\"modules\":5,")) << "wpe too";
   }
-  EXPECT_TRUE(files_in(folder / "whole") == files_in(folder / "block-wise"));
+  EXPECT_TRUE(folder_bytes(folder / "whole") == folder_bytes(folder / "block-wise"));
 }
 
 std::string config_error(const io::Json& config) {

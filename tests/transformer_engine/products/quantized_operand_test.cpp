@@ -199,8 +199,7 @@ TEST(OneProcess, HasTheSameBitsOnOneThreadAndOnMore) {
     const std::string file = (dir / threads).string();
     ASSERT_EQ(run_ranks("OneProcess.DISABLED_Trains", 1, {{"OMP_NUM_THREADS", threads}, {"FP8_TEST_OUT", file}}),
               all_pass(1));
-    std::ifstream in(file, std::ios::binary);
-    bytes.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    bytes.push_back(read_file(file));
     ASSERT_GT(bytes.back().size(), 1000000u);
     EXPECT_EQ(bytes.back().back(), threads[0]);  // as many as it was told
     bytes.back().resize(bytes.back().size() - 2);

@@ -7,7 +7,6 @@
 namespace fp8::quant {
 namespace {
 
-using test::contents;
 using test::Work;
 
 TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {
@@ -25,7 +24,7 @@ TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {
     const auto result = w.write();
     EXPECT_EQ(result.kept + static_cast<std::size_t>(w.runs - before), 8u);
     EXPECT_GE(result.kept + 4, static_cast<std::size_t>(at));  // beside the failing one, others were in the making
-    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out"));
+    EXPECT_EQ(folder_bytes(w.dir / "out"), folder_bytes(whole.dir / "out"));
     EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
   }
 }
@@ -52,7 +51,7 @@ TEST(CheckpointStream, ResumeVerifiesWhatItKeeps) {
     damaged[at] = static_cast<char>(damaged[at] ^ 4);
     std::ofstream(w.partial() / "model.safetensors", std::ios::binary) << damaged;
     redone += 8 - w.write().kept;
-    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out")) << at;
+    EXPECT_EQ(folder_bytes(w.dir / "out"), folder_bytes(whole.dir / "out")) << at;
   }
   EXPECT_GT(redone, 20u);
 }
@@ -71,7 +70,7 @@ TEST(CheckpointStream, ResumeOutlivesATornOrDamagedJournal) {
     const auto kept = w.write().kept;
     EXPECT_LE(kept, 8u);
     EXPECT_EQ(kept == 8, size == journal.size());
-    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out")) << size;
+    EXPECT_EQ(folder_bytes(w.dir / "out"), folder_bytes(whole.dir / "out")) << size;
   }
 }
 
@@ -108,7 +107,7 @@ TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
     return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
   };
   EXPECT_FALSE(write().finished_before);
-  const auto before = contents(w.dir / "out");
+  const auto before = folder_bytes(w.dir / "out");
   w.options.resume = true;
   for (const bool overwrite : {false, true}) {
     w.options.overwrite = overwrite;
@@ -117,7 +116,7 @@ TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
     EXPECT_EQ(result.kept, 8u);
   }
   EXPECT_EQ(w.runs, 8);
-  EXPECT_EQ(contents(w.dir / "out"), before);
+  EXPECT_EQ(folder_bytes(w.dir / "out"), before);
   EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
   w.options.overwrite = false;
   // Of another work it is not.
@@ -182,7 +181,7 @@ std::map<std::string, std::string> alone(std::uint64_t shard_bytes) {
   Work w;
   w.options.shard_bytes = shard_bytes;
   make(w, false);
-  return contents(w.dir / "out");
+  return folder_bytes(w.dir / "out");
 }
 
 TEST(CheckpointShares, AnyNumberHasTheBytesOfOneProcess) {
@@ -200,7 +199,7 @@ TEST(CheckpointShares, AnyNumberHasTheBytesOfOneProcess) {
       EXPECT_FALSE(fs::exists(w.dir / "out"));
       EXPECT_EQ(w.runs, 8);
       EXPECT_TRUE(make(w, true).shares.joined);
-      EXPECT_EQ(contents(w.dir / "out"), expected);
+      EXPECT_EQ(folder_bytes(w.dir / "out"), expected);
       EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
       EXPECT_TRUE(make(w, true).finished_before);
       EXPECT_TRUE(make(w, false).finished_before);
@@ -217,7 +216,7 @@ TEST(CheckpointShares, WhatFailsIsTakenByTheNext) {
   const auto result = make(w, true);
   EXPECT_TRUE(result.shares.joined);
   EXPECT_LT(result.shares.made.size(), 4u);
-  EXPECT_EQ(contents(w.dir / "out"), alone(w.options.shard_bytes));
+  EXPECT_EQ(folder_bytes(w.dir / "out"), alone(w.options.shard_bytes));
 }
 
 TEST(CheckpointShares, TwoAtOnce) {
@@ -228,7 +227,7 @@ TEST(CheckpointShares, TwoAtOnce) {
   const auto result = make(w, true);
   thread.join();
   EXPECT_NE(result.shares.joined, other.shares.joined);
-  EXPECT_EQ(contents(w.dir / "out"), alone(w.options.shard_bytes));
+  EXPECT_EQ(folder_bytes(w.dir / "out"), alone(w.options.shard_bytes));
   EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
 }
 
@@ -267,7 +266,7 @@ TEST(CheckpointShares, EveryByteIsChecked) {
   EXPECT_THAT(make(w, false).shares.made, ElementsAre(1));
   EXPECT_TRUE(fs::exists(folder / "1.part-1"));
   make(w, true);
-  EXPECT_EQ(contents(w.dir / "out"), alone(w.options.shard_bytes));
+  EXPECT_EQ(folder_bytes(w.dir / "out"), alone(w.options.shard_bytes));
 }
 
 }  // namespace

@@ -11,7 +11,6 @@ namespace fp8::quant {
 namespace {
 
 using io::DType;
-using test::contents;
 using test::pattern;
 using test::Work;
 
@@ -36,8 +35,8 @@ TEST(CheckpointStream, WritesEveryTensorOnAnyNumberOfThreads) {
     float sum = 0;
     out.read("parts.scale", &sum);
     EXPECT_EQ(sum, 6.0f);
-    if (first.empty()) first = contents(w.dir / "out");
-    EXPECT_EQ(contents(w.dir / "out"), first);
+    if (first.empty()) first = folder_bytes(w.dir / "out");
+    EXPECT_EQ(folder_bytes(w.dir / "out"), first);
   }
   kernels::set_num_threads(before);
 }
@@ -184,7 +183,7 @@ TEST(CheckpointStream, RanksShareFilesAndJoinToTheSameBytes) {
     for (const auto& unit : w.units) total += bytes_of(unit.entries[0]) + bytes_of(unit.entries[1]);
     alone.options.shard_bytes = (total + static_cast<std::uint64_t>(world) - 1) / static_cast<std::uint64_t>(world);
     alone.write();
-    EXPECT_EQ(contents(w.dir / "out"), contents(alone.dir / "out")) << world;
+    EXPECT_EQ(folder_bytes(w.dir / "out"), folder_bytes(alone.dir / "out")) << world;
   }
 }
 

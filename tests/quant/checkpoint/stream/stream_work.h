@@ -14,12 +14,6 @@ inline std::string pattern(std::size_t size, std::size_t seed) {
   return bytes;
 }
 
-inline std::map<std::string, std::string> contents(const std::filesystem::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& name : names_in(folder)) files[name] = read_file(folder / name);
-  return files;
-}
-
 /// Eight units of two tensors each, their options and a folder to write them in; counts the runs of units.
 struct Work {
   TempDir dir;

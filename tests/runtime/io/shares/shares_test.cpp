@@ -25,17 +25,11 @@ class SharesTest : public ::testing::Test {
   bool stands() const { return fs::exists(out()); }
   void put_together(const std::vector<fs::path>& parts) const {
     std::string all;
-    for (const auto& part : parts) {
-      std::ifstream in(part, std::ios::binary);
-      all.append(std::istreambuf_iterator<char>(in), {});
-    }
+    for (const auto& part : parts) all += test::read_file(part);
     std::ofstream(folder_ / "out.new", std::ios::binary) << all;
     fs::rename(folder_ / "out.new", out());
   }
-  std::string result() const {
-    std::ifstream in(out(), std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string result() const { return test::read_file(out()); }
   test::TempDir folder_;
 };
 

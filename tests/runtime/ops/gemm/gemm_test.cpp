@@ -12,18 +12,6 @@ using Sizes = std::vector<std::int64_t>;
 
 at::Tensor swapped(const at::Tensor& t) { return t.dim() > 1 ? t.transpose(-2, -1).contiguous() : t; }
 
-/// |y - exact| <= (K + 4) 2^-23 magnitude + half a unit of y's type.
-void expect_close(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k,
-                  const std::string& what) {
-  ASSERT_EQ(y.sizes(), exact.sizes()) << what;
-  EXPECT_EQ(y.device(), kHpu);
-  const double unit = std::ldexp(1.0, -type_of(y.scalar_type()).digits);
-  const at::Tensor error = (y.cpu().to(at::kDouble) - exact).abs();
-  const at::Tensor allowed = magnitude.abs() * ((k + 4) * std::ldexp(1.0, -23)) + exact.abs() * unit * 1.001 + 1e-30;
-  EXPECT_TRUE((error <= allowed).all().item<bool>())
-      << what << ": worst " << (error / allowed).max().item<double>() << " of the allowed";
-}
-
 struct Case {
   Sizes a, b;  ///< as [..., M, K] and [..., K, N], before transposition
 };

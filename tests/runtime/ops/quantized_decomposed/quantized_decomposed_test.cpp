@@ -3,6 +3,7 @@
 // PyTorch's arithmetic on the CPU.
 #include "fp8/runtime/ops/gemm/gemm.h"
 #include "runtime/ops/op_call.h"
+#include "support/operator_call.h"
 
 namespace fp8::test {
 namespace {
@@ -194,23 +195,7 @@ TEST(QuantizedDecomposed, BadArgumentsAreNamed) {
 // fp8::weight_only_linear and fp8::block_linear, called as TorchScript calls them, against f64 products of the decoded
 // weight.
 
-at::Tensor call_own(const char* name, torch::jit::Stack args) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("fp8::") + name).c_str(), "");
-  op.schema().checkAndNormalizeInputs(args);
-  op.callBoxed(args);
-  return args.at(0).toTensor();
-}
-
-/// |y - exact| <= (K + 4) 2^-23 magnitude + a unit of y's type.
-void expect_product(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k,
-                    const std::string& what) {
-  ASSERT_EQ(y.sizes(), exact.sizes()) << what;
-  const double unit = std::ldexp(1.0, -type_of(y.scalar_type()).digits);
-  const at::Tensor error = (y.cpu().to(at::kDouble) - exact).abs();
-  EXPECT_TRUE(
-      (error <= magnitude * ((k + 4) * std::ldexp(1.0, -23)) + exact.abs() * unit * 1.001 + 1e-30).all().item<bool>())
-      << what;
-}
+at::Tensor call_own(const char* name, torch::jit::Stack args) { return call_fp8(name, std::move(args)).toTensor(); }
 
 TEST(WeightOnlyLinear, IsTheProductWithTheDecodedWeight) {
   for (const auto format : {kE4M3, kE5M2})
@@ -227,8 +212,8 @@ TEST(WeightOnlyLinear, IsTheProductWithTheDecodedWeight) {
                            b64 = bias.to(at::kDouble);
           std::ostringstream what;
           what << format << " " << type << " " << m << "x" << n << "x" << k << (channels ? " channels" : "");
-          expect_product(y, at::matmul(x64, decoded.t()) + b64, at::matmul(x64.abs(), decoded.t().abs()) + b64.abs(), k,
-                         what.str());
+          expect_close(y, at::matmul(x64, decoded.t()) + b64, at::matmul(x64.abs(), decoded.t().abs()) + b64.abs(), k,
+                       what.str());
         }
 }
 
@@ -287,8 +272,8 @@ TEST(BlockLinear, IsTheProductOfTheDecodedBlocks) {
       std::ostringstream what;
       what << c.m << "x" << c.n << "x" << c.k << " blocks " << c.block_rows << "x" << c.block_cols << " from "
            << c.first_row << (codes ? " codes" : "");
-      expect_product(y, at::matmul(x64, w64.t()) + b64, at::matmul(x64.abs(), w64.abs().t()) + b64.abs(), 2 * c.k,
-                     what.str());
+      expect_close(y, at::matmul(x64, w64.t()) + b64, at::matmul(x64.abs(), w64.abs().t()) + b64.abs(), 2 * c.k,
+                   what.str());
     }
 }
 

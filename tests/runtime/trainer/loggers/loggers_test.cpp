@@ -13,11 +13,6 @@
 namespace fp8::trainer {
 namespace {
 
-std::string bytes_of(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// Logs the number of the batch in each way.
 struct LoggingTask : ToyTask {
   at::Tensor training_step(const Batch& batch, std::int64_t index) override {
@@ -101,11 +96,11 @@ TEST(CsvLogger, AddsColumnsAndQuotes) {
     logger.log_metrics({{"a,\"b\"", "x\ny"}}, 3);
     logger.finalize();
   }
-  EXPECT_EQ(bytes_of(file), "step,epoch,loss,lr,\"a,\"\"b\"\"\"\n1,0,5.5,1e-05,\n2,0,nan,-inf,\n3,,,,x y\n");
+  EXPECT_EQ(read_file(file), "step,epoch,loss,lr,\"a,\"\"b\"\"\"\n1,0,5.5,1e-05,\n2,0,nan,-inf,\n3,,,,x y\n");
   CsvLogger more(file);
   more.log_metrics({{"loss", 1}}, 4);
   more.finalize();
-  EXPECT_THAT(bytes_of(file), ::testing::EndsWith("x y\n4,,1,,\n"));
+  EXPECT_THAT(read_file(file), ::testing::EndsWith("x y\n4,,1,,\n"));
   std::ofstream(folder / "other.csv") << "a,b\n";
   EXPECT_REFUSED(CsvLogger(folder / "other.csv"), "line 1: found 'a,b'");
 }
@@ -204,11 +199,11 @@ TEST(Loggers, AResumedRunHasTheRowsOfOneThatWasNot) {
     run(cut.path(), 0);
     // A checkpoint ends a row: what the validation brings then stands in the next one of the same step.
     if (stop_at == kAfterStep5) {
-      EXPECT_EQ(bytes_of(cut / "metrics.csv"), bytes_of(whole / "metrics.csv"));
+      EXPECT_EQ(read_file(cut / "metrics.csv"), read_file(whole / "metrics.csv"));
     }
-    EXPECT_EQ(bytes_of(cut / "rows.jsonl"), bytes_of(whole / "rows.jsonl"));
-    auto events = events_of(bytes_of(only_file(cut / "events"))),
-         expected = events_of(bytes_of(only_file(whole / "events")));
+    EXPECT_EQ(read_file(cut / "rows.jsonl"), read_file(whole / "rows.jsonl"));
+    auto events = events_of(read_file(only_file(cut / "events"))),
+         expected = events_of(read_file(only_file(whole / "events")));
     for (auto* all : {&events, &expected}) std::ranges::transform(*all, all->begin(), timeless);
     EXPECT_EQ(events, expected);
     EXPECT_EQ(expected.size(), 1 + 3 * 9u + 2 * 3u);  // rates, norms, numbers of 9 steps; validation, means of 3 epochs
@@ -283,19 +278,19 @@ TEST(Loggers, ARunThatStartsOverOrHadEndedLeavesTheSameFiles) {
   };
   const test::TempDir whole, cut;
   EXPECT_EQ(run(whole.path(), 0, true), "");
-  const auto jsonl = bytes_of(whole / "rows.jsonl"), csv = bytes_of(whole / "rows.csv");
+  const auto jsonl = read_file(whole / "rows.jsonl"), csv = read_file(whole / "rows.csv");
   EXPECT_THAT(jsonl, HasSubstr("both_epoch"));
   EXPECT_EQ(run(cut.path(), 5, true), "killed");
-  EXPECT_FALSE(bytes_of(cut / "rows.jsonl").empty());
+  EXPECT_FALSE(read_file(cut / "rows.jsonl").empty());
   for (const auto* folder : {&cut, &whole}) {  // starts over, and had ended
     EXPECT_EQ(run(folder->path(), 0, true), "");
-    EXPECT_EQ(bytes_of(*folder / "rows.jsonl"), jsonl);
-    EXPECT_EQ(bytes_of(*folder / "rows.csv"), csv);
+    EXPECT_EQ(read_file(*folder / "rows.jsonl"), jsonl);
+    EXPECT_EQ(read_file(*folder / "rows.csv"), csv);
   }
   const test::TempDir other;  // rows of another program stay where no run has begun
   std::ofstream(other / "rows.jsonl") << "{}\n";
   EXPECT_EQ(run(other.path(), 0, true), "");
-  EXPECT_EQ(bytes_of(other / "rows.jsonl"), "{}\n" + jsonl);
+  EXPECT_EQ(read_file(other / "rows.jsonl"), "{}\n" + jsonl);
 }
 
 }  // namespace

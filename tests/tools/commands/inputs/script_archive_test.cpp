@@ -63,10 +63,7 @@ class ScriptArchive : public ::testing::Test {
   void expect_refused(const std::filesystem::path& file, const std::vector<std::string>& words) {
     EXPECT_TRUE(throws_with(words, [&] { read_script(file); }));
     EXPECT_TRUE(throws_with(words, [&] { read_script_modules(file); }));
-    std::ifstream in(victim_);
-    std::string text;
-    std::getline(in, text);
-    EXPECT_EQ(text, "original original");
+    EXPECT_EQ(read_file(victim_), "original original");
     EXPECT_FALSE(std::filesystem::exists(folder_ / "made"));
   }
 

@@ -415,8 +415,7 @@ TEST_F(InspectTrace, PageHoldsTheTimelineAsText) {
   const auto trace =
       write(folder, "t.trace.json", "[" + event("hpu_op", "</script><b>", 5, 2, R"("module": "m")") + "]");
   write_trace_page(folder / "page.html", trace, inspect_trace(trace, true));
-  std::ifstream file(folder / "page.html");
-  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const std::string page = read_file(folder / "page.html");
   EXPECT_THAT(page, HasSubstr("\\u003c/script>\\u003cb>"));
   EXPECT_THAT(page, Not(HasSubstr("@FP8_TRACE_DATA@")));
 }

@@ -4,22 +4,15 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
+#include "e2e/e2e.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "tools/commands/run_fp8.h"
 
 namespace fp8::commands {
 namespace {
 
 using torch::jit::Module;
 
-test::Run fp8(const std::vector<std::string>& arguments) {
-  return run_fp8(arguments,
-                 {.environment = {{"QUANT_CONFIG", ""}, {"FP8_HPU_DEVICE", "gaudi3"}, {"OMP_WAIT_POLICY", "passive"}}});
-}
-template <std::size_t N, class... T>
-test::Run fp8(const char (&text)[N], const T&... values) {
-  return fp8(args(text, values...));
-}
+using e2e::fp8;
 
 class RunCommand : public ::testing::Test {
  protected:

@@ -159,11 +159,7 @@ TEST_F(SnapshotsTest, AnotherRunIsNamedByWhatDiffers) {
 
 TEST_F(SnapshotsTest, DamageIsFound) {
   leave({{"n", 1}});
-  std::string text;
-  {
-    std::ifstream in(place() / "state", std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(in), {});
-  }
+  const std::string text = read_file(place() / "state");
   const auto resumed = [&](const std::string& bytes) {
     std::ofstream(place() / "state", std::ios::binary | std::ios::trunc) << bytes;
     return error_of<io::Error>([&] {

@@ -166,10 +166,6 @@ std::vector<std::string> names() {
 class TokenizersOfModels : public ::testing::TestWithParam<std::string> {
  protected:
   std::string path(const std::string& name) const { return (folder / name).string(); }
-  static std::string bytes_of(const std::filesystem::path& file) {
-    std::ifstream stream(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
-  }
   /// A model of as many words as its tokenizer has.
   void write_model(const std::string& model, bool settings) {
     std::filesystem::create_directories(folder / model);
@@ -211,7 +207,7 @@ TEST_P(TokenizersOfModels, AreReadByAllCommandsAndCarriedAlong) {
     run(args("convert --model {} --format bf16 --out {}", dynamic, bf16));
     for (const auto& out : {fp8, dynamic, bf16}) {
       for (const auto& file : files)
-        EXPECT_EQ(bytes_of(std::filesystem::path(out) / file), bytes_of(std::filesystem::path(model) / file))
+        EXPECT_EQ(read_file(std::filesystem::path(out) / file), read_file(std::filesystem::path(model) / file))
             << out << file;
       run(args("evaluate --model {} --reference {} --data {} --seq-len 32", out, model, data));
       run(args("generate --model {} --prompt 'In the' --tokens 3", out));
