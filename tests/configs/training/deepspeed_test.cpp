@@ -87,22 +87,13 @@ std::string triple(int train, int micro, int accumulation) {
 }
 
 TEST(DeepSpeedConfig, TheBatchIsMicroBatchTimesAccumulationTimesProcesses) {
-  EXPECT_EQ(batch_problem(triple(32, 16, 1), 2), "none");
-  EXPECT_EQ(batch_problem(triple(32, 8, 2), 2), "none");
-  EXPECT_EQ(batch_problem(triple(33, 17, 2), 2),
-            "ds.json: key 'train_batch_size': found 33, allowed: 68 (train_micro_batch_size_per_gpu 17 x "
-            "gradient_accumulation_steps 2 x 2 processes)");
-  EXPECT_EQ(batch_problem(triple(32, 18, 1), 2),
-            "ds.json: key 'train_batch_size': found 32, allowed: 36 (train_micro_batch_size_per_gpu 18 x "
-            "gradient_accumulation_steps 1 x 2 processes)");
-  EXPECT_EQ(batch_problem(triple(32, 16, 1), 1),
-            "ds.json: key 'train_batch_size': found 32, allowed: 16 (train_micro_batch_size_per_gpu 16 x "
-            "gradient_accumulation_steps 1 x 1 process)");
-  // How many processes there will be is not known: any number.
-  EXPECT_EQ(batch_problem(triple(32, 8, 2), 0), "none");
-  EXPECT_EQ(batch_problem(triple(33, 17, 2), 0),
-            "ds.json: key 'train_batch_size': found 33, allowed: a multiple of 34 (train_micro_batch_size_per_gpu 17 x "
-            "gradient_accumulation_steps 2)");
+  const auto of_batch = [](const std::string& text) {  // train, micro, accumulation, processes; 0: any number
+    std::istringstream numbers(text);
+    int train, micro, accumulation, processes;
+    numbers >> train >> micro >> accumulation >> processes;
+    return batch_problem(triple(train, micro, accumulation), processes);
+  };
+  EXPECT_GOLDEN(of_batch(text));
 }
 
 TEST(DeepSpeedConfig, TheBatchFromTwoOrOneOfItsKeys) {
@@ -275,44 +266,17 @@ TEST(DeepSpeedStrategy, RegisteredNames) {
 
 // The argument, a value other than its default, and what that changes in the JSON.
 TEST(DeepSpeedStrategy, EveryArgument) {
-  const std::tuple<const char*, const char*, const char*> cases[] = {
-      {"stage", "3", "/zero_optimization/stage"},
-      {"nvme_path", "\"/x\"", "/zero_optimization/offload_param/nvme_path"},
-      {"nvme_path", "\"/y\"", "/zero_optimization/offload_optimizer/nvme_path"},
-      {"offload_params_device", "\"nvme\"", "/zero_optimization/offload_param/device"},
-      {"params_buffer_count", "6", "/zero_optimization/offload_param/buffer_count"},
-      {"params_buffer_size", "7", "/zero_optimization/offload_param/buffer_size"},
-      {"max_in_cpu", "8", "/zero_optimization/offload_param/max_in_cpu"},
-      {"offload_optimizer_device", "\"nvme\"", "/zero_optimization/offload_optimizer/device"},
-      {"optimizer_buffer_count", "9", "/zero_optimization/offload_optimizer/buffer_count"},
-      {"pin_memory", "true", "/zero_optimization/offload_optimizer/pin_memory"},
-      {"pin_memory", "true", "/zero_optimization/offload_param/pin_memory"},
-      {"block_size", "10", "/aio/block_size"},
-      {"queue_depth", "11", "/aio/queue_depth"},
-      {"single_submit", "true", "/aio/single_submit"},
-      {"overlap_events", "false", "/aio/overlap_events"},
-      {"thread_count", "12", "/aio/thread_count"},
-      {"sub_group_size", "13", "/zero_optimization/sub_group_size"},
-      {"contiguous_gradients", "false", "/zero_optimization/contiguous_gradients"},
-      {"overlap_comm", "false", "/zero_optimization/overlap_comm"},
-      {"allgather_partitions", "false", "/zero_optimization/allgather_partitions"},
-      {"reduce_scatter", "false", "/zero_optimization/reduce_scatter"},
-      {"allgather_bucket_size", "14", "/zero_optimization/allgather_bucket_size"},
-      {"reduce_bucket_size", "15", "/zero_optimization/reduce_bucket_size"},
-      {"zero_allow_untested_optimizer", "false", "/zero_allow_untested_optimizer"},
-      {"logging_batch_size_per_gpu", "16", "/train_micro_batch_size_per_gpu"},
-      {"partition_activations", "true", "/activation_checkpointing/partition_activations"},
-      {"cpu_checkpointing", "true", "/activation_checkpointing/cpu_checkpointing"},
-      {"contiguous_memory_optimization", "true", "/activation_checkpointing/contiguous_memory_optimization"},
-      {"synchronize_checkpoint_boundary", "true", "/activation_checkpointing/synchronize_checkpoint_boundary"},
-  };
-  const std::string offload = R"({"offload_optimizer": true, "offload_parameters": true)";
-  for (const auto& [name, value, path] : cases) {
+  const auto in_json = [](const std::string& text) {  // "ARGUMENT VALUE PLACE"
+    std::istringstream words(text);
+    std::string name, value, place;
+    words >> name >> value >> place;
+    const std::string offload = R"({"offload_optimizer": true, "offload_parameters": true)";
     const io::Json changed = json_of(offload + ", \"" + name + "\": " + value + "}"), before = json_of(offload + "}");
-    const io::Json::json_pointer at(path);
-    EXPECT_EQ(changed.at(at), io::parse_json(value, "v")) << name;
+    const io::Json::json_pointer at(place);
     EXPECT_FALSE(before.contains(at) && before.at(at) == changed.at(at)) << name;
-  }
+    return changed.at(at).dump();
+  };
+  EXPECT_GOLDEN(in_json(text));
   EXPECT_FALSE(json_of(R"({"zero_optimization": false, "stage": 3})").contains("zero_optimization"));
   EXPECT_FALSE(json_of(R"({"zero_optimization": false})").contains("zero_allow_untested_optimizer"));
   EXPECT_FALSE(json_of(R"({"logging_batch_size_per_gpu": "auto"})").contains("train_micro_batch_size_per_gpu"));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 config explain and check, run as a process.
+#include "support/golden.h"
 #include "tools/commands/quantize/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"
 
@@ -170,19 +171,10 @@ TEST_F(Config, CheckKnowsDeviceEnvironmentAndTypes) {
 }
 
 TEST_F(Config, KnowsAFileByItsKeys) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"{}", "quant"},
-      {R"({"mode": "MEASURE", "observer": "maxabs"})", "quant"},
-      {R"({"recipe": "delayed", "fp8_format": "HYBRID"})", "recipe"},
-      {R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})", "deepspeed"},
-      {R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}})", "deepspeed"},
-      {R"({"use_fused_adam": true, "use_torch_autocast": true})", "gaudi"},
-      {R"({"per_device_train_batch_size": 8, "max_steps": 3, "bf16": true})", "arguments"}};
-  for (const auto& [text, kind] : cases) {
-    const auto run = run_fp8("config check {} --json", write(text));
-    EXPECT_EQ(run.code, 0) << text << run.out;
-    EXPECT_EQ(io::parse_json(run.out, "stdout")["kind"], kind) << text;
-  }
+  const auto kind = [&](const std::string& text) {
+    return json_of(run_fp8("config check {} --json", write(text)))["kind"].get<std::string>();
+  };
+  EXPECT_GOLDEN(kind(text));
   const auto named = run_fp8("config check {} --kind deepspeed --json", write("{}"));
   EXPECT_EQ(named.code, 1);
   EXPECT_EQ(io::parse_json(named.out, "stdout")["kind"], "deepspeed");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "fp8/tools/models/base/model_config.h"
+#include "support/golden.h"
 #include "support/throws_with.h"
 
 namespace fp8::models {
@@ -130,18 +131,7 @@ TEST(ConfigReaderEdges, IntegersToTheLastBit) {
   EXPECT_EQ(integer("-1", -1, 1), -1);
   EXPECT_EQ(integer("0", 0, 0), 0);
   const auto read = [](const ConfigReader& reader) { reader.integer("k", 0, kMost); };
-  const std::string allowed = ", allowed: an integer from 0 to 9223372036854775807";
-  EXPECT_EQ(refused_by(file_with("9223372036854775808"), read), "found 9223372036854775808" + allowed);
-  EXPECT_EQ(refused_by(file_with("18446744073709551615"), read), "found 18446744073709551615" + allowed);
-  EXPECT_THAT(refused_by(file_with("18446744073709551616"), read), StartsWith("found 1.8446744073709552e+19, "));
-  EXPECT_EQ(refused_by(file_with("-1"), read), "found -1" + allowed);
-  EXPECT_EQ(refused_by(file_with("-9223372036854775808"), read), "found -9223372036854775808" + allowed);
-  EXPECT_EQ(refused_by(file_with("-0"), read), "found -0.0" + allowed);
-  EXPECT_EQ(refused_by(file_with("1e3"), read), "found 1000.0" + allowed);
-  EXPECT_EQ(refused_by(file_with("true"), read), "found true" + allowed);
-  EXPECT_EQ(refused_by(file_with("\"7\""), read), "found \"7\"" + allowed);
-  EXPECT_EQ(refused_by(file_with("[7]"), read), "found [7]" + allowed);
-  EXPECT_EQ(refused_by(file_with("null"), read), "missing" + allowed);
+  EXPECT_GOLDEN(refused_by(file_with(text), read));
 }
 
 TEST(ConfigReaderEdges, NumbersToTheLastBit) {
@@ -156,14 +146,7 @@ TEST(ConfigReaderEdges, NumbersToTheLastBit) {
   EXPECT_EQ(number("-0.0", 0, 1), 0);
   EXPECT_EQ(number("1", 1, 1), 1);
   const auto read = [](const ConfigReader& reader) { reader.number("k", 0, 0.5); };
-  EXPECT_EQ(refused_by(file_with("0.50000001"), read), "found 0.50000001, allowed: a number from 0.0 to 0.5");
-  EXPECT_EQ(refused_by(file_with("-1e-300"), read), "found -1e-300, allowed: a number from 0.0 to 0.5");
-  EXPECT_EQ(refused_by(file_with("-1"), read), "found -1, allowed: a number from 0.0 to 0.5");
-  EXPECT_EQ(refused_by(file_with("18446744073709551615"), read),
-            "found 18446744073709551615, allowed: a number from 0.0 to 0.5");
-  EXPECT_EQ(refused_by(file_with("\"0.1\""), read), "found \"0.1\", allowed: a number from 0.0 to 0.5");
-  EXPECT_EQ(refused_by(file_with("false"), read), "found false, allowed: a number from 0.0 to 0.5");
-  EXPECT_EQ(refused_by(file_with("null"), read), "missing, allowed: a number from 0.0 to 0.5");
+  EXPECT_GOLDEN(refused_by(file_with(text), read));
   // No double at all: the file is refused, with its place.
   for (const char* value : {"1e400", "-1e400"})
     EXPECT_EQ(error_of([&] { file_with(value); }), "f.json:1:7: number '" + std::string(value) + "' is out of range");
@@ -187,12 +170,7 @@ TEST(ConfigReaderEdges, NullIsAsGoodAsNothing) {
 
 TEST(ConfigReaderEdges, WordsAreTakenAsTheyStand) {
   const auto read = [](const ConfigReader& reader) { reader.word("k", {"silu", "gelu"}, "silu"); };
-  EXPECT_EQ(refused_by(file_with("\"SiLU\""), read), "found \"SiLU\", allowed: silu, gelu");
-  EXPECT_EQ(refused_by(file_with("\"silu \""), read), "found \"silu \", allowed: silu, gelu");
-  EXPECT_EQ(refused_by(file_with("\"\""), read), "found \"\", allowed: silu, gelu");
-  EXPECT_EQ(refused_by(file_with("0"), read), "found 0, allowed: silu, gelu");
-  EXPECT_EQ(refused_by(file_with("[\"silu\"]"), read), "found [\"silu\"], allowed: silu, gelu");
-  EXPECT_EQ(refused_by(file_with("\"a\\nb\\u00e9\""), read), "found \"a\\nb\\u00e9\", allowed: silu, gelu");
+  EXPECT_GOLDEN(refused_by(file_with(text), read));
   const auto flag = [](const ConfigReader& reader) { reader.boolean("k", false); };
   for (const char* value : {"0", "1", "\"true\"", "[]", "{}"})
     EXPECT_EQ(refused_by(file_with(value), flag), std::string("found ") + value + ", allowed: true or false");

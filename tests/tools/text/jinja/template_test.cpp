@@ -67,29 +67,13 @@ TEST(JinjaTemplate, HostileTemplatesEnd) {
     return text;
   };
   const std::string kHostile[] = {
-      "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-      "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
-      "{% set n = namespace(x='a') %}{% for i in range(100) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-      "{% set n = namespace(x=[1]) %}{% for i in range(100) %}{% set n.x = n.x + n.x %}{% endfor %}",
-      "{% set n = namespace(x=[1]) %}{% for i in range(1000) %}{% set n.x = [n.x] %}{% endfor %}",
-      "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-      "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x|tojson }}",
-      "{{ 'a' * 1000000000000 }}",
-      "{{ [0] * 1000000000000 }}",
-      "{{ 'a'|indent(1000000000000, true) }}",
-      "{{ [1]|tojson(indent=1000000000000) }}",
-      "{{ ('a' * 100000).replace('', 'b' * 100000) }}",
-      "{{ 2 ** 63 }}",
-      "{{ " + nested("(", "1", ")", 5000) + " }}",
-      "{{ " + nested("[", "1", "]", 5000) + " }}",
-      "{{ " + nested("not ", "1", "", 5000) + " }}",
-      "{{ " + nested("-", "1", "", 5000) + " }}",
-      "{{ 1" + nested("+1", "", "", 5000) + " }}",
-      "{{ x" + nested(".y", "", "", 5000) + " }}",
-      "{{ x" + nested("|trim", "", "", 5000) + " }}",
-      nested("{% if 1 %}", "x", "{% endif %}", 5000)};
+      "{{ " + nested("(", "1", ")", 5000) + " }}",    "{{ " + nested("[", "1", "]", 5000) + " }}",
+      "{{ " + nested("not ", "1", "", 5000) + " }}",  "{{ " + nested("-", "1", "", 5000) + " }}",
+      "{{ 1" + nested("+1", "", "", 5000) + " }}",    "{{ x" + nested(".y", "", "", 5000) + " }}",
+      "{{ x" + nested("|trim", "", "", 5000) + " }}", nested("{% if 1 %}", "x", "{% endif %}", 5000)};
   for (const auto& source : kHostile)
     EXPECT_THAT(outcome(source, {}, few), StartsWith("error: t:")) << source.substr(0, 100);
+  EXPECT_GOLDEN(outcome(text, {}, few));
 }
 
 TEST(JinjaTemplate, ErrorsAreOneLine) {
