@@ -255,38 +255,6 @@ TEST(Observers, ShapeAndSaveEndInARefusalThatNamesThem) {
                    {file});
     EXPECT_FALSE(std::filesystem::exists(s.folder() / "refused"));
   }
-  write_file(s.folder() / "shape.json", R"({"mode": "SHAPE", "dump_stats_path": "x/s"})");
-  const auto out = (s.folder() / "mode_shape").string();
-  json_of(fp8("measure --json --model $DEMO --data $CALIB --samples 1 --config {} --out {}", s.folder() / "shape.json",
-              out));
-  expect_refused(s.quantize({"--measurements", out}),
-                 {"measurements: found those of observer 'shape', which keeps sizes"});
-}
-
-TEST(Observers, AWeightsThresholdAboveItsAmaxIsAnotherModels) {
-  const Subject s(demo_model(), calibration_text(), heldout_text());
-  s.measure_explicitly("percentile");
-  const std::filesystem::path folder = s.stats("percentile"), file = folder / "inc_output_hooks_percentile.json";
-  for (const auto& name : names_in(folder)) {
-    if (name != file.filename())
-      std::filesystem::remove(folder / name);  // as another tool would leave them: without a fingerprint
-  }
-  const auto set = [&](double factor) {
-    io::Json json = io::read_json(file);
-    auto& weight = json["Nodes"]["model.layers.0.mlp.up_proj"]["params"]["weight"][0][0];
-    weight = weight.get<double>() * factor;
-    write_file(file, json.dump());
-  };
-  set(0.5);
-  json_of(s.quantize({"--measurements", folder.string()}));
-  std::filesystem::remove_all(s.folder() / "refused");
-  set(200);
-  expect_refused(s.quantize({"--measurements", folder.string()}),
-                 {"model.layers.0.mlp.up_proj: the weight's clipping threshold was", "another model"});
-  expect_refused(s.quantize({"--config", s.config("percentile", kLinear)}), {"the weight's clipping threshold was"});
-  expect_refused(s.evaluate({{"QUANT_CONFIG", s.config("percentile", kLinear)}}),
-                 {"the weight's clipping threshold was"});
-  EXPECT_FALSE(std::filesystem::exists(s.folder() / "refused"));
 }
 
 TEST(Observers, EveryOneServesFromMeasuringToEvaluating) {

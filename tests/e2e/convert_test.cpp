@@ -88,7 +88,6 @@ TEST(Convert, RefusesInOneLine) {
   refused(args("--model {} --format fp8", quantized()), 1, "--scheme tensor, channel or block requantizes (not exact)");
   refused(args("--model {} --format inc-vllm --scheme tensor", quantized()), 1,
           "fp8 quantize --measurements makes them");
-  refused(args("--model $DEMO --format inc"), 1, "fp8 quantize makes one of it");
 }
 
 TEST(Convert, DryRunWritesNothingAndSaysWhatItWould) {

@@ -306,8 +306,6 @@ TEST(PublishedConfigs, AnEmptyPathIsRefusedWhereAFileIsNeeded) {
   const WorkingDirectory directory;
   expect_refused(evaluate({{"mode", "MEASURE"}, {"dump_stats_path", ""}}, false),
                  {"key 'dump_stats_path': found \"\", but mode MEASURE writes measurements there"});
-  expect_refused(evaluate({{"mode", "QUANTIZE"}, {"dump_stats_path", ""}}, false),
-                 {"key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there"});
   expect_refused(evaluate({{"mode", "LOAD"}, {"dump_stats_path", ""}}, false),
                  {"key 'dump_stats_path': found \"\", but mode LOAD reads scales there"});
   write_file("q.json", R"({"dump_stats_path": ""})");

@@ -130,7 +130,6 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
     all.insert(all.end(), more.begin(), more.end());
     return all;
   };
-  expect_refused(fp8(with({"--join"})), {"no shares to join"});
   const std::vector<Environment> launchers = {
       {{"RANK", "0"}, {"WORLD_SIZE", "4"}},
       {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}},
@@ -147,11 +146,6 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
   json_of(fp8(with({"--join"})));
   EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("out", "whole"));
-  expect_refused(fp8(with({"--rank", "1"})), {"--rank: found 1, allowed: with the number of ranks, 1/2"}, 2);
-  expect_refused(fp8(with({"--world-size", "2"})), {"--world-size needs --rank"}, 2);
-  expect_refused(fp8(with(args("--rank 2/2"))), {"--rank: found 2 of 2, allowed: 0 to 1"}, 2);
-  expect_refused(fp8(arguments, {{"RANK", "x"}, {"WORLD_SIZE", "2"}}), {"'RANK'", "found 'x'"});
-  expect_refused(fp8(arguments, {{"WORLD_SIZE", "2"}}), {"'RANK'", "found nothing"});
 }
 
 // SIGINT and SIGTERM at many moments: quantize leaves nothing behind or everything; measuring keeps what it saw, and

@@ -270,22 +270,6 @@ TEST(Flags, SixtyWrongValuesAreNamedProblems) {
   }
 }
 
-TEST(Flags, NamesThatNobodyReadsAreProblems) {
-  const test::Run run = doctor({"--json"}, {{"FP8_HPU_DEVCE", "gaudi2"},
-                                            {"PT_HPU_LASY_MODE", "1"},
-                                            {"PT_HPU_NO_SUCH_FLAG", "1"},
-                                            {"PT_TE_FORCE_SR", "1"},
-                                            {"HABANA_LOG", "/tmp"},
-                                            {"FP8_TEST_PYTHON", "python3"},
-                                            {"PATH_TO_NOWHERE", "1"}});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_EQ(io::parse_json(run.out, "stdout")["problems"],
-            io::Json::array({"FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?",
-                             "HABANA_LOG: nobody reads it, did you mean HABANA_LOGS?",
-                             "PT_HPU_LASY_MODE: nobody reads it, did you mean PT_HPU_LAZY_MODE?",
-                             "PT_HPU_NO_SUCH_FLAG: nobody reads it", "PT_TE_FORCE_SR: nobody reads it"}));
-}
-
 TEST(Flags, AContainerOfTheVendorsHasNoProblem) {
   const test::Run run = doctor({}, {{"HABANA_LOGS", "/var/log/habana_logs/"},
                                     {"HABANA_PLUGINS_LIB_PATH", "/opt/habanalabs/habana_plugins"},
