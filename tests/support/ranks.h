@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <map>
 #include <thread>
 
 #include "fp8/runtime/distributed/gloo_group.h"

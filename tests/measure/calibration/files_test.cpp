@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several ranks, one after the other and side by side, as threads and as processes: no file is lost, a backup is whole
 // and made once. Files written in between, at the end of a program, and what a failed write leaves.
-#include <fstream>
 
 #include "fp8/measure/calibration/session.h"
 #include "support/child.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calibration by operators, as Python and TorchScript call them: what is measured is what PyTorch says of the same
 // tensors.
-#include <fstream>
 
 #include "fp8/measure/calibration/session.h"
 #include "measure/amax_by_aten.h"

@@ -4,8 +4,6 @@
 
 #include <torch/script.h>
 
-#include <fstream>
-
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "measure/amax_by_aten.h"

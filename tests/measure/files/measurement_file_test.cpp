@@ -2,8 +2,6 @@
 // Measurement files: what is written, what other tools write, and a message for everything malformed.
 #include "fp8/measure/files/measurement_file.h"
 
-#include <fstream>
-
 #include "fp8/runtime/io/tensors/npz.h"
 #include "support/enum_names.h"
 #include "support/golden.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8.json: what is written, read back, and refused.
 
-#include <fstream>
-
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"

@@ -2,8 +2,6 @@
 // What save() wrote comes back bit for bit; checkpoints that do not fit the model are refused by name.
 #include "fp8/quant/model/load.h"
 
-#include <fstream>
-
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"

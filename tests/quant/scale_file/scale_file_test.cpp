@@ -2,9 +2,6 @@
 // Scale files: INC's form in both files, what other tools write, and which stored scales may be used.
 #include "fp8/quant/scale_file/scale_file.h"
 
-#include <fstream>
-
-#include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "support/enum_names.h"
 #include "support/golden.h"

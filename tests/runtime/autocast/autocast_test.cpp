@@ -4,8 +4,6 @@
 
 #include <ATen/autocast_mode.h>
 
-#include <fstream>
-
 #include "fp8/runtime/autocast/lists.h"
 #include "support/hpu_test.h"
 #include "support/scoped_variable.h"

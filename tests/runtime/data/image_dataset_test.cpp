@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folders of images and IDX files as samples; transforms by torchvision's formulas; the data module's checks.
-#include <fstream>
 
 #include "fp8/runtime/data/image_folder.h"
 #include "support/hpu_test.h"

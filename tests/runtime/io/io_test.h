@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Helpers of the tests of runtime/io: a folder that goes with the test, whole files as strings, messages of errors.
 #pragma once
-#include <fstream>
 
 #include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"

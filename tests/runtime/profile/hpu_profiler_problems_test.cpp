@@ -2,8 +2,6 @@
 // HPUProfiler where something is in the way: another profiler, a folder, a name; and runs that are short.
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <fstream>
-
 #include "runtime/profile/recorded.h"
 #include "support/temp_dir.h"
 

@@ -5,8 +5,6 @@
 
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <fstream>
-
 #include "runtime/profile/recorded.h"
 #include "support/scoped_variable.h"
 #include "support/temp_dir.h"

@@ -2,8 +2,6 @@
 // Names, actions, schedules and wall clock, with a clock that the test turns.
 #include "fp8/runtime/profile/profiler.h"
 
-#include <fstream>
-
 #include "runtime/profile/recorded.h"
 #include "support/child.h"
 #include "support/scoped_variable.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Results and files of validate(), test() and predict(): results against numbers that the module says, exact counts of
 // batches, the file of predictions, rows of speed, a profiler's file for each loop. Several ranks: trainer_ranks_test.
-#include <fstream>
 
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"

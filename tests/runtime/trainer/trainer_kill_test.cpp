@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <random>
 
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"

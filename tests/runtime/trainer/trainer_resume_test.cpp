@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints: a run that was cut off and goes on ends with the bits of one that was not, and what a damaged checkpoint
 // says.
-#include <fstream>
 
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "runtime/trainer/toy_task.h"

@@ -12,7 +12,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <cctype>
-#include <fstream>
 #include <set>
 
 #include "fp8/tools/models/load.h"

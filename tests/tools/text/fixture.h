@@ -2,8 +2,6 @@
 // For the tests of tools/text: the committed fixtures, and throw-away folders.
 #pragma once
 
-#include <fstream>
-
 #include "fp8/tools/text/steps/vocabulary.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -2,8 +2,6 @@
 // Where the bits of a step come from: stochastic rounding by seed, product, step and element, and never from the number
 // of threads.
 
-#include <fstream>
-
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -3,10 +3,6 @@
 // tools/pages/environment.md shows what has an effect.
 #include "fp8/runtime/io/base/environment.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
 #include <iterator>
 #include <regex>
 #include <stdexcept>
@@ -188,14 +184,16 @@ TEST(Variables, LaunchersAreThoseThatTheirReaderKnows) {
 TEST(Misspelled, IsWhatWasMeant) { EXPECT_GOLDEN(intended_variable(text)); }
 
 TEST(Unknown, NamesLikeOursThatNoRowHas) {
-  for (const char* name : {"FP8_", "FP8_SIZE", "FP8_TYPE", "PT_HPU_NO_SUCH_FLAG", "PT_TE_FORCE_SR", "PT_TE_X", "HABANA_NO_SUCH_FLAG"}) {
+  for (const char* name :
+       {"FP8_", "FP8_SIZE", "FP8_TYPE", "PT_HPU_NO_SUCH_FLAG", "PT_TE_FORCE_SR", "PT_TE_X", "HABANA_NO_SUCH_FLAG"}) {
     EXPECT_TRUE(is_unknown_variable(name)) << name;
     EXPECT_EQ(intended_variable(name), "") << name;
   }
-  for (const char* name : {"FP8_TEST_PYTHON", "FP8_TEST_DATA", "PT_SOMETHING", "FP8", "RANKS", "",
-                           // What launchers and other programs set.
-                           "PMIX_RANK", "SLURM_JOBID", "ROLE_RANK", "GLOBAL_RANK", "ROLE_WORLD_SIZE", "MKL_NUM_THREADS",
-                           "NCCL_SOCKET_IFNAME", "NOCOLOR", "OMPI_COMM_WORLD_LOCAL_RANK", "QUANT_PATH", "PATH_TO_NOWHERE"}) {
+  for (const char* name :
+       {"FP8_TEST_PYTHON", "FP8_TEST_DATA", "PT_SOMETHING", "FP8", "RANKS", "",
+        // What launchers and other programs set.
+        "PMIX_RANK", "SLURM_JOBID", "ROLE_RANK", "GLOBAL_RANK", "ROLE_WORLD_SIZE", "MKL_NUM_THREADS",
+        "NCCL_SOCKET_IFNAME", "NOCOLOR", "OMPI_COMM_WORLD_LOCAL_RANK", "QUANT_PATH", "PATH_TO_NOWHERE"}) {
     EXPECT_FALSE(is_unknown_variable(name)) << name;
     EXPECT_EQ(intended_variable(name), "") << name;
   }

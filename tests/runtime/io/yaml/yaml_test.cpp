@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/yaml/yaml.h"
 
-#include <fstream>
-
 #include "support/golden.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -3,8 +3,6 @@
 // statistics; and through a checkpoint.
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 
-#include <fstream>
-
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "runtime/trainer/toy_task.h"

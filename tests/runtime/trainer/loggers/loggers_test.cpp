@@ -3,8 +3,6 @@
 // records. CRC-32C by RFC 3720's examples, protocol buffers by hand.
 #include "fp8/runtime/trainer/loggers.h"
 
-#include <fstream>
-
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <cstring>
-#include <fstream>
 
 #include "fp8/tools/commands/inputs/forecast.h"
 #include "fp8/tools/commands/inputs/script_input.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <fstream>
-
 #include "fp8/tools/commands/options/input_options.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -5,8 +5,6 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#include <fstream>
-
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/tools/commands/inputs/script_input.h"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fstream>
 #include <regex>
 
 #include "fp8/tools/commands/inspect/cost_page.h"

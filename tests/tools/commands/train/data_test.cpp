@@ -5,8 +5,6 @@
 #include <ATen/ops/full.h>
 #include <torch/torch.h>
 
-#include <fstream>
-
 #include "fp8/runtime/data/image_folder.h"
 #include "fp8/tools/commands/train/train_run.h"
 #include "fp8/tools/examples/mnist/lit_classifier.h"

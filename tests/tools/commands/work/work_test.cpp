@@ -2,7 +2,6 @@
 // Files that change underneath are told apart, each way with its own words.
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/simd.h"

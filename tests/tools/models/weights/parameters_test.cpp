@@ -4,7 +4,6 @@
 #include <ATen/Functions.h>
 
 #include <bit>
-#include <fstream>
 
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

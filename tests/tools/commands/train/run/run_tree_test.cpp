@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/run_tree.h"
 
-#include <fstream>
-
 #include "fp8/tools/commands/train/train_options.h"
 #include "support/golden.h"
 #include "support/temp_dir.h"
