@@ -109,7 +109,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       EXPECT_EQ(report.modules.size(), 7u);
       EXPECT_THAT(Json(report.notes).dump(), HasSubstr("as 'assume' says"));
       for (const auto& [name, w] : source.weights)
-        EXPECT_TRUE(torch::equal(read_tensor(other / "out", name + ".weight"), w.values().to(at::kBFloat16))) << name;
+        EXPECT_TRUE(holds(other / "out", name + ".weight", w.values().to(at::kBFloat16)));
       EXPECT_TRUE(verify_conversion(other / "in", other / "out", o).changed.empty());
       const auto assumed = read_assumed(io::Checkpoint(other / "in"), form_named(form)).stored;
       ASSERT_EQ(assumed.weights.size(), said.weights.size());
@@ -154,8 +154,7 @@ TEST(AssumedForm, EveryFormsOwnFilesAreReadWithoutTheirConfig) {
       auto o = to(FloatType::F32);
       o.assume = form;
       convert_checkpoint(tmp / "form", tmp / "out", o);
-      for (const auto& [name, w] : source.weights)
-        EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name + ".weight"), w.values())) << name;
+      for (const auto& [name, w] : source.weights) EXPECT_TRUE(holds(tmp / "out", name + ".weight", w.values()));
       EXPECT_TRUE(verify_conversion(tmp / "form", tmp / "out", o).changed.empty());
     }
 }
@@ -176,7 +175,7 @@ TEST(AssumedForm, BytesBesideCodesAreNoHighPrecisionWeights) {
     EXPECT_REFUSED(convert_checkpoint(mixed.path(), tmp / "out", o), "says fp8", "assume = modelopt");
     o.assume = "fp8";
     convert_checkpoint(mixed.path(), tmp / "out", o);
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", "n.weight"), torch::tensor({{4.0f, 8.0f}, {-4.0f, 0.0f}})));
+    EXPECT_TRUE(holds(tmp / "out", "n.weight", torch::tensor({{4.0f, 8.0f}, {-4.0f, 0.0f}})));
   }
   // Without scales they are whole numbers, a buffer or a mask: copied.
   const HandCheckpoint plain(
@@ -247,8 +246,7 @@ struct Unexplained {
     o.stream.overwrite = true;
     return test::error_of([&] {
       convert_checkpoint(dir / "in", dir / "out", o);
-      for (const auto& [name, expected] : values)
-        EXPECT_TRUE(torch::equal(read_tensor(dir / "out", name), expected)) << name;
+      for (const auto& [name, expected] : values) EXPECT_TRUE(holds(dir / "out", name, expected));
       EXPECT_TRUE(verify_conversion(dir / "in", dir / "out", o).changed.empty());
     });
   }

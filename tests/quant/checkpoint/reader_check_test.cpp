@@ -43,6 +43,9 @@ std::string problems(const std::vector<ReaderVerdict>& verdicts, const std::stri
   return "no such reader";
 }
 
+std::string of_transformers(const fs::path& folder) { return problems(check_readers(folder), "transformers"); }
+std::string of_vllm(const fs::path& folder) { return problems(check_readers(folder), "vLLM"); }
+
 TEST(ReaderCheck, ReadersHaveNames) { test::check_names<CheckpointReader>(); }
 
 TEST(ReaderCheck, WhatIsWrittenLoads) {
@@ -115,20 +118,20 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
   const HandCheckpoint single(nullptr, {codes(moe + "experts.0.down_proj", 4, 4),
                                         f32(moe + "experts.0.down_proj.weight_scale", {4, 1}, {1, 1, 1, 1})});
   single.write("config.json", config);
-  EXPECT_EQ(problems(check_readers(single.path()), "vLLM"), "");
-  EXPECT_THAT(problems(check_readers(single.path()), "transformers"), HasSubstr(moe + "experts.0.down_proj: "));
+  EXPECT_EQ(of_vllm(single.path()), "");
+  EXPECT_THAT(of_transformers(single.path()), HasSubstr(moe + "experts.0.down_proj: "));
   config["model_type"] = "qwen3_moe";
   const std::string stack = "model.layers.0.mlp.experts.down_proj";
   const HandCheckpoint stacked(nullptr, {codes("model.layers.0.self_attn.o_proj", 4, 4),
                                          f32("model.layers.0.self_attn.o_proj.weight_scale", {4, 1}, {1, 1, 1, 1}),
                                          f32(stack, {1, 2, 2}, {1, 1, 1, 1})});
   stacked.write("config.json", config);
-  EXPECT_EQ(problems(check_readers(stacked.path()), "vLLM"),
+  EXPECT_EQ(of_vllm(stacked.path()),
             "model.layers.0.mlp.experts: a stack of experts in high precision, and no entry of the list of kept "
             "modules fits it\n");
   config["quantization_config"]["ignore"] = {"lm_head", "model.layers.0.mlp.experts"};
   stacked.write("config.json", config);
-  EXPECT_EQ(problems(check_readers(stacked.path()), "vLLM"), "");
+  EXPECT_EQ(of_vllm(stacked.path()), "");
 }
 
 TEST(ReaderCheck, ScalesThatAReaderHasNot) {
@@ -147,24 +150,22 @@ TEST(ReaderCheck, ScalesThatAReaderHasNot) {
   inputs["group_size"] = 2;
   const HandCheckpoint blocks(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale", {2, 2}, {1, 1, 1, 1})});
   blocks.write("config.json", config);
-  EXPECT_THAT(problems(check_readers(blocks.path()), "transformers"),
-              HasSubstr("can't join experts with scales per block"));
+  EXPECT_THAT(of_transformers(blocks.path()), HasSubstr("can't join experts with scales per block"));
   config["model_type"] = "llama4_text";  // which has a list of them instead
   blocks.write("config.json", config);
-  EXPECT_THAT(problems(check_readers(blocks.path()), "transformers"), Not(HasSubstr("join")));
+  EXPECT_THAT(of_transformers(blocks.path()), Not(HasSubstr("join")));
   config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {2, 2}}};
   const HandCheckpoint fine(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale_inv", {2, 2}, {1, 1, 1, 1})});
   fine.write("config.json", config);
-  EXPECT_THAT(problems(check_readers(fine.path()), "transformers"),
-              HasSubstr("single experts of this family in compressed-tensors alone"));
+  EXPECT_THAT(of_transformers(fine.path()), HasSubstr("single experts of this family in compressed-tensors alone"));
   config["model_type"] = "qwen3_moe";
   fine.write("config.json", config);
-  EXPECT_THAT(problems(check_readers(fine.path()), "transformers"), Not(HasSubstr("experts of")));
+  EXPECT_THAT(of_transformers(fine.path()), Not(HasSubstr("experts of")));
   const std::string joined = "model.layers.0.mlp.ff_proj";  // transformers makes two modules of it
   config["model_type"] = "molmo2";
   const HandCheckpoint split(nullptr, {codes(joined, 4, 4), f32(joined + ".weight_scale_inv", {2, 2}, {1, 1, 1, 1})});
   split.write("config.json", config);
-  EXPECT_THAT(problems(check_readers(split.path()), "transformers"), HasSubstr(joined + ": transformers splits it"));
+  EXPECT_THAT(of_transformers(split.path()), HasSubstr(joined + ": transformers splits it"));
 }
 
 /// compressed-tensors' config says of caches that there are some; Llama 4's vision attention takes one in transformers,
@@ -181,7 +182,7 @@ TEST(ReaderCheck, ScalesOfCachesThatTransformersMissesOrDrops) {
                                         f32(attention + "k_scale", {1}, {1}), f32(attention + "v_scale", {1}, {1})});
     config["model_type"] = type;
     hand.write("config.json", config);
-    return problems(check_readers(hand.path()), "transformers");
+    return of_transformers(hand.path());
   };
   EXPECT_THAT(found("k_proj", "llama4"), HasSubstr("kv_cache_scheme: "));
   EXPECT_THAT(found("k_proj", "llama4_text"), Not(HasSubstr("kv_cache_scheme: ")));
@@ -253,7 +254,7 @@ TEST(ReaderCheck, WhatVllmRefusesIsWarnedOfInTheSameWords) {
   set_weights(o.plan, WeightWord::block);
   o.plan.block = {4, 4};
   const auto report = quantize_checkpoint(dir / "m", dir / "out", o);
-  std::string found = problems(check_readers(dir / "out"), "vLLM");
+  std::string found = of_vllm(dir / "out");
   ASSERT_THAT(found, HasSubstr("found 4x4"));
   found.pop_back();
   EXPECT_THAT(report.warnings, Contains("not for vLLM 0.32: " + found));
@@ -290,8 +291,8 @@ TEST(ReaderCheck, MxIsForModelsInBfloat16) {
   auto config = io::read_json(dir / "compressed-tensors/config.json");
   const auto found = [&] {
     io::write_json(dir / "compressed-tensors/config.json", config);
-    EXPECT_EQ(problems(check_readers(dir / "compressed-tensors"), "vLLM"), "");
-    return problems(check_readers(dir / "compressed-tensors"), "transformers");
+    EXPECT_EQ(of_vllm(dir / "compressed-tensors"), "");
+    return of_transformers(dir / "compressed-tensors");
   };
   config["torch_dtype"] = "float16";
   EXPECT_THAT(found(), HasSubstr("the model is float16"));
@@ -311,8 +312,7 @@ TEST(ReaderCheck, WhatStandsOutsideOfTheBlocksIsPlainToVllm) {
   auto config = io::read_json(hand.path() / "config.json");
   config.update({{"model_type", "qwen3"}, {"num_hidden_layers", 1}, {"vocab_size", 8}});
   hand.write("config.json", config);
-  EXPECT_THAT(problems(check_readers(hand.path()), "vLLM"),
-              HasSubstr("mlp1.3: in fp8, outside of the language model's blocks"));
+  EXPECT_THAT(of_vllm(hand.path()), HasSubstr("mlp1.3: in fp8, outside of the language model's blocks"));
 }
 
 TEST(ReaderCheck, WhatIsMissingAndWhoIsNotKnown) {

@@ -24,7 +24,7 @@ TEST_F(CheckpointConvert, FinerGridsKeepEveryCode) {
   auto report = convert_checkpoint(folder / "block32", folder / "block16", o);
   for (const auto& m : report.modules) EXPECT_EQ(m.change, Change::spread) << m.name;
   for (const auto& [name, w] : block32.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "block16", name + ".weight"), w.codes.view(at::kByte)));
+    EXPECT_TRUE(holds(folder / "block16", name + ".weight", w.codes.view(at::kByte)));
     EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(folder / "block16", name + ".weight_scale_inv"), {16, 16},
                                                w.codes.size(0), w.codes.size(1)),
                              w.spread));
@@ -35,10 +35,8 @@ TEST_F(CheckpointConvert, FinerGridsKeepEveryCode) {
   o.weights = W::channel;
   report = convert_checkpoint(folder / "tensor", folder / "channel", o);
   for (const auto& [name, w] : tensor.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "channel", name + ".weight_scale"),
-                             w.scale.expand({w.codes.size(0)}).unsqueeze(1)))
-        << name;
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "channel", name + ".input_scale"), torch::tensor({w.input})));
+    EXPECT_TRUE(holds(folder / "channel", name + ".weight_scale", w.scale.expand({w.codes.size(0)}).unsqueeze(1)));
+    EXPECT_TRUE(holds(folder / "channel", name + ".input_scale", torch::tensor({w.input})));
   }
 }
 
@@ -66,8 +64,8 @@ TEST_F(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
     for (const auto& name : group) {
       at::Tensor scale_inv;
       const auto codes = requantized(source.weights.at(name).values(), amax, &scale_inv);
-      EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name + ".weight"), codes)) << name;
-      EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name + ".weight_scale"), scale_inv)) << name;
+      EXPECT_TRUE(holds(folder / "out", name + ".weight", codes));
+      EXPECT_TRUE(holds(folder / "out", name + ".weight_scale", scale_inv));
       for (const auto& m : report.modules) {
         if (m.name != name) continue;
         EXPECT_EQ(m.change, Change::requantized);
@@ -98,7 +96,7 @@ TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
         for (std::int64_t c = 0; c < amax.size(1); ++c)
           amax[r][c] = values.slice(0, r * b.rows, (r + 1) * b.rows).slice(1, c * b.cols, (c + 1) * b.cols).abs().max();
       const auto codes = requantized(values, test::spread_grid(amax, b, rows, cols), &scale_inv);
-      EXPECT_TRUE(torch::equal(read_tensor(out, name + ".weight"), codes)) << name;
+      EXPECT_TRUE(holds(out, name + ".weight", codes));
       EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(out, name + ".weight_scale"), b, rows, cols), scale_inv))
           << name;
     }
@@ -126,16 +124,12 @@ TEST_F(CheckpointConvert, Gaudi2AndBack) {
   o.dialect = recipes::Dialect::gaudi2;
   const auto report = convert_checkpoint(folder / "ocp", folder / "gaudi2", o);
   for (const auto& [name, w] : source.weights) {  // the vendor's conversion, as its scripts write it in PyTorch
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", name + ".weight"),
-                             (w.codes.to(at::kFloat) * 240.0 / 448.0).to(at::kFloat8_e4m3fn).view(at::kByte)))
-        << name;
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", name + ".weight_scale"), w.scale * 448.0 / 240.0)) << name;
-    EXPECT_TRUE(
-        torch::equal(read_tensor(folder / "gaudi2", name + ".input_scale"), torch::tensor({w.input}) * 448.0 / 240.0))
-        << name;
+    EXPECT_TRUE(holds(folder / "gaudi2", name + ".weight",
+                      (w.codes.to(at::kFloat) * 240.0 / 448.0).to(at::kFloat8_e4m3fn).view(at::kByte)));
+    EXPECT_TRUE(holds(folder / "gaudi2", name + ".weight_scale", w.scale * 448.0 / 240.0));
+    EXPECT_TRUE(holds(folder / "gaudi2", name + ".input_scale", torch::tensor({w.input}) * 448.0 / 240.0));
   }
-  EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", "model.layers.0.self_attn.k_scale"),
-                           torch::tensor({0.0375f}) * 448.0 / 240.0));
+  EXPECT_TRUE(holds(folder / "gaudi2", "model.layers.0.self_attn.k_scale", torch::tensor({0.0375f}) * 448.0 / 240.0));
   EXPECT_EQ(io::read_json(folder / "gaudi2" / "fp8.json")["dialect"], "gaudi2");
   for (const auto& m : report.modules) {
     EXPECT_EQ(m.change, Change::rescaled);
@@ -147,23 +141,21 @@ TEST_F(CheckpointConvert, Gaudi2AndBack) {
   EXPECT_EQ(convert_checkpoint(folder / "gaudi2", folder / "back", o).modules[0].change, Change::unchanged);
   for (const auto& [name, w] : source.weights) {
     for (const char* end : {".weight", ".weight_scale"})
-      EXPECT_TRUE(torch::equal(read_tensor(folder / "gaudi2", name + end), read_tensor(folder / "back", name + end)))
-          << name;
+      EXPECT_TRUE(holds(folder / "gaudi2", name + end, read_tensor(folder / "back", name + end)));
   }
   EXPECT_EQ(io::read_json(folder / "back" / "fp8.json")["dialect"], "ocp");
   o.rescale = Rescale::range;  // or by choice into the wider range
   convert_checkpoint(folder / "gaudi2", folder / "wide", o);
   const std::string q = "model.layers.0.self_attn.q_proj.weight";
   const auto codes = read_tensor(folder / "gaudi2", q).view(at::kFloat8_e4m3fn).to(at::kFloat);
-  EXPECT_TRUE(
-      torch::equal(read_tensor(folder / "wide", q), (codes * 448.0 / 240.0).to(at::kFloat8_e4m3fn).view(at::kByte)));
+  EXPECT_TRUE(holds(folder / "wide", q, (codes * 448.0 / 240.0).to(at::kFloat8_e4m3fn).view(at::kByte)));
   o.dialect = recipes::Dialect::gaudi2;
   o.rescale = Rescale::two;
   convert_checkpoint(folder / "ocp", folder / "two", o);
   for (const auto& [name, w] : source.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "two", name + ".weight"),
-                             (w.codes.to(at::kFloat) * 0.5).to(at::kFloat8_e4m3fn).view(at::kByte)));
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "two", name + ".weight_scale"), w.scale * 2));
+    EXPECT_TRUE(
+        holds(folder / "two", name + ".weight", (w.codes.to(at::kFloat) * 0.5).to(at::kFloat8_e4m3fn).view(at::kByte)));
+    EXPECT_TRUE(holds(folder / "two", name + ".weight_scale", w.scale * 2));
   }
 }
 
@@ -201,9 +193,7 @@ TEST_F(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithT
     EXPECT_EQ(std::find(kept.begin(), kept.end(), m.name) != kept.end(), !fits) << m.name;
     if (fits) continue;
     ++decoded;
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "out", m.name + ".weight"),
-                             source.weights.at(m.name).values().to(at::kBFloat16)))
-        << m.name;
+    EXPECT_TRUE(holds(folder / "out", m.name + ".weight", source.weights.at(m.name).values().to(at::kBFloat16)));
     EXPECT_FALSE(out.contains(m.name + ".weight_scale_inv"));
   }
   EXPECT_GE(decoded, 3u);

@@ -27,14 +27,14 @@ std::string conversion_error(const fs::path& model, const fs::path& out, const C
 /// The weights of a high precision folder are round(code * scale) of the source.
 void expect_values(const fs::path& folder, const Fp8Source& source, at::ScalarType type, const std::string& what) {
   for (const auto& [name, w] : source.weights)
-    EXPECT_TRUE(torch::equal(read_tensor(folder, name + ".weight"), w.values().to(type))) << what << " " << name;
+    EXPECT_TRUE(holds(folder, name + ".weight", w.values().to(type))) << what << " " << name;
 }
 
 void expect_kept(const fs::path& folder, const Fp8Source& source) {
   const io::Checkpoint checkpoint(folder);
   for (const auto& [name, t] : source.kept) {
     EXPECT_EQ(checkpoint.info(name).dtype, test::file_type(t.scalar_type())) << name;
-    EXPECT_TRUE(torch::equal(read_tensor(folder, name), t)) << name;
+    EXPECT_TRUE(holds(folder, name, t));
   }
 }
 
@@ -107,7 +107,7 @@ TEST_F(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
           if (!io::Checkpoint(tmp / "in").contains(name + end)) continue;
           if (std::string(end) == ".input_scale" && report.to.find("static") == std::string::npos)
             continue;  // dropped, and said so
-          EXPECT_TRUE(torch::equal(read_tensor(tmp / "in", name + end), read_tensor(back, name + end))) << name << end;
+          EXPECT_TRUE(holds(tmp / "in", name + end, read_tensor(back, name + end))) << name << end;
         }
       }
     }
@@ -128,7 +128,7 @@ TEST_F(CheckpointConvert, BlocksOfPowersOfTwoBecomeMxAndStayIt) {
   set_weights(mx, WeightWord::mx);
   expect_change("in", "ct", mx, Change::spread);
   for (const auto& [name, w] : source.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "ct", name + ".weight"), w.codes.view(at::kByte)));
+    EXPECT_TRUE(holds(folder / "ct", name + ".weight", w.codes.view(at::kByte)));
     const at::Tensor exponents = read_tensor(folder / "ct", name + ".weight_scale").to(at::kFloat) - 127;
     EXPECT_TRUE(torch::equal(torch::exp2(exponents).repeat_interleave(32, 1), w.spread)) << name;
   }
@@ -218,8 +218,8 @@ TEST_F(CheckpointConvert, HighPrecisionIsCast) {
   EXPECT_EQ(convert_checkpoint(folder / "in", folder / "f32", to(FloatType::F32)).from, "high precision");
   convert_checkpoint(folder / "f32", folder / "back", to(FloatType::BF16));
   for (const auto& [name, t] : tensors) {
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "f32", name), t.is_floating_point() ? t.to(at::kFloat) : t)) << name;
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "back", name), t)) << name;
+    EXPECT_TRUE(holds(folder / "f32", name, t.is_floating_point() ? t.to(at::kFloat) : t));
+    EXPECT_TRUE(holds(folder / "back", name, t));
   }
   EXPECT_EQ(io::read_json(folder / "f32" / "config.json")["torch_dtype"], "float32");
   EXPECT_TRUE(verify_conversion(folder / "in", folder / "f32", to(FloatType::F32)).changed.empty());
@@ -238,8 +238,7 @@ TEST_F(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
   o.cast_all = true;
   convert_checkpoint(folder / "in", folder / "out", o);
   for (const auto& [name, t] : source.kept)
-    EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name), t.is_floating_point() ? t.to(at::kBFloat16) : t))
-        << name;
+    EXPECT_TRUE(holds(folder / "out", name, t.is_floating_point() ? t.to(at::kBFloat16) : t));
   EXPECT_TRUE(verify_conversion(folder / "in", folder / "out", o).changed.empty());
 }
 

@@ -52,6 +52,13 @@ inline at::Tensor read_tensor(const std::filesystem::path& folder, const std::st
   return t;
 }
 
+/// EXPECT_TRUE(holds(folder, tensor, values)): the tensor of the checkpoint equals `values`.
+inline ::testing::AssertionResult holds(const std::filesystem::path& folder, const std::string& tensor,
+                                        const at::Tensor& values) {
+  if (torch::equal(read_tensor(folder, tensor), values)) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << tensor << " has other values";
+}
+
 /// The names of a small Llama with ragged sizes; weights of `dtype`, some rows zero.
 inline NamedTensors small_llama(at::ScalarType dtype, bool tied = false, std::uint64_t seed = 41) {
   torch::manual_seed(seed);
@@ -120,6 +127,7 @@ inline std::map<std::string, std::string> reasons(const quant::CheckpointReport&
 }  // namespace fp8::test
 
 namespace fp8 {
+using test::holds;
 using test::measured;
 using test::quantized_by;
 using test::read_tensor;

@@ -45,9 +45,9 @@ Gradients attention_step(const at::Tensor& q0, const at::Tensor& k0, const at::T
 }
 
 auto in_region(FusedAttention& m, const recipes::Recipe& recipe, const at::Tensor& mask = {}, bool causal = false) {
-  return [&m, recipe, mask, causal](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return [&m, recipe, mask, causal](auto... qkv) {
     const fp8_autocast region(true, recipe);
-    return m(q, k, v, mask, causal);
+    return m(qkv..., mask, causal);
   };
 }
 
@@ -63,14 +63,11 @@ TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
   const at::Tensor q = torch::randn({2, 4, 7, 8}, on_hpu()), k = torch::randn({2, 2, 7, 8}, on_hpu()),
                    v = torch::randn({2, 2, 7, 8}, on_hpu()), g = torch::randn({2, 4, 7, 8}, on_hpu());
   const at::Tensor visible = torch::ones({7, 7}, at::kBool).tril();
-  const Gradients exact = attention_step(
-      test::f64_leaf(q), test::f64_leaf(k), test::f64_leaf(v), g,
-      [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
+  const Gradients exact = attention_step(test::f64_leaf(q), test::f64_leaf(k), test::f64_leaf(v), g,
+                                         [&](auto... qkv) { return formula(qkv..., visible); });
   for (const bool recompute : {false, true}) {
     FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
-    const Gradients got = attention_step(
-        q, k, v, g,
-        [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return m(a, b, c, at::Tensor(), true); });
+    const Gradients got = attention_step(q, k, v, g, [&](auto... qkv) { return m(qkv..., at::Tensor(), true); });
     for (const auto& [x, y] : {std::pair(got.out, exact.out), std::pair(got.dq, exact.dq), std::pair(got.dk, exact.dk),
                                std::pair(got.dv, exact.dv)})
       EXPECT_TRUE(torch::allclose(x.cpu().to(at::kDouble), y, 1e-4, 1e-5));
@@ -111,9 +108,8 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
     for (const std::int64_t groups : {4, 2}) {
       const auto random = [&](std::int64_t heads) { return torch::randn({2, heads, 33, 16}, on_hpu()).to(dtype); };
       const at::Tensor q = random(4), k = random(groups), v = random(groups), g = random(4);
-      const Gradients exact = attention_step(
-          test::f64_leaf(q), test::f64_leaf(k), test::f64_leaf(v), g,
-          [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
+      const Gradients exact = attention_step(test::f64_leaf(q), test::f64_leaf(k), test::f64_leaf(v), g,
+                                             [&](auto... qkv) { return formula(qkv..., visible); });
       for (const auto& recipe : test::Recipes{hybrid, DelayedScaling::habana(), DelayedScaling::nvidia(), narrow,
                                               recipes::CurrentScaling{}, current_e4m3}) {
         const bool e5m2 = recipes::format_of(recipe) == RecipeFormat::E5M2;
@@ -186,14 +182,13 @@ TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
         torch::manual_seed(7);
         const Gradients plain = attention_step(x, q, q, g, in_region(a, recipe));
         torch::manual_seed(7);
-        const Gradients again =
-            attention_step(x, q, q, g, [&](const at::Tensor& t, const at::Tensor& k, const at::Tensor& v) {
-              const fp8_autocast region(true, recipe);
-              const CheckpointedFunction f = [&b](const std::vector<at::Tensor>& in) {
-                return std::vector<at::Tensor>{b(in[0], in[1], in[2])};
-              };
-              return checkpoint(f, std::vector<at::Tensor>{t, k, v})[0];
-            });
+        const Gradients again = attention_step(x, q, q, g, [&](auto... qkv) {
+          const fp8_autocast region(true, recipe);
+          const CheckpointedFunction f = [&b](const std::vector<at::Tensor>& in) {
+            return std::vector<at::Tensor>{b(in[0], in[1], in[2])};
+          };
+          return checkpoint(f, std::vector<at::Tensor>{qkv...})[0];
+        });
         EXPECT_TRUE(same(plain, again)) << recipes::describe(recipe) << i;
         const auto va = a->fp8_states()[0]->values(), vb = b->fp8_states()[0]->values();
         EXPECT_TRUE((va.forward.amax_history == vb.forward.amax_history).all());
@@ -233,9 +228,9 @@ TEST(TeFusedAttention, KnowsItsDevice) {
     EXPECT_EQ(m->fp8_states()[0]->values().forward.scale[0], 240.0f / q.abs().max().item<float>());
   }
   for (int i = 0; i < 2; ++i) {
-    outside = attention_step(q, q, q, q, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+    outside = attention_step(q, q, q, q, [&](auto... qkv) {
       const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
-      return in_region(other, e4m3)(a, b, c);
+      return in_region(other, e4m3)(qkv...);
     });
   }
   EXPECT_TRUE(same(inside, outside));
