@@ -57,8 +57,8 @@ void derive(const io::Json& json, QuantConfig& config) {
   if (is_object && !json.contains("recalc_scales")) config.recalc_scales = true;
   const auto entries = config.scale_methods.all();
   const bool channels = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
-    return entry.second->weight.granularity == recipes::Granularity::PCS ||
-           entry.second->activation.granularity == recipes::Granularity::PCS;
+    return entry.second->weight.granularity == recipes::Granularity::channel ||
+           entry.second->activation.granularity == recipes::Granularity::channel;
   });
   if (channels || config.fake_quant || config.dynamic_quantization) config.scale_format = ScaleStorage::CONST;
 }
@@ -126,7 +126,7 @@ bool is_fixed(const NamedScaleMethod& m) {
 bool fits_dynamic(const NamedScaleMethod& m) { return m.activation.rounding != Rounding::HW_ALIGNED && !is_fixed(m); }
 
 bool has_channels(const NamedScaleMethod& m) {
-  return m.weight.granularity == Granularity::PCS || m.activation.granularity == Granularity::PCS;
+  return m.weight.granularity == Granularity::channel || m.activation.granularity == Granularity::channel;
 }
 
 void check_dynamic(const QuantConfig& config, std::vector<std::string>& problems) {

@@ -65,7 +65,7 @@ void read_tensor(const io::Json& json, const Path& path, Tensor& tensor) {
   using enum recipes::ScaleValue;
   require_object(json, path, {"granularity", "scale_value_type", "rounding_method", "backoff", "params"});
   ScaleMethod& method = tensor.method;
-  read_enum(json, "granularity", path, method.granularity);
+  read_enum(json, "granularity", path, method.granularity, recipes::inc_granularities());
   read_enum(json, "scale_value_type", path, method.value, choice_of({MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES}));
   read_enum(json, "rounding_method", path, method.rounding);
   if (const auto found = json.find("backoff"); found != json.end()) {
@@ -92,7 +92,8 @@ Entry read_entry(const io::Json& json, const Path& path, Entry entry) {
 }
 
 std::string triple(const ScaleMethod& method) {
-  return std::string(name_of(method.granularity)) + " " + name_of(method.value) + " " + name_of(method.rounding);
+  return std::string(name_of(method.granularity, recipes::inc_granularities())) + " " + name_of(method.value) + " " +
+         name_of(method.rounding);
 }
 
 // The row of the table that `entry` is, with its own backoffs and candidates.
@@ -164,7 +165,7 @@ std::pair<std::string, const NamedScaleMethod*> entry_for(const ScaleMethods& me
 io::Json to_json(const ScaleMethod& method) {
   io::Json params = io::Json::object();
   if (!method.candidates.empty()) params["weight_scales"] = method.candidates;
-  return {{"granularity", name_of(method.granularity)},
+  return {{"granularity", name_of(method.granularity, recipes::inc_granularities())},
           {"scale_value_type", name_of(method.value)},
           {"rounding_method", name_of(method.rounding)},
           {"backoff", method.backoff},

@@ -69,7 +69,7 @@ std::string text(float value) {
 float raw_of(float rounded, Granularity granularity, float backoff, const IncTarget& target) {
   const double full_scale = static_cast<double>(fp8_max(target.format, target.dialect)) * backoff;
   const float raw = round_to(rounded / static_cast<float>(full_scale), target.hp);
-  return granularity == Granularity::PTS ? raw : std::max(raw, round_to(0x1p-126f, target.hp));
+  return granularity == Granularity::tensor ? raw : std::max(raw, round_to(0x1p-126f, target.hp));
 }
 
 void check_amax(float amax, std::string_view name) {

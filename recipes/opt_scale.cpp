@@ -193,7 +193,7 @@ Eigen::ArrayXf best_of_channels(const float* w, std::int64_t rows, std::int64_t 
 
 std::vector<float> opt_candidates(const ScaleMethod& method, const IncTarget& target) {
   if (!method.candidates.empty()) return method.candidates;
-  const bool channels = method.granularity == Granularity::PCS;
+  const bool channels = method.granularity == Granularity::channel;
   if (!channels && method.rounding == Rounding::HW_ALIGNED) return hw_scale_set(target.dialect);
   std::vector<float> powers;
   for (int e = channels ? -3 : -10; e <= (channels ? 4 : 9); ++e) powers.push_back(std::ldexp(1.0f, e));
@@ -211,7 +211,7 @@ Eigen::ArrayXf opt_scale_inv(const float* w, std::int64_t rows, std::int64_t col
       reject(name, "candidate " + std::to_string(s) + ", allowed: finite values > 0");
   check_finite(w, rows, cols, target.hp, name);
   Eigen::ArrayXf scale_inv;
-  if (method.granularity == Granularity::PCS) {
+  if (method.granularity == Granularity::channel) {
     scale_inv = best_of_channels(w, rows, cols, method, candidates, target, name);
   } else {
     scale_inv = Eigen::ArrayXf::Constant(1, best_of_tensor(w, rows * cols, candidates, target));

@@ -16,14 +16,14 @@ std::vector<NamedScaleMethod> make_table() {
   using enum ScaleValue;
   using enum Rounding;
   constexpr float kWeight = 0.5f, kActivation = 0.25f, kPerToken = 1.0f;  // backoffs
-  const ScaleMethod unit{PTS, FIXED_VALUE, SCALE_UNIT, 1.0f};
-  const ScaleMethod hw_fixed{PTS, FIXED_VALUE, HW_ALIGNED_FIXED, 1.0f};
-  const ScaleMethod weight_hw{PTS, MAXABS, HW_ALIGNED, kWeight}, act_hw{PTS, MAXABS, HW_ALIGNED, kActivation};
-  const ScaleMethod weight_pow2{PTS, MAXABS, POW2, kWeight}, act_pow2{PTS, MAXABS, POW2, kActivation};
-  const ScaleMethod weight_any{PTS, MAXABS, IDENTITY, kWeight}, act_any{PTS, MAXABS, IDENTITY, kActivation};
-  const ScaleMethod channel_pow2{PCS, MAXABS, POW2, kWeight}, token_pow2{PCS, MAXABS, POW2, kPerToken};
-  const ScaleMethod opt_hw{PTS, OPT, HW_ALIGNED, kWeight}, opt_pow2{PTS, OPT, POW2, kWeight};
-  const ScaleMethod channel_opt{PCS, OPT, POW2, kWeight};
+  const ScaleMethod unit{tensor, FIXED_VALUE, SCALE_UNIT, 1.0f};
+  const ScaleMethod hw_fixed{tensor, FIXED_VALUE, HW_ALIGNED_FIXED, 1.0f};
+  const ScaleMethod weight_hw{tensor, MAXABS, HW_ALIGNED, kWeight}, act_hw{tensor, MAXABS, HW_ALIGNED, kActivation};
+  const ScaleMethod weight_pow2{tensor, MAXABS, POW2, kWeight}, act_pow2{tensor, MAXABS, POW2, kActivation};
+  const ScaleMethod weight_any{tensor, MAXABS, IDENTITY, kWeight}, act_any{tensor, MAXABS, IDENTITY, kActivation};
+  const ScaleMethod channel_pow2{channel, MAXABS, POW2, kWeight}, token_pow2{channel, MAXABS, POW2, kPerToken};
+  const ScaleMethod opt_hw{tensor, OPT, HW_ALIGNED, kWeight}, opt_pow2{tensor, OPT, POW2, kWeight};
+  const ScaleMethod channel_opt{channel, OPT, POW2, kWeight};
   constexpr bool kStatic = false, kDynamicOnly = true;
   return {
       {"UNIT_SCALE", unit, unit, kStatic},

@@ -14,9 +14,16 @@ namespace fp8::recipes {
 
 using fp8::name_of;
 
-/// PTS: one scale per tensor. PCS: one per output channel of a weight (per token of an activation).
-enum class Granularity : std::uint8_t { PTS, PCS };
-constexpr auto names_of(Granularity) { return names_up_to<Granularity::PCS>("PTS", "PCS"); }
+/// The values that share a scale: those of a tensor, of an output channel of a weight (a token of an activation), of a
+/// rectangle of a weight, of an attention head.
+enum class Granularity : std::uint8_t { tensor, channel, block, head };
+constexpr auto names_of(Granularity) { return names_up_to<Granularity::head>("tensor", "channel", "block", "head"); }
+
+/// INC's words for those that its methods have.
+inline const EnumChoice<Granularity>& inc_granularities() {
+  static const EnumChoice<Granularity> words = {{Granularity::tensor, "PTS"}, {Granularity::channel, "PCS"}};
+  return words;
+}
 
 /// The source of the unrounded scale: the largest magnitude, a constant, a search for the least error (weights only,
 /// inc_scale.h), always 1, or a function of one's own (custom_scale()).
@@ -39,7 +46,7 @@ using CustomScale = std::function<float(float amax, const IncTarget& target)>;
 
 /// How one tensor's scale is made. backoff: the share of the format's range that amax is mapped to (0 < backoff <= 1).
 struct ScaleMethod {
-  Granularity granularity = Granularity::PTS;
+  Granularity granularity = Granularity::tensor;
   ScaleValue value = ScaleValue::MAXABS;
   Rounding rounding = Rounding::IDENTITY;
   float backoff = 1.0f;
@@ -55,7 +62,7 @@ struct ScaleMethod {
 
 /// A method that calls `scale`; its result is rounded to hp_dtype and has to be usable (finite, > 0, with a finite
 /// reciprocal), else std::invalid_argument naming the tensor.
-ScaleMethod custom_scale(CustomScale scale, Granularity granularity = Granularity::PTS);
+ScaleMethod custom_scale(CustomScale scale, Granularity granularity = Granularity::tensor);
 
 /// One row of the table: a spelling and its product.
 struct NamedScaleMethod {

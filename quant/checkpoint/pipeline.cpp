@@ -21,7 +21,7 @@ float largest_of(FloatType type) {
 /// The name of those that share a scale.
 const std::string& group_key(const PlannedWeight& w) { return w.fuse_group.empty() ? w.to.module : w.fuse_group; }
 
-bool per_tensor(const PlannedWeight& w) { return w.to.scheme.weights == WeightGranularity::tensor; }
+bool per_tensor(const PlannedWeight& w) { return w.to.scheme.weights == Granularity::tensor; }
 
 /// Rows that share scales which are made of them.
 std::int64_t grain_of(const PlannedWeight& w) {
@@ -112,9 +112,8 @@ class Pipeline::Rows {
  private:
   /// A weight being made; its parts share it.
   struct Work {
-    Work(const PlannedWeight& planned) : w(planned), grid(scale_grid(w.to.scheme, w.to.rows, w.to.cols)) {}
+    Work(const PlannedWeight& planned) : w(planned) {}
     const PlannedWeight& w;
-    const ScaleGrid grid;  // of new scales
     std::once_flag once;
     std::vector<float> from, to;                  // scale_inv, of the whole weight
     WeightScales tensor;                          // new ones, per tensor
@@ -171,7 +170,7 @@ class Pipeline::Rows {
         work.may_overflow = !(largest * kernels::fp8_max(w.from.spec.scheme.format, w.from.spec.scheme.dialect) <=
                               largest_of(plan_.type));
       } else if (w.change == Change::requantized) {
-        work.to.assign(static_cast<std::size_t>(work.grid.size()), 0.0f);
+        work.to.assign(static_cast<std::size_t>(scale_grid(w.to.scheme, rows, cols).size()), 0.0f);
         if (!per_tensor(w)) return;
         work.tensor = group_scales(context, w);
         work.to = work.tensor.scale_inv;
@@ -325,7 +324,7 @@ class Pipeline::Rows {
       cast_weight_rows(values.data, values.type, rows, cols, 0, scales, scheme, context.out.data());
       made = std::move(scales.scale_inv);
     }
-    std::copy(made.begin(), made.end(), work.to.begin() + row / work.grid.block_rows * work.grid.cols);
+    std::copy(made.begin(), made.end(), work.to.begin() + work.w.to.scheme.layout().in_grid(row, 0, work.w.to.cols));
     return largest;
   }
 

@@ -47,10 +47,10 @@ ModuleChoice choice_of(const CheckpointOptions& options) {
   ModuleChoice modules = options.modules;
   const auto& plan = options.plan;
   const auto weights = plan.weights.value_or(
-      plan.activations == ActivationScaling::static_tensor ? WeightGranularity::tensor : WeightGranularity::channel);
-  modules.scale_rows = weights == WeightGranularity::block                                 ? plan.block.rows
-                       : weights == WeightGranularity::channel && !plan.config.has_value() ? 1
-                                                                                           : 0;
+      plan.activations == ActivationScaling::static_tensor ? Granularity::tensor : Granularity::channel);
+  modules.scale_rows = weights == Granularity::block                                 ? plan.block.rows
+                       : weights == Granularity::channel && !plan.config.has_value() ? 1
+                                                                                     : 0;
   return modules;
 }
 

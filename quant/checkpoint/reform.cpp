@@ -28,7 +28,7 @@ Scheme common_scheme(const SourceFolder& source) {
     if (s.format != f.format || s.dialect != f.dialect || s.activations != f.activations)
       io::fail_at(source.folder(), "{} has {}, {} {}; one form holds one of them", w.spec.module, s.describe(),
                   finest->spec.module, f.describe());
-    if (s.weights != WeightGranularity::tensor && f.weights == WeightGranularity::tensor) finest = &w;
+    if (s.weights != Granularity::tensor && f.weights == Granularity::tensor) finest = &w;
     all_power_of_two = all_power_of_two && s.power_of_two;
   }
   Scheme common = finest->spec.scheme;
@@ -36,30 +36,30 @@ Scheme common_scheme(const SourceFolder& source) {
   return common;
 }
 
-std::vector<ActivationScaling> activation_choices(const Scheme& from, WeightGranularity weights) {
+std::vector<ActivationScaling> activation_choices(const Scheme& from, Granularity weights) {
   const auto dynamic =
-      weights == WeightGranularity::block ? ActivationScaling::dynamic_group : ActivationScaling::dynamic_token;
+      weights == Granularity::block ? ActivationScaling::dynamic_group : ActivationScaling::dynamic_token;
   if (from.is_static() || from.activations == ActivationScaling::none) return {from.activations, dynamic};
   return {dynamic, from.activations, ActivationScaling::dynamic_token, ActivationScaling::dynamic_tensor};
 }
 
 /// Schemes that a form may hold, the nearest first.
 std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o) {
-  std::vector<WeightGranularity> grids = {common.weights};
+  std::vector<Granularity> grids = {common.weights};
   if (o.weights.has_value()) {
     grids = {*o.weights};
   } else if (o.block.has_value() || o.power_of_two == true) {
-    grids = {WeightGranularity::block};
-  } else if (common.weights == WeightGranularity::tensor) {
-    grids = {WeightGranularity::tensor, WeightGranularity::channel, WeightGranularity::block};
+    grids = {Granularity::block};
+  } else if (common.weights == Granularity::tensor) {
+    grids = {Granularity::tensor, Granularity::channel, Granularity::block};
   }
   std::vector<Scheme> choices;
   for (const auto grid : grids) {
     Scheme s = common;
     s.weights = grid;
-    if (grid == WeightGranularity::block) s.block = o.block.value_or(common.has_blocks() ? common.block : Block{});
+    if (grid == Granularity::block) s.block = o.block.value_or(common.has_blocks() ? common.block : Block{});
     std::vector<bool> powers = {false};
-    if (grid == WeightGranularity::block)
+    if (grid == Granularity::block)
       powers = o.power_of_two.has_value() ? std::vector<bool>{*o.power_of_two}
                : common.power_of_two      ? std::vector<bool>{true, false}
                                           : powers;
@@ -99,7 +99,7 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
 Scheme target_scheme(const SourceFolder& source, const ConvertOptions& o, const CheckpointForm& form, Scheme common) {
   for (const auto& w : source.stored.weights) {
     const Scheme& s = w.spec.scheme;
-    if (o.weights.has_value() || s.weights == WeightGranularity::tensor || same_grid(s, common)) continue;
+    if (o.weights.has_value() || s.weights == Granularity::tensor || same_grid(s, common)) continue;
     io::fail_at(source.folder(), "{} has scales per {}, others per {}; {} tensor, channel or block makes them alike",
                 w.spec.module, granularity(s), granularity(common), io::option("weights"));
   }
@@ -147,7 +147,7 @@ PlannedWeight changed_weight(const SourceFolder& source, const Target& target, c
     w.change = Change::requantized;
     w.exact = false;
     to.convention = Convention::own;
-    if (to.weights == WeightGranularity::tensor) w.fuse_group = fuse_group_of(w.to.module);
+    if (to.weights == Granularity::tensor) w.fuse_group = fuse_group_of(w.to.module);
   } else if (!target.rescaling.identity()) {
     w.change = Change::rescaled;
     w.exact = false;

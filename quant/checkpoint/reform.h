@@ -25,7 +25,7 @@ struct ConvertOptions {
   std::string form = "compressed-tensors";  ///< one of form_names()
 
   // To a form. Empty: as the source has it, or the nearest that the form holds without rounding anything.
-  std::optional<WeightGranularity> weights;
+  std::optional<Granularity> weights;
   std::optional<Block> block;               ///< granularity block
   std::optional<bool> power_of_two;         ///< granularity block: E8M0 scales
   std::optional<recipes::Dialect> dialect;  ///< empty: the source's

@@ -85,24 +85,24 @@ Rescaling rescaling(recipes::Format format, recipes::Dialect from, recipes::Dial
 }
 
 bool refines(const Scheme& from, const Scheme& to, std::int64_t rows, std::int64_t cols) {
-  const ScaleGrid a = scale_grid(from, rows, cols), b = scale_grid(to, rows, cols);
-  return (a.rows <= 1 || a.block_rows % b.block_rows == 0) && (a.cols <= 1 || a.block_cols % b.block_cols == 0);
+  const auto grid = scale_grid(from, rows, cols);
+  const kernels::ScaleLayout a = from.layout(), b = to.layout();
+  return (grid.rows <= 1 || (b.rows != 0 && a.rows % b.rows == 0)) &&
+         (grid.cols <= 1 || (b.cols != 0 && a.cols % b.cols == 0));
 }
 
 std::vector<float> spread_scales(const std::vector<float>& scale_inv, const Scheme& from, const Scheme& to,
                                  std::int64_t rows, std::int64_t cols) {
-  const ScaleGrid a = scale_grid(from, rows, cols), b = scale_grid(to, rows, cols);
-  io::ensure(static_cast<std::int64_t>(scale_inv.size()) == a.size() && refines(from, to, rows, cols),
+  const auto grid = scale_grid(to, rows, cols);
+  const kernels::ScaleLayout old = from.layout(), made = to.layout();
+  io::ensure(static_cast<std::int64_t>(scale_inv.size()) == scale_grid(from, rows, cols).size() &&
+                 refines(from, to, rows, cols),
              "a scale per block, and blocks that each lie in one of the old ones");
   std::vector<float> out;
-  out.reserve(static_cast<std::size_t>(b.size()));
-  for (std::int64_t r = 0; r < b.rows; ++r) {
-    const std::int64_t row = a.rows <= 1 ? 0 : r * b.block_rows / a.block_rows;
-    for (std::int64_t c = 0; c < b.cols; ++c) {
-      const std::int64_t col = a.cols <= 1 ? 0 : c * b.block_cols / a.block_cols;
-      out.push_back(scale_inv[static_cast<std::size_t>(row * a.cols + col)]);
-    }
-  }
+  out.reserve(static_cast<std::size_t>(grid.size()));
+  for (std::int64_t r = 0; r < grid.rows; ++r)
+    for (std::int64_t c = 0; c < grid.cols; ++c)
+      out.push_back(scale_inv[static_cast<std::size_t>(old.in_grid(r * made.rows, c * made.cols, cols))]);
   return out;
 }
 

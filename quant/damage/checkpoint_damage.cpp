@@ -80,7 +80,7 @@ std::vector<float> amax_of(RowReader reader, const PlannedModule& m, const std::
     amax.insert(amax.end(), part.begin(), part.end());
   }
   if (std::ranges::any_of(amax, [](float a) { return !std::isfinite(a); })) return {std::nanf("")};
-  if (m.scheme.weights == WeightGranularity::tensor) amax = {amax.empty() ? 0.0f : *std::ranges::max_element(amax)};
+  if (m.scheme.weights == Granularity::tensor) amax = {amax.empty() ? 0.0f : *std::ranges::max_element(amax)};
   return amax;
 }
 
@@ -103,7 +103,7 @@ ModuleDamage damage_of(RowReader reader, const PlannedModule& m, const WeightSca
 class TopCodes {
  public:
   TopCodes(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
-      : cols_(cols), grid_(scale_grid(scheme, rows, cols)), groups_(static_cast<std::size_t>(grid_.size())) {
+      : cols_(cols), layout_(scheme.layout()), groups_(static_cast<std::size_t>(layout_.grid(rows, cols).size())) {
     const float* table = kernels::decode_table(scheme.format);
     const float top = scheme.fp8_max();
     float next = 0;
@@ -118,13 +118,12 @@ class TopCodes {
   void add(const std::uint8_t* codes, std::int64_t first_row, std::int64_t rows) {
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::uint8_t* line = codes + row * cols_;
-      const std::int64_t of_row = (first_row + row) / grid_.block_rows * grid_.cols;
       for (std::int64_t col = 0; col < cols_; ++col) {
         const Kind kind = kind_[line[col]];
         next_ += kind == kNext ? 1 : 0;
         if (kind != kTop) continue;
         ++top_;
-        groups_[static_cast<std::size_t>(of_row + col / grid_.block_cols)] = true;
+        groups_[static_cast<std::size_t>(layout_.in_grid(first_row + row, col, cols_))] = true;
       }
     }
   }
@@ -139,7 +138,7 @@ class TopCodes {
   enum Kind : std::uint8_t { kOther, kNext, kTop };
 
   std::int64_t cols_;
-  ScaleGrid grid_;
+  kernels::ScaleLayout layout_;
   Kind kind_[256];
   std::int64_t top_ = 0, next_ = 0;
   std::vector<bool> groups_;  ///< those with the largest code: what amax itself becomes

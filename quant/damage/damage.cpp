@@ -23,10 +23,10 @@ int octave_of(float magnitude) {
 struct Limits {
   std::vector<float> values;
   std::int64_t cols = 1;  ///< of the matrix
-  ScaleGrid grid;
+  kernels::ScaleLayout layout;
   float at(std::int64_t i) const {
     if (values.size() == 1) return values[0];
-    return values[static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols)];
+    return values[static_cast<std::size_t>(layout.in_grid(i / cols, i % cols, cols))];
   }
 };
 
@@ -63,10 +63,10 @@ CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, co
   return out;
 }
 
-Limits limits_of(const WeightScales& scales, const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
+Limits limits_of(const WeightScales& scales, const Scheme& scheme, std::int64_t cols) {
   Limits limits{{}, std::max<std::int64_t>(cols, 1), {}};
   // Stacked experts have a tensor's scale spread over its rows: a grid of rows all the same.
-  limits.grid = scheme.has_blocks() ? scale_grid(scheme, rows, cols) : ScaleGrid{1, limits.cols, rows, 1};
+  limits.layout = scheme.has_blocks() ? scheme.layout() : kernels::ScaleLayout::per_row();
   for (float s : scales.scale_inv) limits.values.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
   return limits;
 }
@@ -85,7 +85,7 @@ CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t row
     decode_weight_rows(codes.data(), rows, cols, 0, scales->scale_inv.data(),
                        static_cast<std::int64_t>(scales->scale_inv.size()), scheme, decoded.data(),
                        recipes::FloatType::F32);
-    limits = limits_of(*scales, scheme, rows, cols);
+    limits = limits_of(*scales, scheme, cols);
   }
   return sum_ranges(x, type, n, scales != nullptr ? decoded.data() : nullptr, limits);
 }
@@ -141,8 +141,7 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
   CastDamage out;
   Scheme rule =
       scheme;  // an activation's scales lie over it as those of a weight per channel, or of one in blocks of one row
-  rule.weights =
-      scheme.activations == ActivationScaling::dynamic_group ? WeightGranularity::block : WeightGranularity::channel;
+  rule.weights = scheme.activations == ActivationScaling::dynamic_group ? Granularity::block : Granularity::channel;
   rule.block.rows = 1;
   rule.power_of_two = scheme.is_mx();
   for_blocks(x, type, rows, cols, 1, [&](const void* data, std::int64_t, std::int64_t n) {
@@ -164,7 +163,7 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
 CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                         const float* decoded, const WeightScales* scales, const Scheme* scheme) {
   const Limits none{{std::numeric_limits<float>::infinity()}, std::max<std::int64_t>(cols, 1), {}};
-  return sum_ranges(x, type, rows * cols, decoded, scales == nullptr ? none : limits_of(*scales, *scheme, rows, cols));
+  return sum_ranges(x, type, rows * cols, decoded, scales == nullptr ? none : limits_of(*scales, *scheme, cols));
 }
 
 ModuleDamage ModuleDamage::of(std::string name, std::string type, const Scheme& scheme,

@@ -115,17 +115,17 @@ void read_weight_arguments(const Json& args, const std::string& where, Scheme& s
   check_arguments(args, where);
   const std::string strategy = form_parts::string_of(args, "strategy", where, "tensor");
   if (strategy == "tensor") {
-    scheme.weights = WeightGranularity::tensor;
+    scheme.weights = Granularity::tensor;
   } else if (strategy == "channel") {
-    scheme.weights = WeightGranularity::channel;
+    scheme.weights = Granularity::channel;
   } else if (strategy == "block") {
     const Json block = args.value("block_structure", Json());
     if (!block.is_array() || block.size() != 2)
       io::fail_at(where + ".block_structure", "found {}, allowed: [rows, columns]", in_message(block));
-    scheme.weights = WeightGranularity::block;
+    scheme.weights = Granularity::block;
     scheme.block = {positive(block[0], where + ".block_structure"), positive(block[1], where + ".block_structure")};
   } else if (strategy == "group") {  // runs of one row
-    scheme.weights = WeightGranularity::block;
+    scheme.weights = Granularity::block;
     scheme.block = {1, positive(args.value("group_size", Json()), where + ".group_size")};
   } else {
     io::fail_at(where + ".strategy", "found {}, built are: tensor, channel, block, group", io::in_quotes(strategy));
@@ -289,7 +289,7 @@ std::string problem_of_vllm(const Scheme& s) {
     return s.activations == ActivationScaling::none
                ? "vLLM casts the activations of MXFP8, which are in high precision here"
                : "";
-  if (s.is_static() && s.weights == WeightGranularity::channel)
+  if (s.is_static() && s.weights == Granularity::channel)
     return "channel weights with static activations: vLLM has CUTLASS's products of them (CUDA) alone, its other "
            "kernels fail; " +
            io::option("tensor_or_dynamic", "one weight scale per tensor or dynamic activations") + " fits all";
@@ -300,9 +300,9 @@ std::string problem_of_vllm(const Scheme& s) {
 std::string experts_problem_of_vllm(const Scheme& s) {
   if (s.activations == ActivationScaling::none && !s.is_mx())
     return "vLLM has no experts in fp8 with activations in high precision";
-  const auto is = [&](WeightGranularity w, ActivationScaling a) { return s.weights == w && s.activations == a; };
-  if (s.has_blocks() || is(WeightGranularity::tensor, ActivationScaling::static_tensor) ||
-      is(WeightGranularity::channel, ActivationScaling::dynamic_token))
+  const auto is = [&](Granularity w, ActivationScaling a) { return s.weights == w && s.activations == a; };
+  if (s.has_blocks() || is(Granularity::tensor, ActivationScaling::static_tensor) ||
+      is(Granularity::channel, ActivationScaling::dynamic_token))
     return problem_of_vllm(s);
   return io::message(
       "vLLM has experts with static tensor scales, with channel weights and dynamic token activations, or in blocks, "
@@ -313,7 +313,7 @@ std::string experts_problem_of_vllm(const Scheme& s) {
 /// transformers multiplies each expert's codes with its scales as they are, joins the products and has one tensor for
 /// all (integrations/compressed_tensors.py).
 std::string joining_problem(const WeightSpec& w) {
-  const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+  const auto grid = scale_grid(w.scheme, w.rows, w.cols);
   const bool fits = (grid.rows == 1 || grid.rows == w.rows) && (grid.cols == 1 || grid.cols == w.cols);
   if (!fits || w.scheme.is_mx()) return "transformers can't join experts with scales per block";
   return w.scheme.is_static() ? "transformers has no place for the input scales of experts" : "";
@@ -366,8 +366,8 @@ class CompressedTensors : public CheckpointForm {
   }
 
   std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) const override {
-    if (w.scheme.weights == WeightGranularity::tensor) return {{1}, {}};
-    const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+    if (w.scheme.weights == Granularity::tensor) return {{1}, {}};
+    const auto grid = scale_grid(w.scheme, w.rows, w.cols);
     return {{grid.rows, grid.cols}};
   }
 
@@ -426,7 +426,7 @@ class CompressedTensors : public CheckpointForm {
       const Scheme& scheme = groups.scheme_of(module);
       StoredWeight w =
           form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale",
-                                    scheme.weights == WeightGranularity::tensor && is_transposed(checkpoint, module));
+                                    scheme.weights == Granularity::tensor && is_transposed(checkpoint, module));
       form_parts::check_scale(checkpoint, w, scale_shapes(w.spec), scheme.is_mx());
       if (const auto dtype = checkpoint.info(w.scale).dtype; scheme.is_mx() && io::size_of(dtype) != 1)
         io::fail_at(form_parts::place(checkpoint, w.scale), "expected the exponents of {} in U8, found {}", kMxPacking,
@@ -447,11 +447,11 @@ class CompressedTensors : public CheckpointForm {
     Scheme scheme;
     scheme.activations = is_static ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     if (found.all([](const AssumedWeight& w) { return w.one && w.scale.size() <= 1; })) {
-      scheme.weights = WeightGranularity::tensor;
+      scheme.weights = Granularity::tensor;
     } else if (found.all([](const AssumedWeight& w) { return w.scale == std::vector{w.rows, std::int64_t{1}}; })) {
-      scheme.weights = WeightGranularity::channel;
+      scheme.weights = Granularity::channel;
     } else {
-      scheme.weights = WeightGranularity::block;
+      scheme.weights = Granularity::block;
       scheme.block = found.block();
       scheme.power_of_two = found.all([](const AssumedWeight& w) { return w.exponents; });
       if (!is_static) scheme.activations = ActivationScaling::dynamic_group;
@@ -475,7 +475,7 @@ class IncVllm final : public CompressedTensors {
   const char* help() const override { return "for vLLM on Gaudi"; }
 
   std::string scheme_problem(const Scheme& s) const override {
-    const bool one = s.weights == WeightGranularity::tensor && s.is_static();
+    const bool one = s.weights == Granularity::tensor && s.is_static();
     if (s.format == recipes::Format::E4M3 && !one)
       return std::string(name()) + " holds one static scale per tensor, found " + s.describe();
     return CompressedTensors::scheme_problem(s);

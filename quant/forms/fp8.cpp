@@ -40,7 +40,7 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   const bool mx = config.value("quant_method", Json()) == "mxfp8";
   const Json block = config.value("weight_block_size", mx ? Json{1, 32} : Json());
   if (block.is_null()) {
-    scheme.weights = WeightGranularity::tensor;
+    scheme.weights = Granularity::tensor;
     scheme.activations = is_static ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     return scheme;
   }
@@ -49,7 +49,7 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
     io::fail_at(where, "key 'weight_block_size': found {}, allowed: [rows, columns] or null", in_message(block));
   if (is_static)
     io::fail_at(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
-  scheme.weights = WeightGranularity::block;
+  scheme.weights = Granularity::block;
   scheme.block = {size(0), size(1)};
   scheme.activations = ActivationScaling::dynamic_group;
   scheme.power_of_two = mx || ue8m0;
@@ -106,7 +106,7 @@ class Fp8 final : public CheckpointForm {
 
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3) return std::string("fp8 holds E4M3, found ") + kernels::name_of(s.format);
-    if (s.weights == WeightGranularity::channel) return "fp8 holds per tensor or block weights, found channel";
+    if (s.weights == Granularity::channel) return "fp8 holds per tensor or block weights, found channel";
     if (s.has_blocks())
       return s.activations == ActivationScaling::dynamic_group
                  ? ""
@@ -126,7 +126,7 @@ class Fp8 final : public CheckpointForm {
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
     if (!w.scheme.has_blocks()) return form_parts::plain_entries(w, {});
-    const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+    const auto grid = scale_grid(w.scheme, w.rows, w.cols);
     return {
         {w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
         {w.module + ".weight_scale_inv", w.scheme.power_of_two ? DType::F8_E8M0 : DType::F32, {grid.rows, grid.cols}}};
@@ -209,7 +209,7 @@ class Fp8 final : public CheckpointForm {
   static StoredWeight read_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme) {
     if (scheme.has_blocks()) {
       StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale_inv");
-      const ScaleGrid grid = scale_grid(scheme, w.spec.rows, w.spec.cols);
+      const auto grid = scale_grid(scheme, w.spec.rows, w.spec.cols);
       form_parts::check_scale(checkpoint, w, {{grid.rows, grid.cols}}, true);
       if (io::size_of(checkpoint.info(w.scale).dtype) == 1) w.spec.scheme.power_of_two = true;
       return w;

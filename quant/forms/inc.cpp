@@ -41,7 +41,7 @@ Names names_of(const std::string& module, bool qdq) {
 /// Scales that INC's rules made in hp_dtype are stored in it; all others in F32. Per channel, INC computes in the
 /// weight's own type, which may be wider than hp_dtype.
 DType scale_dtype(const Scheme& scheme) {
-  if (scheme.convention != Convention::inc || scheme.weights != WeightGranularity::tensor) return DType::F32;
+  if (scheme.convention != Convention::inc || scheme.weights != Granularity::tensor) return DType::F32;
   return scheme.hp == recipes::FloatType::BF16  ? DType::BF16
          : scheme.hp == recipes::FloatType::F16 ? DType::F16
                                                 : DType::F32;
@@ -61,7 +61,7 @@ void write_values(TensorSink& sink, const std::string& tensor, const std::vector
 std::string method_for(const Scheme& scheme, const std::string& scale_method) {
   std::string method = scale_method;
   if (recipes::find_scale_method(scale_method) == nullptr) {
-    const bool channel = scheme.weights == WeightGranularity::channel;
+    const bool channel = scheme.weights == Granularity::channel;
     if (scheme.is_static()) {
       method = channel ? "ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2" : "MAXABS_ARBITRARY";
     } else {
@@ -106,7 +106,7 @@ class Inc final : public CheckpointForm {
   bool is_read_by(CheckpointReader reader) const override { return reader == CheckpointReader::neural_compressor; }
   bool holds_e5m2() const override { return true; }
   bool stores_transposed() const override { return true; }
-  bool rounds_inc_scales(const Scheme& s) const override { return s.weights == WeightGranularity::tensor; }
+  bool rounds_inc_scales(const Scheme& s) const override { return s.weights == Granularity::tensor; }
 
   std::vector<const char*> ignore_keys() const override { return {"/blocklist/names"}; }
   /// re.search
@@ -128,7 +128,7 @@ class Inc final : public CheckpointForm {
   std::string weight_problem(const WeightSpec&) const override { return ""; }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec& config) const override {
-    const bool channel = w.scheme.weights == WeightGranularity::channel, is_static = w.scheme.is_static();
+    const bool channel = w.scheme.weights == Granularity::channel, is_static = w.scheme.is_static();
     const Names names = names_of(w.module, config.qdq);
     const DType dtype = scale_dtype(w.scheme);
     std::vector<io::SafetensorsWriter::Entry> list;
@@ -173,7 +173,7 @@ class Inc final : public CheckpointForm {
                     const std::vector<float>& scale_inv) const override {
     const Names names = names_of(w.module, config.qdq);
     const DType dtype = scale_dtype(w.scheme);
-    const bool channel = w.scheme.weights == WeightGranularity::channel, is_static = w.scheme.is_static();
+    const bool channel = w.scheme.weights == Granularity::channel, is_static = w.scheme.is_static();
     write_values(sink, names.weight, scale_inv, dtype);
     if (is_static) {
       write_values(sink, names.input, {w.scheme.input_scale_inv}, dtype);
@@ -286,7 +286,7 @@ class Inc final : public CheckpointForm {
     form_parts::check_scale(checkpoint, w, {{}, {1}, {w.spec.rows}});
     const auto& shape = checkpoint.info(names.weight).shape;
     const bool channel = !shape.empty() && shape[0] == w.spec.rows;
-    w.spec.scheme.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
+    w.spec.scheme.weights = channel ? Granularity::channel : Granularity::tensor;
     if (scheme.is_static()) form_parts::read_input_scale(checkpoint, w, names.input);
     for (const char* end : {".quant_input.scale_inv", ".quant_input.zero_point", ".dequant_weights.zero_point"})
       if (checkpoint.contains(module + end)) w.tensors.push_back(module + end);

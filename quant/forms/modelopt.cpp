@@ -30,10 +30,10 @@ constexpr char kPerTensor[] = "FP8", kPerChannel[] = "FP8_PER_CHANNEL_PER_TOKEN"
                kPerGroup[] = "MXFP8";
 
 const char* algorithm_of(const Scheme& s) {
-  return s.weights == WeightGranularity::tensor    ? kPerTensor
-         : s.weights == WeightGranularity::channel ? kPerChannel
-         : s.is_mx()                               ? kPerGroup
-                                                   : kPerBlock;
+  return s.weights == Granularity::tensor    ? kPerTensor
+         : s.weights == Granularity::channel ? kPerChannel
+         : s.is_mx()                         ? kPerGroup
+                                             : kPerBlock;
 }
 
 void check_kv_scheme(const Json& config, const std::string& where) {
@@ -53,17 +53,17 @@ void read_algorithm(const Json& config, const std::string& where, Scheme& scheme
   const std::string found = form_parts::string_of(config, "quant_algo", where);
   const std::string algorithm = io::upper(found);
   if (algorithm == kPerTensor) {
-    scheme.weights = WeightGranularity::tensor;
+    scheme.weights = Granularity::tensor;
     scheme.activations = ActivationScaling::static_tensor;
   } else if (algorithm == kPerChannel) {
-    scheme.weights = WeightGranularity::channel;
+    scheme.weights = Granularity::channel;
     scheme.activations = ActivationScaling::dynamic_token;
   } else if (algorithm == io::upper(kPerBlock)) {
-    scheme.weights = WeightGranularity::block;
+    scheme.weights = Granularity::block;
     scheme.block = kBlock;
     scheme.activations = ActivationScaling::dynamic_group;
   } else if (algorithm == kPerGroup) {
-    scheme.weights = WeightGranularity::block;
+    scheme.weights = Granularity::block;
     scheme.block = kMxBlock;
     scheme.power_of_two = true;
     scheme.activations = ActivationScaling::dynamic_group;
@@ -105,11 +105,11 @@ class ModelOpt final : public CheckpointForm {
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3)
       return std::string("modelopt holds E4M3, found ") + kernels::name_of(s.format);
-    const auto fits = [&](WeightGranularity w, ActivationScaling a) { return s.weights == w && s.activations == a; };
-    if (fits(WeightGranularity::tensor, ActivationScaling::static_tensor) ||
-        fits(WeightGranularity::channel, ActivationScaling::dynamic_token))
+    const auto fits = [&](Granularity w, ActivationScaling a) { return s.weights == w && s.activations == a; };
+    if (fits(Granularity::tensor, ActivationScaling::static_tensor) ||
+        fits(Granularity::channel, ActivationScaling::dynamic_token))
       return "";
-    if (!fits(WeightGranularity::block, ActivationScaling::dynamic_group))
+    if (!fits(Granularity::block, ActivationScaling::dynamic_group))
       return io::message(
           "modelopt holds static tensor, channel and token, or block and group scales; found {} weights, {} "
           "activations",
@@ -125,11 +125,11 @@ class ModelOpt final : public CheckpointForm {
   }
 
   std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) const override {
-    const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+    const auto grid = scale_grid(w.scheme, w.rows, w.cols);
     switch (w.scheme.weights) {
-      case WeightGranularity::tensor: return {{}, {1}};
-      case WeightGranularity::channel: return {{w.rows}};
-      case WeightGranularity::block: break;
+      case Granularity::tensor: return {{}, {1}};
+      case Granularity::channel: return {{w.rows}};
+      default: break;
     }
     if (w.scheme.is_mx()) return {{grid.rows, grid.cols}};
     std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}, {grid.rows, grid.cols}};

@@ -78,7 +78,7 @@ Scheme read_scheme(const Json& config, const std::string& module, const std::str
   const std::string where = config_place + ": entry of " + io::printable(module);
   const Json weight = part_of(entry, kWeights), inputs = part_of(entry, kInputs);
   Scheme scheme = base;
-  scheme.weights = is_per_row(weight, kWeights, where) ? WeightGranularity::channel : WeightGranularity::tensor;
+  scheme.weights = is_per_row(weight, kWeights, where) ? Granularity::channel : Granularity::tensor;
   const bool per_token = is_per_row(inputs, kInputs, where);
   const bool dynamic = inputs.value("is_dynamic", Json(false)) == Json(true);
   if (per_token && !dynamic)
@@ -103,7 +103,7 @@ class Quark final : public CheckpointForm {
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3) return std::string("quark holds E4M3, found ") + kernels::name_of(s.format);
     if (s.has_blocks()) return "quark holds per tensor or channel weights, found block";
-    const bool tensor = s.weights == WeightGranularity::tensor;
+    const bool tensor = s.weights == Granularity::tensor;
     if (s.activations == ActivationScaling::dynamic_token || (tensor && s.is_static())) return "";
     return std::string("quark holds dynamic token activations, or static tensor ones with tensor weights, found ") +
            name_of(s.activations);
@@ -112,7 +112,7 @@ class Quark final : public CheckpointForm {
   std::string weight_problem(const WeightSpec&) const override { return ""; }
 
   std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) const override {
-    if (w.scheme.weights == WeightGranularity::channel) return {{w.rows}, {w.rows, 1}};
+    if (w.scheme.weights == Granularity::channel) return {{w.rows}, {w.rows, 1}};
     return {{}, {1}};
   }
 
@@ -127,8 +127,8 @@ class Quark final : public CheckpointForm {
     Json config = Json::object();
     config["quant_method"] = "quark";
     config["export"] = {{"kv_cache_group", Json::array()}, {"pack_method", "reorder"}};
-    config["global_quant_config"] = layer_entry(fp8_entry(spec.scheme.weights == WeightGranularity::channel, false),
-                                                fp8_entry(!is_static, !is_static));
+    config["global_quant_config"] =
+        layer_entry(fp8_entry(spec.scheme.weights == Granularity::channel, false), fp8_entry(!is_static, !is_static));
     config["layer_quant_config"] = std::move(layers);
     config["layer_type_quant_config"] = Json::object();
     config["exclude"] = ignore_entries(*this, spec);

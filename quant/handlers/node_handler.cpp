@@ -110,7 +110,7 @@ const Fp8Handler& handler_of(const at::Tensor& weight) {
   const auto* handler = fp8_handler(weight);
   TORCH_CHECK(handler != nullptr, "[mixture_of_experts] expected experts' weights in fp8, found ", weight.scalar_type(),
               "; convert them with their module");
-  TORCH_CHECK(handler->scheme().weights != WeightGranularity::block, "[mixture_of_experts] ",
+  TORCH_CHECK(handler->scheme().weights != Granularity::block, "[mixture_of_experts] ",
               runtime::find_tag(weight)->module_names(),
               ": found block scales, allowed are scales per tensor or channel");
   return *handler;

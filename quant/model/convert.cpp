@@ -32,7 +32,7 @@ std::vector<NodeInfo> infos_of(const std::vector<measure::OpNode>& nodes) {
 /// The scales of a module with a weight as a scale file stores them. INC: the output's scale is the product of the two.
 ModuleScales module_scales(const PlannedModule& p, const WeightScales& weight, std::int64_t cols) {
   ModuleScales out{p.info.name, {}, {}, std::nullopt};
-  const bool per_channel = weight.scale_inv.size() > 1 || p.scheme.weights == WeightGranularity::channel;
+  const bool per_channel = weight.scale_inv.size() > 1 || p.scheme.weights == Granularity::channel;
   out.weight = per_channel ? StoredScale::channels(weight.scale_inv, static_cast<std::size_t>(cols))
                            : StoredScale::of(weight.scale_inv[0]);
   if (!p.scheme.is_static()) return out;
@@ -193,7 +193,7 @@ void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, co
   std::vector<std::int64_t> shape{static_cast<std::int64_t>(scale_inv.size())};
   if (scheme.has_blocks()) {
     const Channels c = channels_of(module);
-    const ScaleGrid grid = scale_grid(scheme, c.rows, c.cols);
+    const auto grid = scale_grid(scheme, c.rows, c.cols);
     shape = {grid.rows, grid.cols};
     TORCH_CHECK(grid.size() == static_cast<std::int64_t>(scale_inv.size()), "[convert] ", module.name,
                 ".weight: expected ", grid.rows, " x ", grid.cols, " block scales, found ", scale_inv.size());

@@ -120,8 +120,7 @@ class WeightRounding {
   std::size_t scale_at(std::int64_t row, std::int64_t block_col) const {
     if (scales_.scale.size() == 1) return 0;
     if (!p_.scheme.has_blocks()) return static_cast<std::size_t>(row);
-    const ScaleGrid grid = scale_grid(p_.scheme, w_.size(0), cols_);
-    return static_cast<std::size_t>(row / grid.block_rows * grid.cols + block_col);
+    return static_cast<std::size_t>(p_.scheme.layout().in_grid(row, 0, cols_) + block_col);
   }
   double error_of(const std::vector<std::uint8_t>& codes) const {
     std::vector<float> error(values_.size());

@@ -26,16 +26,16 @@ std::vector<float> per_row(const std::vector<float>& values, const Channels& c) 
 
 /// amax of the weight: one value, or one per output channel or block.
 std::vector<float> weight_amax(const measure::WeightModule& m, const Scheme& scheme) {
-  const WeightGranularity granularity = scheme.weights;
+  const Granularity granularity = scheme.weights;
   const at::Tensor w = m.weight.detach().contiguous();
   const auto type = runtime::ops::float_type_of(w.scalar_type());
   const Channels c = channels_of(m);
-  if (granularity == WeightGranularity::block) return block_amax(w.const_data_ptr(), type, c.rows, c.cols, scheme);
-  const std::int64_t n = granularity == WeightGranularity::tensor ? c.parts : c.rows;
+  if (granularity == Granularity::block) return block_amax(w.const_data_ptr(), type, c.rows, c.cols, scheme);
+  const std::int64_t n = granularity == Granularity::tensor ? c.parts : c.rows;
   std::vector<float> amax(static_cast<std::size_t>(n));
   const std::int64_t each = n == 0 ? 0 : w.numel() / n;
   kernels::amax_rows(w.const_data_ptr(), type, n, each, each, amax.data());
-  return granularity == WeightGranularity::tensor ? per_row(amax, c) : amax;
+  return granularity == Granularity::tensor ? per_row(amax, c) : amax;
 }
 
 /// The scales of least error of each part, or of all rows or blocks.
@@ -44,7 +44,7 @@ WeightScales least_error(const measure::WeightModule& m, const Scheme& scheme, c
   const auto type = runtime::ops::float_type_of(w.scalar_type());
   const Channels c = channels_of(m);
   const auto* data = static_cast<const char*>(w.const_data_ptr());
-  if (scheme.weights != WeightGranularity::tensor || c.parts == 1)
+  if (scheme.weights != Granularity::tensor || c.parts == 1)
     return least_error_scales(data, type, c.rows, c.cols, from_amax, scheme, m.name + ".weight");
   WeightScales all;
   for (std::int64_t part = 0; part < c.parts; ++part) {
@@ -62,7 +62,7 @@ WeightScales best_scales(const measure::WeightModule& m, const Scheme& scheme) {
   const at::Tensor w = m.weight.detach().contiguous();
   const auto type = runtime::ops::float_type_of(w.scalar_type());
   const Channels c = channels_of(m);
-  if (scheme.weights == WeightGranularity::channel)
+  if (scheme.weights == Granularity::channel)
     return searched_weight_scales(w.const_data_ptr(), type, c.rows, c.cols, scheme, m.name + ".weight");
   WeightScales all;
   for (std::int64_t part = 0; part < c.parts; ++part) {
@@ -87,7 +87,7 @@ void check_weight(const measure::WeightModule& m) {
 WeightScales stored_scales(const measure::WeightModule& m, const PlannedModule& p) {
   const Channels c = channels_of(m);
   const auto count = static_cast<std::int64_t>(p.stored_weight_scale_inv.size());
-  const bool per_channel = p.scheme.weights == WeightGranularity::channel;
+  const bool per_channel = p.scheme.weights == Granularity::channel;
   TORCH_CHECK(per_channel ? count == c.rows : count == 1 || count == c.rows, "[convert] scales: ", m.name,
               ".weight: expected ", per_channel ? c.rows : 1, " values, found ", count);
   WeightScales out;

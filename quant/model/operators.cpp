@@ -178,9 +178,9 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
   const std::string where = "[fp8::tag] scheme";
   TagScheme out;
   Scheme& scheme = out.scheme;
-  scheme.weights = scale_inv.numel() == 1 ? WeightGranularity::tensor
-                   : scale_inv.dim() == 2 ? WeightGranularity::block
-                                          : WeightGranularity::channel;
+  scheme.weights = scale_inv.numel() == 1 ? Granularity::tensor
+                   : scale_inv.dim() == 2 ? Granularity::block
+                                          : Granularity::channel;
   scheme.activations = ActivationScaling::none;
   std::optional<Dialect> dialect;
   FloatType dtype = FloatType::BF16;
@@ -193,7 +193,7 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
                         return true;
                       }};
   const auto keys = read_keys(where, text,
-                              {choice<WeightGranularity>("weights", scheme.weights),
+                              {choice("weights", scheme.weights, weight_granularities()),
                                choice("activations", scheme.activations, activation_words()), block(scheme.block),
                                boolean("power_of_two", scheme.power_of_two), choice<Dialect>("dialect", dialect), input,
                                choice<FloatType>("dtype", dtype), choice<Convention>("convention", scheme.convention),
@@ -294,18 +294,16 @@ void tag_codes(const at::Tensor& codes, const std::string& module, const at::Ten
   const std::int64_t channels = codes.dim() == 3 ? codes.size(0) * codes.size(1) : codes.size(0);
   const auto count = static_cast<std::int64_t>(values.size());
   switch (tag.scheme.weights) {
-    case WeightGranularity::tensor:
-      TORCH_CHECK(count == 1, "[fp8::tag] scale_inv: expected 1 value, found ", count);
-      break;
-    case WeightGranularity::channel:
+    case Granularity::tensor: TORCH_CHECK(count == 1, "[fp8::tag] scale_inv: expected 1 value, found ", count); break;
+    case Granularity::channel:
       TORCH_CHECK(count == channels || count == codes.size(0), "[fp8::tag] scale_inv: expected ", channels,
                   " values (one per row), found ", count);
       break;
-    case WeightGranularity::block: {
-      const ScaleGrid grid = scale_grid(tag.scheme, codes.size(0), codes.size(1));
+    default: {
+      const auto grid = scale_grid(tag.scheme, codes.size(0), codes.size(1));
       TORCH_CHECK(codes.dim() == 2 && scale_inv.sizes() == at::IntArrayRef({grid.rows, grid.cols}),
                   "[fp8::tag] scale_inv: expected ", grid.rows, " x ", grid.cols, " values (one per block of ",
-                  grid.block_rows, " x ", grid.block_cols, "), found sizes ", scale_inv.sizes());
+                  tag.scheme.block.rows, " x ", tag.scheme.block.cols, "), found sizes ", scale_inv.sizes());
       break;
     }
   }

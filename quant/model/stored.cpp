@@ -135,8 +135,7 @@ std::vector<at::Tensor> scales_beside(const at::Tensor& weight) {
   const bool transposed = is_transposed(*tag, weight);
   at::Tensor scale = handler.weight_scale_inv().to(weight.device(), /*non_blocking=*/false, /*copy=*/true);
   std::vector<std::int64_t> sizes = weight.sizes().vec();
-  const bool of_outputs =
-      handler.scheme().weights == WeightGranularity::channel && (sizes.size() == 2 || sizes.size() == 3);
+  const bool of_outputs = handler.scheme().weights == Granularity::channel && (sizes.size() == 2 || sizes.size() == 3);
   if (of_outputs) {
     sizes[sizes.size() - (transposed ? 2 : 1)] = 1;
     if (c10::multiply_integers(sizes) == scale.numel()) scale = scale.reshape(sizes);

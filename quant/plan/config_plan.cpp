@@ -112,8 +112,8 @@ class ConfigPlanner {
     s.weight_method = method.weight;
     s.activation_method = method.activation;
     s.search = config_.weight_scale_search;
-    s.weights = method.weight.granularity == Granularity::PCS ? WeightGranularity::channel : WeightGranularity::tensor;
-    const bool per_token = method.activation.granularity == Granularity::PCS;
+    s.weights = method.weight.granularity == Granularity::channel ? Granularity::channel : Granularity::tensor;
+    const bool per_token = method.activation.granularity == Granularity::channel;
     s.activations = configs::type_is(m.type, &KindInfo::lookup) ? ActivationScaling::none
                     : !config_.dynamic_quantization             ? ActivationScaling::static_tensor
                     : per_token                                 ? ActivationScaling::dynamic_token
@@ -141,7 +141,7 @@ class ConfigPlanner {
       return skip(n.name, "its experts' weights stay in high precision");
     s.dynamic = config_.dynamic_quantization;
     s.dynamic_method = method.activation;
-    s.per_token = method.activation.granularity == Granularity::PCS;
+    s.per_token = method.activation.granularity == Granularity::channel;
     if (!s.dynamic && !apply_stored(planned, options_)) {
       const auto* m = method.needs_measurements() ? measured_node(n) : nullptr;
       if (m == nullptr && method.needs_measurements()) {

@@ -24,7 +24,7 @@ std::string block_problem(const ModuleInfo& m, const Scheme& scheme) {
 }
 
 void check_blocks(const PlanOptions& o) {
-  if (o.weights != WeightGranularity::block) {
+  if (o.weights != Granularity::block) {
     if (o.activations == ActivationScaling::dynamic_group)
       throw std::invalid_argument("dynamic group activations go with block scales of weights, found others");
     if (o.power_of_two)
@@ -126,8 +126,8 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
   const ModulePatterns patterns(o);
   patterns.require_used(modules, nodes);
   const bool is_static = o.activations == ActivationScaling::static_tensor;
-  const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
-  const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;
+  const auto weights = o.weights.value_or(is_static ? Granularity::tensor : Granularity::channel);
+  const bool groups = weights == Granularity::block && o.activations != ActivationScaling::none;
   const auto activations = groups ? ActivationScaling::dynamic_group : o.activations;
   for (const auto& m : modules) {
     if (plan_rules::kept(m.name, o, plan)) continue;
@@ -142,7 +142,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
         is_lookup(m.type) || o.weights_only.contains(m.name) ? ActivationScaling::none : activations;
     planned.scheme.weights = weights;
     planned.scheme.search = o.search;
-    if (weights == WeightGranularity::block) {
+    if (weights == Granularity::block) {
       planned.scheme.block = o.block;
       planned.scheme.power_of_two = o.power_of_two;
       if (std::string problem = block_problem(m, planned.scheme); !problem.empty()) {
@@ -150,7 +150,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
         continue;
       }
     }
-    if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
+    if (weights == Granularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
     std::string reason;
     if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
       const bool listed = plan_rules::was_to_be_measured(m.name, o);

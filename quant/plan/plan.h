@@ -79,7 +79,7 @@ FP8_ENUM_NAMES(ExpertForm, {each, "each"}, {keep, "keep"});
 struct PlanOptions {
   ActivationScaling activations = ActivationScaling::dynamic_token;
   /// Default: tensor with measurements, channel else. block: dynamic activations are per group of block.cols then.
-  std::optional<WeightGranularity> weights;
+  std::optional<Granularity> weights;
   Block block;                              ///< granularity block
   bool power_of_two = false;                ///< granularity block: scales are powers of two (E8M0)
   ScaleSearch search = ScaleSearch::amax;   ///< of weights
@@ -89,9 +89,9 @@ struct PlanOptions {
   bool attention = false;
   /// Key-value caches in fp8 too. Not given: as the config's lists say, without a config no.
   std::optional<bool> kv_cache;
-  KvGranularity kv_scales = KvGranularity::tensor;  ///< of key-value caches
-  bool query_scale = false;                         ///< beside those of caches: one for the queries too
-  ExpertForm experts = ExpertForm::each;            ///< of checkpoints only
+  Granularity kv_scales = Granularity::tensor;  ///< of key-value caches
+  bool query_scale = false;                     ///< beside those of caches: one for the queries too
+  ExpertForm experts = ExpertForm::each;        ///< of checkpoints only
   /// Python regular expressions, searched in the module's name. One that is found in none is an error.
   std::vector<std::string> include, exclude;
   /// Modules that stay in high precision, as llm-compressor's word means them: names, "re:EXPRESSION", class names.

@@ -187,7 +187,7 @@ const measure::Amax& measured_amax(const std::string& module, const PlanOptions&
   const std::string& observer = options.measurements->observer;
   const bool aside = options.measurements->find(module) != found, maxabs = observer.empty() || observer == "maxabs";
   const bool heads = aside ? measure::has_heads(*options.measurements) : maxabs && found->inputs[0].size() > 1;
-  if (options.kv_scales == KvGranularity::head && !heads)
+  if (options.kv_scales == Granularity::head && !heads)
     io::fail<io::Error>("measurements: {}: found {}, a scale per head needs one of each; measure again ({})", module,
                         found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel",
                         io::option("measure_heads", "CalibrationOptions::kv_cache measures heads"));
@@ -260,7 +260,7 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
         "measurements: {}: found only zeros, of which no scale can be made; calibrate with other data, or leave the "
         "cache in high precision",
         module);
-  if (options.kv_scales == KvGranularity::tensor) amax = {largest};
+  if (options.kv_scales == Granularity::tensor) amax = {largest};
   std::vector<std::size_t> idle;
   for (std::size_t h = 0; h < amax.size(); ++h) {
     if (amax[h] != 0.0f) continue;
@@ -278,7 +278,7 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
 
 std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options,
                                     std::vector<std::string>& warnings) {
-  if (options.query_scale && (options.config.has_value() || options.kv_scales == KvGranularity::head))
+  if (options.query_scale && (options.config.has_value() || options.kv_scales == Granularity::head))
     throw std::invalid_argument(
         "a scale of queries: found a QUANT_CONFIG or scales per head, expected one scale each of keys and values");
   if (attention.empty())

@@ -12,7 +12,7 @@ recipes::IncTarget target_of(const Numbers& numbers) { return {numbers.dialect, 
 /// INC makes scales per channel in the weight's own type, of which f16 has become bf16.
 recipes::IncTarget weight_target(const Scheme& scheme, std::optional<recipes::FloatType> type) {
   recipes::IncTarget target = target_of(scheme);
-  if (scheme.weights == WeightGranularity::channel && type.has_value())
+  if (scheme.weights == Granularity::channel && type.has_value())
     target.hp = *type == recipes::FloatType::F16 ? recipes::FloatType::BF16 : *type;
   return target;
 }
@@ -105,14 +105,10 @@ WeightScales of_scale_inv(std::vector<float> scale_inv, const Scheme& scheme, re
 
 }  // namespace
 
-ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
-  switch (scheme.weights) {
-    case WeightGranularity::tensor: return {std::max<std::int64_t>(rows, 1), std::max<std::int64_t>(cols, 1), 1, 1};
-    case WeightGranularity::channel: return {1, std::max<std::int64_t>(cols, 1), rows, 1};
-    case WeightGranularity::block: break;
-  }
-  return {scheme.block.rows, scheme.block.cols, kernels::blocks_of(rows, scheme.block.rows),
-          kernels::blocks_of(cols, scheme.block.cols)};
+kernels::ScaleLayout Scheme::layout() const {
+  return has_blocks()                      ? kernels::ScaleLayout::blocks(block.rows, block.cols)
+         : weights == Granularity::channel ? kernels::ScaleLayout::per_row()
+                                           : kernels::ScaleLayout::per_tensor();
 }
 
 std::string mx_problem(const Scheme& scheme, std::int64_t cols) {
@@ -140,9 +136,8 @@ WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const 
   std::int64_t begin = first, end = first + rows;
   if (scheme.has_blocks()) {
     require_band(first, scheme);
-    const ScaleGrid grid = scale_grid(scheme, rows, cols);
-    begin = first / grid.block_rows * grid.cols;
-    end = begin + grid.size();
+    begin = scheme.layout().in_grid(first, 0, cols);
+    end = begin + scale_grid(scheme, rows, cols).size();
   }
   const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + begin, v.begin() + end); };
   return {cut(scale), cut(scale_inv)};
@@ -173,7 +168,7 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
 
 WeightScales least_error_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                                 const WeightScales& from_amax, const Scheme& scheme, const std::string& module) {
-  if (scheme.weights == WeightGranularity::tensor) {
+  if (scheme.weights == Granularity::tensor) {
     TensorScaleSearch search(from_amax, scheme);
     search.add(w, type, rows, cols);
     return search.best(module);
@@ -267,21 +262,20 @@ void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64
     return kernels::decode_from_fp8(
         {codes, rows, cols, scheme.format, y, type, {per_row ? 1 : 0, 0}, scale_inv + (per_row ? first_row : 0)});
   }
-  const ScaleGrid grid = scale_grid(scheme, rows, cols);
+  const kernels::ScaleLayout layout = scheme.layout();
   const auto bands = [&](std::int64_t row, std::int64_t n) {  // first_row + row starts a band, or they are within one
     kernels::DecodeArgs args;
     args.codes = codes + row * cols;
     args.rows = n;
     args.cols = cols;
     args.format = scheme.format;
-    args.layout = kernels::ScaleLayout::blocks(grid.block_rows, grid.block_cols);
-    args.scale_inv = scale_inv + (first_row + row) / grid.block_rows * grid.cols;
+    args.layout = layout;
+    args.scale_inv = scale_inv + layout.in_grid(first_row + row, 0, cols);
     args.y = static_cast<char*>(y) + row * cols * kernels::size_of(type);
     args.type = type;
     kernels::decode_blocks(args);
   };
-  const std::int64_t begun = first_row % grid.block_rows,
-                     rest = begun == 0 ? 0 : std::min(rows, grid.block_rows - begun);
+  const std::int64_t begun = first_row % layout.rows, rest = begun == 0 ? 0 : std::min(rows, layout.rows - begun);
   if (rest > 0) bands(0, rest);
   if (rest < rows) bands(rest, rows - rest);
 }
@@ -292,7 +286,7 @@ void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows,
   args.scales = scales.scale.data();
   if (scheme.has_blocks()) {
     require_band(first_row, scheme);
-    args.scales += first_row / scheme.block.rows * kernels::blocks_of(cols, scheme.block.cols);
+    args.scales += scheme.layout().in_grid(first_row, 0, cols);
     return kernels::cast(args);
   }
   if (scales.scale.size() > 1) args.layout = kernels::ScaleLayout::per_row(), args.scales += first_row;

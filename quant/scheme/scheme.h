@@ -12,6 +12,7 @@
 #include "fp8/configs/quant_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/recipes/recipes.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {
 
@@ -20,9 +21,12 @@ using fp8::name_of;
 enum class Convention : std::uint8_t { own, inc };
 FP8_ENUM_NAMES(Convention, {own, "own"}, {inc, "inc"});
 
-/// block: a scale per rectangle of the weight (Scheme::block).
-enum class WeightGranularity : std::uint8_t { tensor, channel, block };
-FP8_ENUM_NAMES(WeightGranularity, {tensor, "tensor"}, {channel, "channel"}, {block, "block"});
+using recipes::Granularity;
+
+/// The granularities that a weight has; block: a scale per rectangle (Scheme::block).
+inline EnumChoice<Granularity> weight_granularities() {
+  return choice_of({Granularity::tensor, Granularity::channel, Granularity::block});
+}
 
 /// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each
 /// call. dynamic_tensor: one scale for all of it, at each call. dynamic_group: one per Scheme::block.cols neighbours in
@@ -67,16 +71,14 @@ FP8_ENUM_NAMES(WeightWord, {tensor, "tensor"}, {channel, "channel"}, {block, "bl
 template <class Options>
 void set_weights(Options& options, WeightWord word) {
   using enum WeightWord;
-  options.weights = word == tensor    ? WeightGranularity::tensor
-                    : word == channel ? WeightGranularity::channel
-                                      : WeightGranularity::block;
+  options.weights = word == tensor ? Granularity::tensor : word == channel ? Granularity::channel : Granularity::block;
   if (word != mx) return;
   options.block = kMxBlock;
   options.power_of_two = true;
 }
 
 struct Scheme : Numbers {
-  WeightGranularity weights = WeightGranularity::channel;
+  Granularity weights = Granularity::channel;  ///< not head
   ActivationScaling activations = ActivationScaling::dynamic_token;
   Block block;                ///< granularity block, dynamic_group
   bool power_of_two = false;  ///< granularity block: scale_inv is the smallest power of two >= amax / fp8_max (E8M0)
@@ -87,24 +89,22 @@ struct Scheme : Numbers {
   float input_scale_inv = 1.0f, input_scale = 1.0f;
 
   bool is_static() const { return activations == ActivationScaling::static_tensor; }
-  bool has_blocks() const { return weights == WeightGranularity::block; }
+  bool has_blocks() const { return weights == Granularity::block; }
   /// MXFP8: scales of weights, and of activations that are not in high precision, are E8M0 by the rule of training's
   /// recipe (kernels::e8m0_from_amax): as power_of_two says, but down to 2^-127, which a block of zeros has.
   bool is_mx() const { return has_blocks() && power_of_two && block == kMxBlock; }
   /// Scales are searched for: powers of two and INC's methods that round or search theirs keep them.
   bool least_error() const;
+  /// The part of a weight that one scale covers.
+  kernels::ScaleLayout layout() const;
   /// "E4M3 channel weights, dynamic token activations, ocp"; of MXFP8 "E4M3 mx weights, ...".
   std::string describe() const;
 };
 
-/// How the scales of a weight [rows, cols] lie over it: a dense grid of blocks. Per tensor it is one block, per channel
-/// each row is one.
-struct ScaleGrid {
-  std::int64_t block_rows = 1, block_cols = 1;  ///< >= 1
-  std::int64_t rows = 1, cols = 1;              ///< of the grid
-  std::int64_t size() const { return rows * cols; }
-};
-ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols);
+/// The grid of scales of a weight [rows, cols].
+inline kernels::ScaleLayout::Grid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
+  return scheme.layout().grid(rows, cols);
+}
 
 /// Why a weight with so many inputs can't have the scheme: MXFP8 has whole blocks only. Empty if it can.
 std::string mx_problem(const Scheme& scheme, std::int64_t cols);
@@ -264,9 +264,8 @@ struct KvScales {
 //   kv_cache      input 0, or one for each head of it        the same
 //   dynamic_moe   input 0, outputs 1 .. E (each expert)      output 0; not used: y stays in high precision
 
-/// The values of a key-value cache that share a scale.
-enum class KvGranularity : std::uint8_t { tensor, head };
-FP8_ENUM_NAMES(KvGranularity, {tensor, "tensor"}, {head, "head"});
+/// The granularities that a key-value cache has.
+inline EnumChoice<Granularity> kv_granularities() { return choice_of({Granularity::tensor, Granularity::head}); }
 
 struct NodeScheme : Numbers {
   configs::ModuleKind kind = configs::ModuleKind::matmul;

@@ -36,6 +36,18 @@ struct ScaleLayout {
   constexpr std::int64_t at(std::int64_t row, std::int64_t col, std::int64_t width) const {
     return row * rows * (cols == 0 ? 1 : width) + col * cols;
   }
+  /// The scales of a matrix: a dense grid of so many rows and columns.
+  struct Grid {
+    std::int64_t rows = 1, cols = 1;
+    constexpr std::int64_t size() const { return rows * cols; }
+  };
+  constexpr Grid grid(std::int64_t height, std::int64_t width) const {
+    return {rows == 0 ? 1 : blocks_of(height, rows), cols == 0 ? 1 : blocks_of(width, cols)};
+  }
+  /// Any layout: the place in that grid of the scale of element (row, col) of a matrix of `width` columns.
+  constexpr std::int64_t in_grid(std::int64_t row, std::int64_t col, std::int64_t width) const {
+    return (rows == 0 ? 0 : row / rows * grid(0, width).cols) + (cols == 0 ? 0 : col / cols);
+  }
   bool operator==(const ScaleLayout&) const = default;
 };
 

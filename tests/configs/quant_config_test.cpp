@@ -68,7 +68,7 @@ TEST(QuantConfig, ACallerWithoutObserversTakesAnyThatCanStandInAFilesName) {
 TEST(QuantConfig, ScaleMethod) {
   EXPECT_EQ(parse(R"({"scale_method": "unit_scale"})").scale_method.name, "UNIT_SCALE");
   EXPECT_EQ(parse(R"({"scale_method": "ACT_maxabs_pow2_weights_pcs_maxabs_pow2"})").scale_method.weight.granularity,
-            recipes::Granularity::PCS);
+            recipes::Granularity::channel);
   for (const recipes::NamedScaleMethod& method : recipes::scale_methods()) {
     const QuantConfig config =
         parse_quant_config({{"scale_method", method.name}, {"dynamic_quantization", method.dynamic_only}}, "q.json");

@@ -241,7 +241,7 @@ TEST(Rules, RuntimeScalePatchingTakesOneScalePerTensor) {
   patching.runtime_scale_patching = true;
   for (const auto& method : recipes::scale_methods()) {
     if (method.dynamic_only) continue;
-    const bool channels = method.weight.granularity == recipes::Granularity::PCS;
+    const bool channels = method.weight.granularity == recipes::Granularity::channel;
     const auto found = problems({{"scale_method", method.name}}, Dialect::gaudi3, patching);
     EXPECT_EQ(found.size(), channels ? 1u : 0u) << method.name;
     for (const std::string& problem : found)

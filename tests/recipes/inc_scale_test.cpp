@@ -29,10 +29,10 @@ struct Golden {
 
 #include "recipes/inc_scale_table.inc"
 
-const ScaleMethod kPow2{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, 0.25f};
-const ScaleMethod kHw{Granularity::PTS, ScaleValue::MAXABS, Rounding::HW_ALIGNED, 0.25f};
-const ScaleMethod kArbitrary{Granularity::PTS, ScaleValue::MAXABS, Rounding::IDENTITY, 0.25f};
-const ScaleMethod kPerChannel{Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2, 0.5f};
+const ScaleMethod kPow2{Granularity::tensor, ScaleValue::MAXABS, Rounding::POW2, 0.25f};
+const ScaleMethod kHw{Granularity::tensor, ScaleValue::MAXABS, Rounding::HW_ALIGNED, 0.25f};
+const ScaleMethod kArbitrary{Granularity::tensor, ScaleValue::MAXABS, Rounding::IDENTITY, 0.25f};
+const ScaleMethod kPerChannel{Granularity::channel, ScaleValue::MAXABS, Rounding::POW2, 0.5f};
 
 TEST(RoundTo, Bf16KeepsTheUpperSixteenBitsRoundedToEven) {
   std::mt19937 random(7);
@@ -130,7 +130,7 @@ TEST(IncScale, HardwareAlignedIsAlwaysAMemberOfTheSet) {
 TEST(IncScale, FixedMethodsIgnoreAmax) {
   const ScaleMethod unit = scale_method_from_name("unit_scale").weight;
   const ScaleMethod single = scale_method_from_name("hw_aligned_single_scale").activation;
-  const ScaleMethod dummy{Granularity::PTS, ScaleValue::DUMMY_SCALES, Rounding::IDENTITY, 1.0f};
+  const ScaleMethod dummy{Granularity::tensor, ScaleValue::DUMMY_SCALES, Rounding::IDENTITY, 1.0f};
   for (float amax : {0.0f, 3.0f, std::nanf("")}) {
     EXPECT_EQ(inc_scale_inv(amax, unit, {}, "w"), 1.0f);
     EXPECT_EQ(inc_scale_inv(amax, single, {Dialect::gaudi2, Format::E4M3, FloatType::BF16}, "w"), 16.0f);
@@ -233,13 +233,13 @@ TEST(IncScale, ErrorsNameTheTensor) {
   EXPECT_ERROR(std::invalid_argument, inc_scale_inv(-2.0f, kHw, {}, "x"), "x: amax is -2");
   EXPECT_ERROR(std::invalid_argument, inc_scale_inv(70000.0f, kHw, f16, "x"), "f16 (hp_dtype) can hold");
   EXPECT_ERROR(std::invalid_argument, inc_scale_inv(3.4e38f, kHw, {}, "x"), "bf16 (hp_dtype) can hold");
-  EXPECT_ERROR(std::invalid_argument, inc_scale_inv(1.0f, {Granularity::PTS, ScaleValue::OPT}, {}, "w"),
+  EXPECT_ERROR(std::invalid_argument, inc_scale_inv(1.0f, {Granularity::tensor, ScaleValue::OPT}, {}, "w"),
                "w: scale value OPT is a search over the weight's values");
   for (float backoff : {0.0f, -1.0f, 1.5f, std::nanf("")}) {
-    const ScaleMethod method{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, backoff};
+    const ScaleMethod method{Granularity::tensor, ScaleValue::MAXABS, Rounding::POW2, backoff};
     EXPECT_ERROR(std::invalid_argument, inc_scale_inv(1.0f, method, {}, "w"), "w: backoff is ");
   }
-  const ScaleMethod minute{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, 1e-30f};
+  const ScaleMethod minute{Granularity::tensor, ScaleValue::MAXABS, Rounding::POW2, 1e-30f};
   EXPECT_ERROR(std::invalid_argument, inc_scale_inv(1e30f, minute, {}, "w"), "overflows");
   Eigen::ArrayXf amax(2);
   amax << 1.0f, std::nanf("");
@@ -375,9 +375,10 @@ TEST(DynamicScale, BackoffIsAHalfWhateverTheMethodSays) {
   const float amax[] = {448.0f, 224.0f, 100.0f, 3.0f};
   float made[4];
   for (const float backoff : {0.25f, 0.5f, 1.0f}) {
-    inc_dynamic_scale_inv(amax, 4, {Granularity::PTS, ScaleValue::MAXABS, Rounding::IDENTITY, backoff}, target, made);
+    inc_dynamic_scale_inv(amax, 4, {Granularity::tensor, ScaleValue::MAXABS, Rounding::IDENTITY, backoff}, target,
+                          made);
     for (int i = 0; i < 4; ++i) EXPECT_EQ(made[i], amax[i] / 224.0f);
-    inc_dynamic_scale_inv(amax, 4, {Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2, backoff}, target, made);
+    inc_dynamic_scale_inv(amax, 4, {Granularity::channel, ScaleValue::MAXABS, Rounding::POW2, backoff}, target, made);
     EXPECT_THAT(made, testing::ElementsAre(2.0f, 1.0f, 0.5f, 0x1p-6f));
   }
 }
@@ -385,7 +386,7 @@ TEST(DynamicScale, BackoffIsAHalfWhateverTheMethodSays) {
 // Dynamic and static scales differ in nothing but the backoff.
 TEST(DynamicScale, EqualsTheStaticFormulaForEveryBf16) {
   for (const Rounding rounding : {Rounding::POW2, Rounding::IDENTITY})
-    for (const Granularity granularity : {Granularity::PTS, Granularity::PCS}) {
+    for (const Granularity granularity : {Granularity::tensor, Granularity::channel}) {
       const ScaleMethod method{granularity, ScaleValue::MAXABS, rounding, 0.5f};
       for (std::uint32_t bits = 0; bits < 0x7F80; ++bits) {
         const float amax = kernels::bf16_to_f32(static_cast<std::uint16_t>(bits));
@@ -398,22 +399,23 @@ TEST(DynamicScale, EqualsTheStaticFormulaForEveryBf16) {
 
 TEST(DynamicScale, ZerosAreUsableAndWhatIsNotFiniteStaysSo) {
   float values[] = {0.0f, std::nanf(""), INFINITY, 0x1p-149f, 1.0f};
-  inc_dynamic_scale_inv(values, 5, {Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2}, {}, values);  // in place
+  inc_dynamic_scale_inv(values, 5, {Granularity::channel, ScaleValue::MAXABS, Rounding::POW2}, {}, values);  // in place
   EXPECT_EQ(values[0], 0x1p-126f);
   EXPECT_TRUE(std::isnan(values[1]));
   EXPECT_EQ(values[2], INFINITY);
   EXPECT_EQ(values[3], 0x1p-126f);
   float zero = 0.0f;
-  inc_dynamic_scale_inv(&zero, 1, {Granularity::PTS, ScaleValue::MAXABS, Rounding::IDENTITY}, {}, &zero);
+  inc_dynamic_scale_inv(&zero, 1, {Granularity::tensor, ScaleValue::MAXABS, Rounding::IDENTITY}, {}, &zero);
   EXPECT_EQ(zero, 1.0f);
   float largest = 0x1.FEp127f;  // 2^128 / 224 = 2^120.19, whose log2 is 120 in bf16
-  inc_dynamic_scale_inv(&largest, 1, {Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2}, {}, &largest);
+  inc_dynamic_scale_inv(&largest, 1, {Granularity::tensor, ScaleValue::MAXABS, Rounding::POW2}, {}, &largest);
   EXPECT_EQ(largest, 0x1p120f);
 }
 
 TEST(DynamicScale, SearchesAreForWeights) {
   float amax = 1.0f;
-  EXPECT_ERROR(std::invalid_argument, inc_dynamic_scale_inv(&amax, 1, {Granularity::PTS, ScaleValue::OPT}, {}, &amax),
+  EXPECT_ERROR(std::invalid_argument,
+               inc_dynamic_scale_inv(&amax, 1, {Granularity::tensor, ScaleValue::OPT}, {}, &amax),
                "scale value OPT is for weights");
 }
 

@@ -120,7 +120,7 @@ TEST(OptScale, PerChannelIsTheMultipleOfTheReferenceTheFirstOfEquals) {
           const float* row = w.data() + r * kCols;
           float amax = 0.0f;
           for (std::int64_t i = 0; i < kCols; ++i) amax = std::max(amax, std::abs(row[i]));
-          const ScaleMethod maxabs{Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2, 0.5f};
+          const ScaleMethod maxabs{Granularity::channel, ScaleValue::MAXABS, Rounding::POW2, 0.5f};
           const float reference = inc_scale_inv(amax, maxabs, definition.target, "w");
           EXPECT_EQ(found[r], definition.of_channel(row, kCols, reference, powers(-3, 4)))
               << name_of(dialect) << name_of(hp) << r;
@@ -149,7 +149,7 @@ TEST(OptScale, ScalesOfZerosAreUsable) {
     for (const FloatType hp : kTypes) {
       const IncTarget target{Dialect::gaudi3, Format::E4M3, hp};
       const auto found = opt_scale_inv(w.data(), 4, 16, method.weight, target, "w");
-      EXPECT_EQ(found.size(), method.weight.granularity == Granularity::PCS ? 4 : 1);
+      EXPECT_EQ(found.size(), method.weight.granularity == Granularity::channel ? 4 : 1);
       for (const float s : found)
         EXPECT_TRUE(s > 0.0f && std::isfinite(inc_scale(s, hp)) && inc_scale(s, hp) > 0.0f) << method.name << s;
     }

@@ -16,8 +16,8 @@ namespace fp8::recipes {
 namespace {
 
 std::string product(const ScaleMethod& m) {
-  return std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding) + " " +
-         std::to_string(m.backoff).substr(0, 4);
+  return std::string(name_of(m.granularity, inc_granularities())) + " " + name_of(m.value) + " " + name_of(m.rounding) +
+         " " + std::to_string(m.backoff).substr(0, 4);
 }
 
 /// Of the weights, of the activations.
@@ -54,8 +54,8 @@ TEST(ScaleMethod, KindsOfWeightAndActivationNameTheRow) {
     other.activation.candidates = {2.0f};
     EXPECT_EQ(find_scale_method(other.weight, other.activation), &row) << row.name;
   }
-  const ScaleMethod pow2{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2};
-  EXPECT_EQ(find_scale_method(pow2, {Granularity::PTS, ScaleValue::FIXED_VALUE, Rounding::SCALE_UNIT}), nullptr);
+  const ScaleMethod pow2{Granularity::tensor, ScaleValue::MAXABS, Rounding::POW2};
+  EXPECT_EQ(find_scale_method(pow2, {Granularity::tensor, ScaleValue::FIXED_VALUE, Rounding::SCALE_UNIT}), nullptr);
 }
 
 TEST(ScaleMethodRegistration, IsKnownByNameWhileItLives) {
@@ -91,7 +91,7 @@ TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
     EXPECT_ERROR(std::invalid_argument, ScaleMethodRegistration bad(name, {}), "scale method") << name;
   EXPECT_ERROR(std::invalid_argument, custom_scale(nullptr), "found no function");
   EXPECT_ERROR(std::invalid_argument,
-               ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}),
+               ScaleMethodRegistration bad("X", {.weight = {Granularity::tensor, ScaleValue::CUSTOM}}),
                "CUSTOM and a function go together");
   for (const float wrong : {0.0f, -1.0f, INFINITY, std::nanf(""), 0x1p-130f}) {
     const ScaleMethod method = custom_scale([wrong](float, const IncTarget&) { return wrong; });

@@ -114,10 +114,10 @@ void check(const Files& files, const std::string& name) {
 }
 
 void run(Runner& runner) {
-  const std::vector<std::pair<const char*, quant::WeightGranularity>> cases = {
-      {"quantize channel", quant::WeightGranularity::channel},
-      {"quantize tensor", quant::WeightGranularity::tensor},
-      {"quantize block", quant::WeightGranularity::block}};
+  const std::vector<std::pair<const char*, recipes::Granularity>> cases = {
+      {"quantize channel", recipes::Granularity::channel},
+      {"quantize tensor", recipes::Granularity::tensor},
+      {"quantize block", recipes::Granularity::block}};
   std::unique_ptr<Files> files;
   for (const auto& [name, granularity] : cases) {
     if (!runner.wants(name)) continue;

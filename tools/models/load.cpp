@@ -165,7 +165,7 @@ const quant::Fp8Handler* handler_of(const at::Tensor& weight) {
 void add_scales(const quant::Fp8Handler& handler, std::int64_t rows, std::vector<float>& scale_inv) {
   const at::Tensor scales = handler.weight_scale_inv().cpu().contiguous();
   const float* values = scales.const_data_ptr<float>();
-  if (handler.scheme().weights == quant::WeightGranularity::block) {
+  if (handler.scheme().weights == recipes::Granularity::block) {
     scale_inv.insert(scale_inv.end(), values, values + scales.numel());
     return;
   }
@@ -174,7 +174,7 @@ void add_scales(const quant::Fp8Handler& handler, std::int64_t rows, std::vector
 
 /// True if a block of one part would reach into the next one.
 bool blocks_overlap(const Stacked& s, const quant::Scheme& scheme) {
-  return scheme.weights == quant::WeightGranularity::block && s.parts.size() > 1 &&
+  return scheme.weights == recipes::Granularity::block && s.parts.size() > 1 &&
          s.parts[0].weight.size(0) % scheme.block.rows != 0;
 }
 
@@ -218,7 +218,7 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
     return true;
   }
   for (const auto& part : s.parts) runtime::untag_weight(part.weight);
-  if (scheme.weights != quant::WeightGranularity::block) scheme.weights = quant::WeightGranularity::channel;
+  if (scheme.weights != recipes::Granularity::block) scheme.weights = recipes::Granularity::channel;
   std::vector<at::Tensor> bytes;
   for (const auto& c : codes) bytes.push_back(c.view(at::kByte));
   quant::attach_fp8(s.module, at::cat(bytes).view(codes[0].scalar_type()), scale_inv, scheme, compute, watch);

@@ -94,6 +94,13 @@ const char* name_of(E value, const EnumChoice<E>& choice) {
   return "unknown";
 }
 
+template <class E>
+std::optional<E> parse_enum(std::string_view name, const EnumChoice<E>& choice) {
+  for (const auto& row : choice)
+    if (row.name == name) return row.value;
+  return std::nullopt;
+}
+
 /// "own, inc": what messages call allowed.
 template <class E>
 std::string allowed_names(const EnumChoice<E>& choice) {

@@ -20,7 +20,7 @@ using test::HandCheckpoint;
 using test::HandTensor;
 using test::make_scheme;
 using test::to;
-using W = WeightGranularity;
+using W = Granularity;
 using A = ActivationScaling;
 
 /// config.json without its quantization_config, and with the sizes that prove how weights stand.

@@ -45,7 +45,7 @@ at::Tensor by_groups(const at::Tensor& x, std::int64_t group, float max = 448.0f
 PlanOptions block_options(const Block& block, ActivationScaling activations,
                           recipes::Dialect dialect = recipes::Dialect::ocp) {
   PlanOptions o;
-  o.weights = WeightGranularity::block;
+  o.weights = Granularity::block;
   o.block = block;
   o.activations = activations;
   o.dialect = dialect;
@@ -222,7 +222,7 @@ TEST(BlockScales, NaNAndInfStayInTheirRow) {
 
 /// Codes and scales put on by hand, as a reader of checkpoints does.
 at::Tensor attached(const at::Tensor& w, Scheme scheme) {
-  scheme.weights = WeightGranularity::block;
+  scheme.weights = Granularity::block;
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(w.numel()));
   const auto inv = quantize_weight_blocks(w.const_data_ptr(), recipes::FloatType::F32, w.size(0), w.size(1), scheme,
                                           "w", codes.data());
@@ -256,7 +256,7 @@ TEST(BlockScales, DamageIsThatOfTheCodes) {
   const at::Tensor w = torch::randn({50, 70}) * torch::logspace(-3, 1, 70), wv = by_blocks(w, 16, 16),
                    x = torch::randn({9, 70}), xv = by_groups(x, 16);
   Scheme s;
-  s.weights = WeightGranularity::block;
+  s.weights = Granularity::block;
   s.block = {16, 16};
   s.activations = ActivationScaling::dynamic_group;
   const WeightScales scales = weight_scales(block_amax(w.const_data_ptr(), recipes::FloatType::F32, 50, 70, s), s, "w");
@@ -277,7 +277,7 @@ TEST(BlockScales, RefusalsNameWhatIsAllowed) {
   o = block_options({0, 16}, ActivationScaling::none);
   EXPECT_REFUSED(converted(w, o), "0 x 16", "at least 1");
   o = block_options({16, 16}, ActivationScaling::none);
-  o.weights = WeightGranularity::channel;
+  o.weights = Granularity::channel;
   o.power_of_two = true;
   EXPECT_REFUSED(converted(w, o), "e8m0", "block");
   EXPECT_REFUSED(converted(torch::full({4, 4}, NAN), block_options({2, 2}, ActivationScaling::none)), "w", "nan");
@@ -290,7 +290,7 @@ TEST(BlockScales, RefusalsNameWhatIsAllowed) {
   EXPECT_EQ(plan.skipped[0].reason, "no block scales for type Conv2d");
 
   Scheme s;
-  s.weights = WeightGranularity::block;
+  s.weights = Granularity::block;
   s.block = {16, 16};
   const auto attach = [&](const std::vector<float>& scales) {
     attach_fp8({"w", "Linear", hpu(torch::zeros({20, 24})), std::nullopt},

@@ -8,7 +8,7 @@
 
 namespace fp8::test {
 
-inline quant::Scheme make_scheme(quant::WeightGranularity weights, quant::ActivationScaling activations,
+inline quant::Scheme make_scheme(recipes::Granularity weights, quant::ActivationScaling activations,
                                  std::int64_t block = 128, bool power_of_two = false) {
   quant::Scheme s;
   s.weights = weights;
@@ -63,17 +63,17 @@ inline at::Tensor spread_grid(const at::Tensor& grid, const quant::Block& block,
 }
 
 inline SourceWeight random_weight(std::int64_t rows, std::int64_t cols, const quant::Scheme& s) {
-  using quant::WeightGranularity;
+  using recipes::Granularity;
   SourceWeight w;
   w.codes = random_codes(rows, cols, s.dialect == recipes::Dialect::gaudi2 ? 240 : 448);
   const auto ceil = [](std::int64_t n, std::int64_t d) { return (n + d - 1) / d; };
-  const quant::Block block = s.weights == WeightGranularity::tensor    ? quant::Block{rows, cols}
-                             : s.weights == WeightGranularity::channel ? quant::Block{1, cols}
-                                                                       : s.block;
+  const quant::Block block = s.weights == Granularity::tensor    ? quant::Block{rows, cols}
+                             : s.weights == Granularity::channel ? quant::Block{1, cols}
+                                                                 : s.block;
   at::Tensor grid = torch::rand({ceil(rows, block.rows), ceil(cols, block.cols)}) * 0.01 + 1e-5;
   if (s.power_of_two) grid = torch::exp2(torch::floor(torch::log2(grid)));
   w.spread = spread_grid(grid, block, rows, cols);
-  w.scale = s.weights == WeightGranularity::tensor ? grid.reshape({1}) : grid;
+  w.scale = s.weights == Granularity::tensor ? grid.reshape({1}) : grid;
   w.input = 0.01f + 0.001f * static_cast<float>(rows);
   return w;
 }

@@ -268,7 +268,7 @@ TEST(Groups, AllInFp8OrNone) {
   m.weight(attn + "q_b_proj", {256, 256});
   m.write();
   CheckpointOptions options;
-  options.plan.weights = WeightGranularity::block;
+  options.plan.weights = Granularity::block;
   options.form = "fp8";
   const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
   ASSERT_EQ(report.quantized.size(), 1u);

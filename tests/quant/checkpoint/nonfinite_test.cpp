@@ -13,7 +13,7 @@ using io::Json;
 using recipes::FloatType;
 using test::make_scheme;
 using test::to;
-using W = WeightGranularity;
+using W = Granularity;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 

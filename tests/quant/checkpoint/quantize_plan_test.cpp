@@ -189,7 +189,7 @@ TEST(StackedExperts, KeptOnesAreListedForReaders) {
     f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
     f.options.plan.experts = ExpertForm::keep;
     f.options.form = form;
-    if (form == "fp8") f.options.plan.weights = WeightGranularity::tensor;
+    if (form == "fp8") f.options.plan.weights = Granularity::tensor;
     const auto report = f.run();
     EXPECT_EQ(report.quantized.size(), 1u);
     for (const char* stack : {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"}) {
@@ -253,7 +253,7 @@ TEST(StackedExperts, WhatIsNotANumberIsNamedWithItsExpert) {
   f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), "model.layers.0.feed_forward.", true));
   at::Tensor stack = test::find(f.tensors, "model.layers.0.feed_forward.experts.gate_up_proj");
   stack[3][4][kInner + 1] = std::numeric_limits<float>::quiet_NaN();
-  for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor, WeightGranularity::block}) {
+  for (const auto weights : {Granularity::channel, Granularity::tensor, Granularity::block}) {
     f.options.plan.weights = weights;
     f.options.plan.block = {4, 4};
     EXPECT_REFUSED(f.run(),
@@ -262,7 +262,7 @@ TEST(StackedExperts, WhatIsNotANumberIsNamedWithItsExpert) {
     EXPECT_FALSE(fs::exists(f.dir / "out"));
   }
   f.options.allow_nonfinite = true;
-  f.options.plan.weights = WeightGranularity::channel;
+  f.options.plan.weights = Granularity::channel;
   const auto report = f.run();
   EXPECT_EQ(report.quantized.size(), 1u);
   EXPECT_THAT(reasons(report)["model.layers.0.feed_forward.experts.down_proj"], HasSubstr("NaN in 1 of 2400 values"));

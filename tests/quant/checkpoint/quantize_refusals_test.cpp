@@ -34,7 +34,7 @@ TEST_F(CheckpointRefusals, NaNInAQuantizedTensor) {
     for (const float bad : {NAN, INFINITY}) {
       Refusal r;
       r.tensor("model.layers.0.mlp.down_proj.weight")[35][52].fill_(bad);
-      r.options.plan.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
+      r.options.plan.weights = channel ? Granularity::channel : Granularity::tensor;
       r.expect({"model.layers.0.mlp.down_proj.weight"});
     }
 }
@@ -98,7 +98,7 @@ TEST_F(CheckpointRefusals, MeasurementsThatDoNotFit) {
       modules.push_back({name.substr(0, name.size() - 7), {{1.0f}}, std::nullopt, measure::Amax{100.0f}});
   }
   for (const bool channel : {false, true}) {
-    r.options.plan.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
+    r.options.plan.weights = channel ? Granularity::channel : Granularity::tensor;
     r.expect({"was 100 when measured", "another model"});
   }
 }
@@ -191,7 +191,7 @@ TEST(CheckpointForms, BlocksAndTheirRaggedSiblings) {
   f.add(layer + "mlp.down_proj.weight", {48, 64});
   f.add(layer + "self_attn.q_proj.weight", {48, 48});
   f.tensors[2].second.slice(0, 16, 32).zero_();
-  f.options.plan.weights = WeightGranularity::block;
+  f.options.plan.weights = Granularity::block;
   f.options.plan.block = {16, 16};
   f.options.form = "fp8";
   const auto report = f.run();
@@ -215,11 +215,11 @@ TEST(CheckpointForms, BlocksAndTheirRaggedSiblings) {
 TEST(CheckpointForms, NothingFitsTheBlocks) {
   Folder f;
   f.add("a.weight", {15, 16});
-  f.options.plan.weights = WeightGranularity::block;
+  f.options.plan.weights = Granularity::block;
   f.options.plan.block = {16, 16};
   f.options.form = "fp8";
   EXPECT_REFUSED(f.run(), "no Linear module is left", "a: ", "no multiple of the block");
-  f.options.plan.weights = WeightGranularity::channel;
+  f.options.plan.weights = Granularity::channel;
   EXPECT_REFUSED(f.run(), "fp8 holds per tensor or block weights, found channel");
 }
 

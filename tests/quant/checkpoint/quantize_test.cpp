@@ -113,7 +113,7 @@ TEST_F(CheckpointQuantize, ScalesOfLeastError) {
       }
     }
     EXPECT_EQ(io::read_json(dir / "channels/fp8.json")["weight_scales"], "mse");
-    o.plan.weights = WeightGranularity::tensor;
+    o.plan.weights = Granularity::tensor;
     quantize_checkpoint(dir / "in", dir / "tensors", o);
     std::vector<at::Tensor> group;
     for (const char* name : {"q_proj", "k_proj", "v_proj"})
@@ -121,7 +121,7 @@ TEST_F(CheckpointQuantize, ScalesOfLeastError) {
     const at::Tensor q = read_tensor(dir / "tensors", "model.layers.0.self_attn.q_proj.weight_scale");
     expect_least_error(group, q.item<float>(), max);
     EXPECT_TRUE(same_bits(q, read_tensor(dir / "tensors", "model.layers.0.self_attn.v_proj.weight_scale")));
-    o.plan.weights = WeightGranularity::block, o.plan.block = {12, 12};
+    o.plan.weights = Granularity::block, o.plan.block = {12, 12};
     o.form = "fp8";
     const std::string module = quantize_checkpoint(dir / "in", dir / "blocks", o).quantized.front().first;
     const at::Tensor w = test::find(tensors, module + ".weight").to(at::kFloat),
@@ -138,7 +138,7 @@ TEST_F(CheckpointQuantize, PowersOfTwoFollowTheAmax) {
   test::write_llama(folder / "in", test::small_llama(at::kBFloat16));
   CheckpointOptions o;
   o.form = "fp8";
-  o.plan.weights = WeightGranularity::block, o.plan.block = {12, 12};
+  o.plan.weights = Granularity::block, o.plan.block = {12, 12};
   o.plan.power_of_two = true;
   quantize_checkpoint(folder / "in", folder / "amax", o);
   o.plan.search = ScaleSearch::mse;
@@ -207,7 +207,7 @@ TEST_F(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
       PlanOptions plan;
       plan.dialect = dialect;
       expect_same_as_in_memory(plan, dtype);
-      for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor}) {
+      for (const auto weights : {Granularity::channel, Granularity::tensor}) {
         PlanOptions search = plan;
         search.search = ScaleSearch::mse;
         search.weights = weights;

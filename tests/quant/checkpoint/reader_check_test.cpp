@@ -16,7 +16,7 @@ using io::Json;
 
 struct Output {
   TempDir dir;
-  explicit Output(const std::string& form, bool tied = false, WeightGranularity weights = WeightGranularity::channel) {
+  explicit Output(const std::string& form, bool tied = false, Granularity weights = Granularity::channel) {
     write_llama(dir / "m", small_llama(at::kFloat, tied), tied);
     CheckpointOptions o;
     o.form = form;
@@ -53,8 +53,8 @@ TEST(ReaderCheck, WhatIsWrittenLoads) {
     const Output ct("compressed-tensors", tied);
     EXPECT_EQ(problems(ct.verdicts(), "transformers"), "") << tied;
     EXPECT_EQ(problems(ct.verdicts(), "vLLM"), "") << tied;
-    EXPECT_EQ(problems(Output("fp8", tied, WeightGranularity::tensor).verdicts(), "vLLM"), "") << tied;
-    EXPECT_EQ(problems(Output("modelopt", tied, WeightGranularity::channel).verdicts(), "vLLM"), "") << tied;
+    EXPECT_EQ(problems(Output("fp8", tied, Granularity::tensor).verdicts(), "vLLM"), "") << tied;
+    EXPECT_EQ(problems(Output("modelopt", tied, Granularity::channel).verdicts(), "vLLM"), "") << tied;
     EXPECT_EQ(problems(Output("inc", tied).verdicts(), "neural-compressor"), "") << tied;
   }
 }
@@ -135,7 +135,7 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
 }
 
 TEST(ReaderCheck, ScalesThatAReaderHasNot) {
-  const auto verdicts = Output("fp8", false, WeightGranularity::tensor).verdicts();
+  const auto verdicts = Output("fp8", false, Granularity::tensor).verdicts();
   EXPECT_EQ(problems(verdicts, "vLLM"), "");
   EXPECT_THAT(problems(verdicts, "transformers"), HasSubstr("transformers reads weight_scale_inv in this form"));
   const std::string expert = "model.layers.0.mlp.experts.0.down_proj";
@@ -194,7 +194,7 @@ TEST(ReaderCheck, ScalesOfCachesThatTransformersMissesOrDrops) {
 /// By the sources of vLLM 0.32 (compressed_tensors.py, compressed_tensors_moe_w8a8_fp8.py, fp8.py, modelopt.py,
 /// kernels/linear) and transformers 5.23 (integrations/compressed_tensors.py, finegrained_fp8.py).
 TEST(ReaderCheck, SchemesOfEachFormAndPlace) {
-  using enum WeightGranularity;
+  using enum Granularity;
   using enum ActivationScaling;
   constexpr auto kLinear = WeightPlace::linear, kJoined = WeightPlace::joined;
   constexpr Block kUsual{128, 128}, kOther{64, 64};

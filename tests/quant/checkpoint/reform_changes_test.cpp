@@ -15,7 +15,7 @@ using test::to;
 using CheckpointConvert = InFolder;
 
 TEST_F(CheckpointConvert, FinerGridsKeepEveryCode) {
-  using W = WeightGranularity;
+  using W = Granularity;
   const auto block32 =
       test::write_fp8_source(folder / "block32", make_scheme(W::block, ActivationScaling::dynamic_group, 32), 32);
   auto o = to("fp8");
@@ -49,10 +49,10 @@ at::Tensor requantized(const at::Tensor& w, const at::Tensor& amax, at::Tensor* 
 }
 
 TEST_F(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
-  const auto source = test::write_fp8_source(
-      folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
+  const auto source =
+      test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::dynamic_token), 16);
   auto o = to("fp8");
-  o.weights = WeightGranularity::tensor;
+  o.weights = Granularity::tensor;
   const auto report = convert_checkpoint(folder / "in", folder / "out", o);
   const std::string at = "model.layers.0.self_attn.", mlp = "model.layers.0.mlp.";
   for (const auto& group : std::vector<std::vector<std::string>>{{at + "q_proj", at + "k_proj", at + "v_proj"},
@@ -84,8 +84,8 @@ TEST_F(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
 }
 
 TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
-  const auto source = test::write_fp8_source(
-      folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16), 32);
+  const auto source =
+      test::write_fp8_source(folder / "in", make_scheme(Granularity::block, ActivationScaling::dynamic_group, 16), 32);
   const auto check = [&](const fs::path& out, const Block& block) {
     for (const auto& [name, w] : source.weights) {
       const auto values = w.values();
@@ -102,10 +102,10 @@ TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
     }
   };
   auto o = to("compressed-tensors");
-  o.weights = WeightGranularity::channel;
+  o.weights = Granularity::channel;
   convert_checkpoint(folder / "in", folder / "channel", o);
   check(folder / "channel", {1, 1 << 20});
-  o.weights = WeightGranularity::block;
+  o.weights = Granularity::block;
   o.block = Block{8, 8};
   EXPECT_EQ(convert_checkpoint(folder / "in", folder / "finer", o).modules[0].change, Change::spread);
   o.block = Block{32, 32};
@@ -119,7 +119,7 @@ TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
 
 TEST_F(CheckpointConvert, Gaudi2AndBack) {
   const auto source = test::write_fp8_source(
-      folder / "ocp", make_scheme(WeightGranularity::tensor, ActivationScaling::static_tensor), 16, true);
+      folder / "ocp", make_scheme(Granularity::tensor, ActivationScaling::static_tensor), 16, true);
   auto o = to("compressed-tensors");
   o.dialect = recipes::Dialect::gaudi2;
   const auto report = convert_checkpoint(folder / "ocp", folder / "gaudi2", o);
@@ -161,7 +161,7 @@ TEST_F(CheckpointConvert, Gaudi2AndBack) {
 
 TEST_F(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
   const auto source = test::write_fp8_source(
-      folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 16);
+      folder / "in", make_scheme(Granularity::block, ActivationScaling::dynamic_group, 16, true), 16);
   auto o = to("fp8");
   o.dialect = recipes::Dialect::gaudi2;
   convert_checkpoint(folder / "in", folder / "out", o);
@@ -177,7 +177,7 @@ TEST_F(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
 
 TEST_F(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithTheirGroup) {
   const auto source =
-      test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 32),
+      test::write_fp8_source(folder / "in", make_scheme(Granularity::block, ActivationScaling::dynamic_group, 32),
                              48);  // 96 x 96, k and v 48 x 96
   const auto report = convert_checkpoint(folder / "in", folder / "out", to("fp8"));
   const io::Checkpoint out(folder / "out");

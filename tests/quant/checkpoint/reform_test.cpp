@@ -47,7 +47,7 @@ struct Row {
 };
 
 std::vector<Row> rows() {
-  using W = WeightGranularity;
+  using W = Granularity;
   using A = ActivationScaling;
   const auto scheme = [](auto... of) { return make_scheme(of...); };
   const char *same = "unchanged", *no_static = "needs static input scales",
@@ -116,7 +116,7 @@ TEST_F(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
 
 TEST_F(CheckpointConvert, BlocksOfPowersOfTwoBecomeMxAndStayIt) {
   const auto source = test::write_fp8_source(
-      folder / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 64, true), 64);
+      folder / "in", make_scheme(Granularity::block, ActivationScaling::dynamic_group, 64, true), 64);
   const auto expect_change = [&](const char* from, const char* out, const ConvertOptions& o, Change change) {
     for (const auto& m : convert_checkpoint(folder / from, folder / out, o).modules) {
       EXPECT_EQ(m.change, change) << out << " " << m.name;
@@ -142,8 +142,8 @@ TEST_F(CheckpointConvert, BlocksOfPowersOfTwoBecomeMxAndStayIt) {
   quantize_checkpoint(folder / "bf16", folder / "again", again);
   convert_checkpoint(folder / "again", folder / "f32", to(FloatType::F32));
   expect_values(folder / "f32", source, at::kFloat, "once in bf16");
-  test::write_fp8_source(folder / "narrow",
-                         make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 24);
+  test::write_fp8_source(folder / "narrow", make_scheme(Granularity::block, ActivationScaling::dynamic_group, 16, true),
+                         24);
   EXPECT_THAT(conversion_error(folder / "narrow", folder / "out", mx), HasSubstr("72 inputs are no multiple of 32"));
 }
 
@@ -172,8 +172,7 @@ TEST_F(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
 TEST_F(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     TempDir tmp;
-    auto source =
-        test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+    auto source = test::write_fp8_source(tmp / "in", make_scheme(Granularity::channel, ActivationScaling::none), 16);
     test::NamedTensors all = source.kept;
     for (auto& [name, w] : source.weights) {
       const auto stored = w.scale.to(type);
@@ -188,8 +187,7 @@ TEST_F(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
 }
 
 TEST_F(CheckpointConvert, ConfigKeepsItsBytes) {
-  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token, 128),
-                         16);
+  test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::dynamic_token, 128), 16);
   const std::string rest = "  \"last\": 1.50\n}\n";
   for (const char* stale : {"hf_quant_config.json", "quantization_config.json"})
     test::write_text(folder / "in" / stale, "{}");
@@ -233,7 +231,7 @@ TEST_F(CheckpointConvert, HighPrecisionIsCast) {
 
 TEST_F(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
   const auto source =
-      test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+      test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::none), 16);
   auto o = to(FloatType::BF16);
   o.cast_all = true;
   convert_checkpoint(folder / "in", folder / "out", o);
@@ -245,8 +243,7 @@ TEST_F(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
 TEST_F(CheckpointConvert, RefusesByName) {
   const std::string q = "model.layers.0.self_attn.q_proj";
   const auto write = [&](const auto& change) {
-    auto source =
-        test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+    auto source = test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::none), 16);
     change(source.weights.at(q));
     test::NamedTensors all = source.kept;
     for (auto& [name, w] : source.weights) {
@@ -275,7 +272,7 @@ TEST_F(CheckpointConvert, RefusesByName) {
 }
 
 TEST_F(CheckpointConvert, VerifyFindsADamagedByte) {
-  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+  test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::none), 16);
   for (const auto& o : {to(FloatType::BF16), to("inc")}) {
     ConvertOptions overwrite = o;
     overwrite.stream.overwrite = true;
@@ -299,8 +296,7 @@ TEST_F(CheckpointConvert, VerifyFindsADamagedByte) {
 }
 
 TEST_F(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
-  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 32,
-                         true);
+  test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::dynamic_token), 32, true);
   for (const auto& base : {to(FloatType::BF16), to("modelopt")}) {
     auto o = base;
     o.stream.shard_bytes = 6000;
@@ -332,7 +328,7 @@ TEST_F(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
 }
 
 TEST_F(CheckpointConvert, ResumeOfAFinishedOutputSaysSo) {
-  test::write_fp8_source(folder / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
+  test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::dynamic_token), 16);
   for (const auto& base : {to(FloatType::BF16), to("modelopt")}) {
     auto o = base;
     o.stream.resume = true;

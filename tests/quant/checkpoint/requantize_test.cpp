@@ -87,7 +87,7 @@ TEST(CodeConvert, RefusesWhatLeavesTheRange) {
   EXPECT_EQ(message([&] { r.scale_inv(3e38f, "a.weight"); }).rfind("a.weight: scale ", 0), 0u);
 }
 
-Scheme scheme_of(WeightGranularity weights, Block block = {}) {
+Scheme scheme_of(Granularity weights, Block block = {}) {
   Scheme s;
   s.weights = weights;
   s.block = block;
@@ -95,8 +95,8 @@ Scheme scheme_of(WeightGranularity weights, Block block = {}) {
 }
 
 TEST(CodeConvert, RefinesWhereEveryBlockLiesInsideAnOldOne) {
-  const auto tensor = scheme_of(WeightGranularity::tensor), channel = scheme_of(WeightGranularity::channel);
-  const auto block = [](std::int64_t r, std::int64_t c) { return scheme_of(WeightGranularity::block, {r, c}); };
+  const auto tensor = scheme_of(Granularity::tensor), channel = scheme_of(Granularity::channel);
+  const auto block = [](std::int64_t r, std::int64_t c) { return scheme_of(Granularity::block, {r, c}); };
   EXPECT_TRUE(refines(tensor, channel, 20, 30));
   EXPECT_TRUE(refines(tensor, block(8, 8), 20, 30));
   EXPECT_TRUE(refines(block(8, 8), block(4, 8), 20, 30));
@@ -114,16 +114,16 @@ TEST(CodeConvert, RefinesWhereEveryBlockLiesInsideAnOldOne) {
 TEST(CodeConvert, SpreadScalesGivesEveryElementItsOwn) {
   constexpr std::int64_t kRows = 21, kCols = 19;
   const auto at = [](const std::vector<float>& s, const Scheme& scheme, std::int64_t r, std::int64_t c) {
-    const std::int64_t block_rows = scheme.weights == WeightGranularity::tensor    ? kRows
-                                    : scheme.weights == WeightGranularity::channel ? 1
-                                                                                   : scheme.block.rows;
-    const std::int64_t block_cols = scheme.weights == WeightGranularity::block ? scheme.block.cols : kCols;
+    const std::int64_t block_rows = scheme.weights == Granularity::tensor    ? kRows
+                                    : scheme.weights == Granularity::channel ? 1
+                                                                             : scheme.block.rows;
+    const std::int64_t block_cols = scheme.weights == Granularity::block ? scheme.block.cols : kCols;
     const std::int64_t across = (kCols + block_cols - 1) / block_cols;
     return s.at(static_cast<std::size_t>(r / block_rows * across + c / block_cols));
   };
-  const Scheme schemes[] = {scheme_of(WeightGranularity::tensor),        scheme_of(WeightGranularity::channel),
-                            scheme_of(WeightGranularity::block, {8, 4}), scheme_of(WeightGranularity::block, {4, 4}),
-                            scheme_of(WeightGranularity::block, {1, 2}), scheme_of(WeightGranularity::block, {64, 64})};
+  const Scheme schemes[] = {scheme_of(Granularity::tensor),        scheme_of(Granularity::channel),
+                            scheme_of(Granularity::block, {8, 4}), scheme_of(Granularity::block, {4, 4}),
+                            scheme_of(Granularity::block, {1, 2}), scheme_of(Granularity::block, {64, 64})};
   int done = 0;
   for (const auto& from : schemes) {
     std::vector<float> scales(static_cast<std::size_t>(scale_grid(from, kRows, kCols).size()));

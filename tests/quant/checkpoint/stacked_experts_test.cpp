@@ -158,17 +158,17 @@ TEST(StackedExperts, EveryFormHoldsThem) {
   const test::Experts experts(3, inner, hidden);
   struct Case {
     std::string form;
-    WeightGranularity weights;
+    Granularity weights;
     ActivationScaling activations;
   };
-  for (const Case& c : {Case{"compressed-tensors", WeightGranularity::channel, ActivationScaling::none},
-                        Case{"compressed-tensors", WeightGranularity::block, ActivationScaling::dynamic_token},
-                        Case{"compressed-tensors", WeightGranularity::tensor, ActivationScaling::dynamic_token},
-                        Case{"fp8", WeightGranularity::block, ActivationScaling::dynamic_token},
-                        Case{"fp8", WeightGranularity::tensor, ActivationScaling::dynamic_token},
-                        Case{"modelopt", WeightGranularity::channel, ActivationScaling::dynamic_token},
-                        Case{"modelopt", WeightGranularity::block, ActivationScaling::dynamic_token},
-                        Case{"inc", WeightGranularity::tensor, ActivationScaling::static_tensor}}) {
+  for (const Case& c : {Case{"compressed-tensors", Granularity::channel, ActivationScaling::none},
+                        Case{"compressed-tensors", Granularity::block, ActivationScaling::dynamic_token},
+                        Case{"compressed-tensors", Granularity::tensor, ActivationScaling::dynamic_token},
+                        Case{"fp8", Granularity::block, ActivationScaling::dynamic_token},
+                        Case{"fp8", Granularity::tensor, ActivationScaling::dynamic_token},
+                        Case{"modelopt", Granularity::channel, ActivationScaling::dynamic_token},
+                        Case{"modelopt", Granularity::block, ActivationScaling::dynamic_token},
+                        Case{"inc", Granularity::tensor, ActivationScaling::static_tensor}}) {
     Folder f("llama4");
     f.tensors.clear();
     f.add(test::stacked_layer(experts, "model.layers.0.feed_forward.", true));
@@ -237,7 +237,7 @@ TEST(StackedExperts, GateAndUpOfAnExpertShareAScalePerTensor) {
   Folder f("qwen3_moe");
   const test::Experts experts(kExperts, kInner, kHidden);
   f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
-  f.options.plan.weights = WeightGranularity::tensor;
+  f.options.plan.weights = Granularity::tensor;
   f.run();
   for (std::size_t e = 0; e < kExperts; ++e) {
     const std::string expert = "model.layers.0.mlp.experts." + std::to_string(e) + ".";

@@ -56,10 +56,10 @@ at::Tensor wide_range(std::int64_t rows, std::int64_t cols) {
 
 TEST(Damage, OfAWeightPerTensorAndPerChannel) {
   const at::Tensor w = wide_range(13, 37);
-  for (const auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
+  for (const auto granularity : {Granularity::tensor, Granularity::channel}) {
     Scheme scheme;
     scheme.weights = granularity;
-    const auto amax = test::amax_reference(w, granularity == WeightGranularity::tensor ? 1 : 13);
+    const auto amax = test::amax_reference(w, granularity == Granularity::tensor ? 1 : 13);
     const WeightScales scales = weight_scales(amax, scheme, "w");
     const CastDamage d = weight_damage(w.const_data_ptr(), recipes::FloatType::F32, 13, 37, scales, scheme);
     expect_damage(d, expected(w, quantize_reference(w, scales.scale_inv, 448.0f).values));
@@ -186,7 +186,7 @@ TEST(CheckpointDamage, IsWhatQuantizingDoes) {
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(dir / "m", tensors);
   CheckpointOptions options;
-  options.plan.weights = WeightGranularity::tensor;
+  options.plan.weights = Granularity::tensor;
   const auto report = damage_of_checkpoint(dir / "m", options);
   ASSERT_EQ(report.modules.size(), 7u);
   EXPECT_EQ(report.skipped.size(), 2u);

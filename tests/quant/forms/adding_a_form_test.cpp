@@ -30,7 +30,7 @@ class SampleForm : public CheckpointForm {
   NameTest ignored_by(const std::string&) const override { return {}; }
 
   std::string scheme_problem(const Scheme& s) const override {
-    const bool held = s.format == recipes::Format::E4M3 && s.weights == WeightGranularity::channel &&
+    const bool held = s.format == recipes::Format::E4M3 && s.weights == Granularity::channel &&
                       s.activations == ActivationScaling::dynamic_token;
     return held ? "" : "sample holds E4M3 channel weights with dynamic token activations, found " + s.describe();
   }
@@ -110,7 +110,7 @@ TEST(AddingAForm, ModelsInMemoryAreSavedByItsName) {
   EXPECT_TRUE(test::same_bits(test::read_tensor(dir / "out", "layer_0.q_proj.weight"),
                               test::code_bytes(model->layers[0]->q_proj->weight)));
   PlanOptions tensor;
-  tensor.weights = WeightGranularity::tensor;
+  tensor.weights = Granularity::tensor;
   auto other = test::tiny_lm();
   convert(*other, tensor);
   EXPECT_REFUSED(save(*other, dir / "other", "sample"), "sample holds E4M3 channel weights",

@@ -10,7 +10,7 @@
 namespace fp8::test {
 
 using quant::ActivationScaling;
-using quant::WeightGranularity;
+using recipes::Granularity;
 
 /// A tensor spelt by hand.
 struct HandTensor {
@@ -56,8 +56,7 @@ class HandCheckpoint {
   TempDir dir_;
 };
 
-inline quant::Scheme scheme_of(WeightGranularity weights, ActivationScaling activations,
-                               quant::Block block = {128, 128}) {
+inline quant::Scheme scheme_of(Granularity weights, ActivationScaling activations, quant::Block block = {128, 128}) {
   quant::Scheme s;
   s.weights = weights;
   s.activations = activations;

@@ -67,7 +67,7 @@ StoredWeight only(const StoredCheckpoint& stored) {
 TEST(FormsReading, ScalarAndHalfScalesOfCompressedTensors) {
   EXPECT_EQ(
       only(HandCheckpoint(kTensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {0.5f})}).read()).spec.scheme.weights,
-      WeightGranularity::tensor);
+      Granularity::tensor);
   const HandCheckpoint half(
       kChannel, {codes("m", 2, 2), {"m.weight_scale", DType::F16, {2, 1}, {0x00, 0x3C, 0x00, 0x40}}});  // 1, 2
   EXPECT_EQ(read_scale_inv(half.open(), only(half.read())), (std::vector<float>{1, 2}));

@@ -13,9 +13,9 @@ using io::DType;
 using io::Json;
 using test::scheme_of;
 
-constexpr auto kTensor = WeightGranularity::tensor;
-constexpr auto kChannel = WeightGranularity::channel;
-constexpr auto kBlock = WeightGranularity::block;
+constexpr auto kTensor = Granularity::tensor;
+constexpr auto kChannel = Granularity::channel;
+constexpr auto kBlock = Granularity::block;
 constexpr auto kNone = ActivationScaling::none;
 constexpr auto kStatic = ActivationScaling::static_tensor;
 constexpr auto kToken = ActivationScaling::dynamic_token;
@@ -149,7 +149,7 @@ TEST(Forms, CachesOfEveryForm) {
 TEST(Forms, HoldTheSchemesTheyHaveWordsFor) {
   struct Case {
     std::string form;
-    std::map<WeightGranularity, std::set<ActivationScaling>> held;
+    std::map<Granularity, std::set<ActivationScaling>> held;
   };
   const std::vector<Case> cases = {
       {"compressed-tensors",
@@ -389,11 +389,10 @@ double worst_error(const io::Checkpoint& checkpoint, const StoredWeight& w, cons
   read_code_rows(checkpoint, w, 0, rows, codes.data());
   original.read(w.weight, values.data());
   const auto scale_inv = read_scale_inv(checkpoint, w);
-  const ScaleGrid grid = scale_grid(w.spec.scheme, rows, cols);
+  const kernels::ScaleLayout layout = w.spec.scheme.layout();
   double worst = 0;
   for (std::int64_t i = 0; i < rows * cols; ++i) {
-    const double s =
-        scale_inv.at(static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols));
+    const double s = scale_inv.at(static_cast<std::size_t>(layout.in_grid(i / cols, i % cols, cols)));
     const double x = values[i], y = kernels::decode_table(kernels::Format::E4M3)[codes[i]] * s;
     worst = std::max(worst, std::abs(x - y) / std::max(std::abs(x) / 16, s / 1024));
   }

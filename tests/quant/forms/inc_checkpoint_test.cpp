@@ -84,7 +84,7 @@ TEST_F(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
     const test::TempDir dir;
     Scheme scheme;
     scheme.convention = Convention::inc;
-    scheme.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
+    scheme.weights = channel ? Granularity::channel : Granularity::tensor;
     scheme.activations = ActivationScaling::static_tensor;
     scheme.input_scale_inv = 4.0f;
     scheme.input_scale = 0.25f;
@@ -169,7 +169,7 @@ TEST_F(IncCheckpoint, WhatIncItselfWritesIsRead) {
   ASSERT_EQ(stored.weights.size(), 1u);
   const auto& w = stored.weights[0];
   EXPECT_EQ(read_scale_inv(checkpoint, w), (std::vector<float>{0.5f, 0.25f}));
-  EXPECT_EQ(w.spec.scheme.weights, WeightGranularity::channel);
+  EXPECT_EQ(w.spec.scheme.weights, Granularity::channel);
   EXPECT_EQ(w.spec.scheme.convention, Convention::inc);
   EXPECT_EQ(w.spec.scheme.input_scale_inv, 2.0f);
   EXPECT_EQ(w.spec.scheme.input_scale, 0.5f);
@@ -226,7 +226,7 @@ TEST_F(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor)
     const test::TempDir other;
     PlanOptions bad;
     bad.activations = channel ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
-    bad.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
+    bad.weights = channel ? Granularity::channel : Granularity::tensor;
     EXPECT_REFUSED(quantize_both(other, bad, channel, "inc-vllm"), "inc-vllm", "one static scale per tensor");
     EXPECT_FALSE(fs::exists(other / "inc"));
   }

@@ -63,7 +63,7 @@ struct Source {
     config["model_type"] = model_type;
     folder.write("config.json", config);
     options.form = "quark";
-    options.plan.weights = WeightGranularity::channel;
+    options.plan.weights = Granularity::channel;
     options.plan.activations = ActivationScaling::dynamic_token;
   }
   CheckpointReport run() { return quantize_checkpoint(folder.path(), out(), options); }
@@ -72,7 +72,7 @@ struct Source {
 };
 
 TEST(QuarkForm, ExpertsGoThroughByteForByteBesideAttentionInFp8) {
-  for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor}) {
+  for (const auto weights : {Granularity::channel, Granularity::tensor}) {
     Source source;
     source.options.plan.weights = weights;
     EXPECT_EQ(source.run().quantized.size(), 4u);
@@ -90,7 +90,7 @@ TEST(QuarkForm, ExpertsGoThroughByteForByteBesideAttentionInFp8) {
     const auto& scale = out.info(std::string(kAttention) + "q_proj.weight_scale");
     EXPECT_EQ(scale.dtype, DType::F32);
     EXPECT_EQ(scale.shape,
-              weights == WeightGranularity::channel ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{});
+              weights == Granularity::channel ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{});
     const auto stored = read_stored(out);
     ASSERT_EQ(stored.weights.size(), 4u);
     EXPECT_EQ(stored.weights[0].spec.scheme.weights, weights);
@@ -139,7 +139,7 @@ TEST(QuarkForm, WhatItIsNotForIsRefused) {
   Source unpacked({values("model.layers.0.self_attn.q_proj.weight", {64, 64})});
   EXPECT_REFUSED(unpacked.run(), "quark is written for", "found none");
   Source blocks;
-  blocks.options.plan.weights = WeightGranularity::block;
+  blocks.options.plan.weights = Granularity::block;
   blocks.options.plan.activations = ActivationScaling::dynamic_group;
   EXPECT_REFUSED(blocks.run(), "quark holds", "found block");
   auto ragged = gpt_oss();
@@ -183,7 +183,7 @@ TEST(QuarkForm, PublishedConfigsAreRead) {
   ASSERT_EQ(stored.weights.size(), 2u);
   EXPECT_EQ(stored.weights[1].spec.scheme.activations, ActivationScaling::static_tensor);
   EXPECT_EQ(stored.weights[1].spec.scheme.input_scale_inv, 0.25f);
-  EXPECT_EQ(stored.weights[0].spec.scheme.weights, WeightGranularity::channel);
+  EXPECT_EQ(stored.weights[0].spec.scheme.weights, Granularity::channel);
   EXPECT_EQ(stored.weights[0].spec.scheme.activations, ActivationScaling::dynamic_tensor);
   EXPECT_EQ(read_scale_inv(folder.open(), stored.weights[0]), (std::vector<float>{1, 2, 3, 4}));
 

@@ -40,7 +40,7 @@ at::Tensor in_bf16_region(F&& f) {
 
 struct Case {
   ActivationScaling activations;
-  WeightGranularity weights;
+  Granularity weights;
   recipes::Dialect dialect;
   at::ScalarType dtype;
 };
@@ -48,7 +48,7 @@ struct Case {
 /// Converts a module of a model under this name, with a measurement of its input.
 template <class Module>
 void convert_measured(const char* name, const Module& module, float input_amax, ActivationScaling activations,
-                      WeightGranularity weights, recipes::Dialect dialect) {
+                      Granularity weights, recipes::Dialect dialect) {
   PlanOptions o;
   o.activations = activations;
   o.weights = weights;
@@ -72,7 +72,7 @@ struct Quantized {
     linear = torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
     linear->to(c.dtype);
     linear->to(test::kHpu);
-    values = test::quantize_by_amax(linear->weight, c.weights == WeightGranularity::tensor ? 1 : out, max).values;
+    values = test::quantize_by_amax(linear->weight, c.weights == Granularity::tensor ? 1 : out, max).values;
     input_amax = 2.5f;
     convert_measured("m", linear, input_amax, c.activations, c.weights, c.dialect);
   }
@@ -97,7 +97,7 @@ struct Quantized {
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (auto activations : kActivations)
-    for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel})
+    for (auto weights : {Granularity::tensor, Granularity::channel})
       for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
         for (auto dtype : {at::kFloat, at::kBFloat16}) cases.push_back({activations, weights, dialect, dtype});
   return cases;
@@ -121,7 +121,7 @@ TEST(Fp8Handler, LinearOfEveryRankAndScheme) {
 }
 
 TEST(Fp8Handler, AThreeDimensionalInputIsRowsOfATwoDimensionalOne) {
-  Quantized q({ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, false);
+  Quantized q({ActivationScaling::dynamic_token, Granularity::channel, recipes::Dialect::ocp, at::kFloat}, false);
   const at::Tensor x = hpu(torch::randn({4, 3, 48}));
   const torch::NoGradGuard no_grad;
   EXPECT_TRUE(same_bits(q.linear(x).reshape({12, 20}), q.linear(x.reshape({12, 48}))));
@@ -132,7 +132,7 @@ TEST(Fp8Handler, AThreeDimensionalInputIsRowsOfATwoDimensionalOne) {
 
 TEST(Fp8Handler, EmptyInputsGiveEmptyOrBias) {
   for (auto activations : kActivations) {
-    Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
+    Quantized q({activations, Granularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
     const torch::NoGradGuard no_grad;
     EXPECT_EQ(q.linear(hpu(torch::zeros({0, 48}))).sizes(), (std::vector<std::int64_t>{0, 20}));
     EXPECT_EQ(q.linear(hpu(torch::zeros({2, 0, 48}))).sizes(), (std::vector<std::int64_t>{2, 0, 20}));
@@ -143,7 +143,7 @@ TEST(Fp8Handler, EmptyInputsGiveEmptyOrBias) {
 
 TEST(Fp8Handler, AnOcpWeightKeepsItsValuesWhereTheDeviceIsGaudi2) {
   for (auto activations : kActivations) {
-    const Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
+    const Quantized q({activations, Granularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
     const at::Tensor codes = q.linear->weight.view(at::kByte);
     ASSERT_GT((codes.bitwise_and(0x7F) >= 0x78).sum().item<std::int64_t>(), 0)
         << "codes that Gaudi2 itself reads as infinity and NaN";
@@ -157,7 +157,7 @@ TEST(Fp8Handler, AnOcpWeightKeepsItsValuesWhereTheDeviceIsGaudi2) {
 }
 
 TEST(Fp8Handler, TellsThePrintersItsScaleAndTheDtypeOfItsValues) {
-  const Quantized q({ActivationScaling::none, WeightGranularity::tensor, recipes::Dialect::ocp, at::kBFloat16}, false);
+  const Quantized q({ActivationScaling::none, Granularity::tensor, recipes::Dialect::ocp, at::kBFloat16}, false);
   EXPECT_EQ(values_dtype(q.linear->weight), at::kBFloat16);
   std::ostringstream expected;
   expected << "weight of 'm': " << runtime::find_tag(q.linear->weight)->handler->describe() << ", scale_inv "
@@ -170,7 +170,7 @@ TEST(Fp8Handler, TellsThePrintersItsScaleAndTheDtypeOfItsValues) {
 }
 
 TEST(Fp8Handler, NaNAndInfInARowStayInTheRow) {
-  Quantized q({ActivationScaling::dynamic_token, WeightGranularity::tensor, recipes::Dialect::ocp, at::kFloat}, false);
+  Quantized q({ActivationScaling::dynamic_token, Granularity::tensor, recipes::Dialect::ocp, at::kFloat}, false);
   at::Tensor x = torch::randn({4, 48});
   const at::Tensor clean = x.clone();
   x[1][3] = NAN;
@@ -185,7 +185,7 @@ TEST(Fp8Handler, NaNAndInfInARowStayInTheRow) {
 
 TEST(Fp8Handler, AnAutocastRegionDecidesTheResultsType) {
   for (auto activations : kActivations) {
-    Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
+    Quantized q({activations, Granularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
     const at::Tensor x = hpu(torch::randn({5, 48}));
     const torch::NoGradGuard no_grad;
     const at::Tensor y = in_bf16_region([&] { return q.linear(x); });
@@ -195,7 +195,7 @@ TEST(Fp8Handler, AnAutocastRegionDecidesTheResultsType) {
 }
 
 /// One weight of any shape, converted under the name "w".
-at::Tensor converted(const at::Tensor& w, const char* type, WeightGranularity weights,
+at::Tensor converted(const at::Tensor& w, const char* type, Granularity weights,
                      ActivationScaling activations = ActivationScaling::none) {
   at::Tensor parameter = hpu(w).clone();
   PlanOptions o;
@@ -210,10 +210,10 @@ TEST(Fp8Handler, EmbeddingRowsAreTheDequantizedRows) {
   torch::manual_seed(12);
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor w = torch::randn({9, 6}).to(dtype);
-    for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
+    for (auto granularity : {Granularity::tensor, Granularity::channel}) {
       const at::Tensor p = converted(w, "Embedding", granularity);
       const at::Tensor ids = hpu(torch::tensor({{8, 0, 3}, {3, 3, 1}}, at::kLong));
-      const at::Tensor values = test::quantize_by_amax(w, granularity == WeightGranularity::tensor ? 1 : 9).values;
+      const at::Tensor values = test::quantize_by_amax(w, granularity == Granularity::tensor ? 1 : 9).values;
       // One rounding of the f32 product; f64 -> f32 -> bf16 is the same chain.
       EXPECT_TRUE(
           same_bits(at::embedding(p, ids),
@@ -226,10 +226,10 @@ TEST(Fp8Handler, EmbeddingRowsAreTheDequantizedRows) {
 TEST(Fp8Handler, StackedExpertsHaveAScaleEachThroughEveryProduct) {
   torch::manual_seed(13);
   const at::Tensor w = torch::randn({3, 8, 16}) * torch::tensor({1.0, 0.1, 10.0}).view({3, 1, 1});
-  for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel})
+  for (auto granularity : {Granularity::tensor, Granularity::channel})
     for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
       const at::Tensor p = converted(w, "Linear", granularity, activations);
-      const at::Tensor values = test::quantize_by_amax(w, granularity == WeightGranularity::tensor ? 3 : 24).values;
+      const at::Tensor values = test::quantize_by_amax(w, granularity == Granularity::tensor ? 3 : 24).values;
       const at::Tensor x = torch::randn({3, 5, 16});
       const at::Tensor xv = activations == ActivationScaling::none ? f64(x) : test::quantize_by_amax(x, 15).values;
       const at::Tensor want = at::bmm(xv, values.transpose(1, 2)),
@@ -246,7 +246,7 @@ TEST(Fp8Handler, StackedExpertsHaveAScaleEachThroughEveryProduct) {
 TEST(Fp8Handler, SlicesOfALinearTakeTheirOwnScales) {
   torch::manual_seed(14);
   const at::Tensor w = torch::randn({12, 16}) * torch::logspace(-1, 1, 12).unsqueeze(1), x = torch::randn({5, 16});
-  const at::Tensor p = converted(w, "Linear", WeightGranularity::channel);
+  const at::Tensor p = converted(w, "Linear", Granularity::channel);
   const at::Tensor values = test::quantize_by_amax(w, 12).values;
   const auto parts = p.chunk(3, 0);
   for (int i = 0; i < 3; ++i) {
@@ -259,7 +259,7 @@ TEST(Fp8Handler, SlicesOfALinearTakeTheirOwnScales) {
 }
 
 TEST(Fp8Handler, DescribesItsScheme) {
-  const at::Tensor p = converted(torch::randn({4, 4}), "Linear", WeightGranularity::channel);
+  const at::Tensor p = converted(torch::randn({4, 4}), "Linear", Granularity::channel);
   EXPECT_EQ(runtime::find_tag(p)->handler->describe(), "E4M3 channel weights, high precision activations, ocp");
   EXPECT_TRUE(runtime::find_tag(p)->handler->owns_values());
 }
@@ -277,7 +277,7 @@ struct Convolution {
   float input_amax = 3.0f;
   ActivationScaling activations;
   Geometry g;
-  Convolution(const Geometry& geometry, ActivationScaling a, WeightGranularity weights, bool bias)
+  Convolution(const Geometry& geometry, ActivationScaling a, Granularity weights, bool bias)
       : activations(a), g(geometry) {
     torch::manual_seed(21);
     conv = torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 12, 3)
@@ -287,7 +287,7 @@ struct Convolution {
                                  .groups(g.groups)
                                  .bias(bias));
     conv->to(test::kHpu);
-    values = test::quantize_by_amax(conv->weight, weights == WeightGranularity::tensor ? 1 : 12).values;
+    values = test::quantize_by_amax(conv->weight, weights == Granularity::tensor ? 1 : 12).values;
     convert_measured("conv", conv, input_amax, a, weights, recipes::Dialect::ocp);
   }
   at::Tensor input_values(const at::Tensor& x) const {
@@ -314,7 +314,7 @@ struct Convolution {
 TEST(Fp8Convolution, EveryGeometryAndScheme) {
   for (const Geometry& g : kGeometries)
     for (auto a : kActivations)
-      for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel}) {
+      for (auto weights : {Granularity::tensor, Granularity::channel}) {
         Convolution c(g, a, weights, g.groups != 2);
         const at::Tensor x = hpu(torch::randn({2, 8, 9, 10}));
         const torch::NoGradGuard no_grad;
@@ -325,7 +325,7 @@ TEST(Fp8Convolution, EveryGeometryAndScheme) {
 
 TEST(Fp8Convolution, AnEmptyBatchGivesAnEmptyResult) {
   for (auto a : kActivations) {
-    Convolution c(kGeometries[1], a, WeightGranularity::channel, true);
+    Convolution c(kGeometries[1], a, Granularity::channel, true);
     const torch::NoGradGuard no_grad;
     EXPECT_EQ(c.conv(hpu(torch::zeros({0, 8, 9, 10}))).sizes(), (std::vector<std::int64_t>{0, 12, 5, 5}));
   }
@@ -333,7 +333,7 @@ TEST(Fp8Convolution, AnEmptyBatchGivesAnEmptyResult) {
 
 TEST(Fp8Convolution, AnAutocastRegionDecidesTheResultsType) {
   for (auto a : {ActivationScaling::none, ActivationScaling::static_tensor}) {
-    Convolution c(kGeometries[1], a, WeightGranularity::channel, true);
+    Convolution c(kGeometries[1], a, Granularity::channel, true);
     const at::Tensor x = hpu(torch::randn({2, 8, 9, 10}));
     const torch::NoGradGuard no_grad;
     const at::Tensor y = in_bf16_region([&] { return c.conv(x); });
@@ -345,7 +345,7 @@ TEST(Fp8Convolution, AnAutocastRegionDecidesTheResultsType) {
 TEST(Fp8Convolution, GradientsPassStraightThrough) {
   for (const Geometry& g : kGeometries)
     for (auto a : {ActivationScaling::static_tensor, ActivationScaling::dynamic_token, ActivationScaling::none}) {
-      Convolution c(g, a, WeightGranularity::channel, true);
+      Convolution c(g, a, Granularity::channel, true);
       const at::Tensor x = hpu(torch::randn({2, 8, 9, 10}));
       const at::Tensor plain = test::within(torch::NoGradGuard(), [&] { return c.conv(x); });
       c.conv->weight.set_requires_grad(false);

@@ -19,7 +19,7 @@ const std::vector<std::vector<std::int64_t>> kSizes = {
     {kColumns}, {5, kColumns}, {2, 3, kColumns}, {1, 1, kColumns}, {0, kColumns}};  // of x
 
 /// The options of one kind of quantization, with measurements of "0", "1" and "2".
-PlanOptions options_of(ActivationScaling activations, WeightGranularity weights, recipes::Dialect dialect,
+PlanOptions options_of(ActivationScaling activations, Granularity weights, recipes::Dialect dialect,
                        std::array<float, 3> amax = {2.5f, 2.5f, 2.5f}) {
   PlanOptions o;
   o.activations = activations;
@@ -97,7 +97,7 @@ TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
   using enum ActivationScaling;
   const torch::NoGradGuard no_grad;
   for (auto activations : {none, static_tensor, dynamic_token})
-    for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel})
+    for (auto weights : {Granularity::tensor, Granularity::channel})
       for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
         for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
           for (const bool bias : {false, true}) {
@@ -117,7 +117,7 @@ TEST(LinearTogether, GivesTheBitsOfEachWithBlockScales) {
         for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
           for (const bool bias : {false, true}) {
             SCOPED_TRACE(std::to_string(block.rows) + "x" + std::to_string(block.cols) + " " + name_of(activations));
-            auto options = options_of(activations, WeightGranularity::block, dialect);
+            auto options = options_of(activations, Granularity::block, dialect);
             options.block = block;
             options.power_of_two = bias;
             expect_bits_of_each(Siblings(options, bias, dtype), dtype,
@@ -130,7 +130,7 @@ TEST(LinearTogether, GivesTheBitsOfEachInMx) {
   const torch::NoGradGuard no_grad;
   for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token})
     for (auto dtype : {at::kFloat, at::kBFloat16}) {
-      auto options = options_of(activations, WeightGranularity::block, recipes::Dialect::ocp);
+      auto options = options_of(activations, Granularity::block, recipes::Dialect::ocp);
       set_weights(options, WeightWord::mx);
       expect_bits_of_each(Siblings(options, /*bias=*/false, dtype), dtype, true);
     }
@@ -147,7 +147,7 @@ TEST(LinearTogether, GivesTheBitsOfEachOfIncsMethods) {
         std::string(R"("unit_scale")"), dynamic})
     for (const auto& [dtype, name] : {std::pair{at::kFloat, "fp32"}, {at::kBFloat16, "bf16"}, {at::kHalf, "fp16"}}) {
       SCOPED_TRACE(method + " " + name);
-      auto options = options_of(ActivationScaling::static_tensor, WeightGranularity::tensor, recipes::Dialect::gaudi2);
+      auto options = options_of(ActivationScaling::static_tensor, Granularity::tensor, recipes::Dialect::gaudi2);
       options.weights.reset();
       const std::string json = R"({"scale_method": )" + method + R"(, "hp_dtype": ")" + name + "\"}";
       options.config = configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
@@ -165,7 +165,7 @@ TEST(LinearTogether, GivesTheBitsOfEachOfIncsMethods) {
 
 TEST(LinearTogether, RowsThatLieApartAndOtherFormsGoOneByOne) {
   const torch::NoGradGuard no_grad;
-  const Siblings s(options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp));
+  const Siblings s(options_of(ActivationScaling::dynamic_token, Granularity::channel, recipes::Dialect::ocp));
   const at::Tensor x = hpu(torch::randn({kColumns, 3}).to(at::kBFloat16)).t();
   EXPECT_TRUE(all_same(runtime::linear_together(x, s.linears), s.one_by_one(x)));
   EXPECT_REFUSED(runtime::linear_together(hpu(torch::randn({2, kColumns - 1})), s.linears), std::to_string(kColumns));
@@ -174,8 +174,8 @@ TEST(LinearTogether, RowsThatLieApartAndOtherFormsGoOneByOne) {
 TEST(LinearTogether, OtherScalesOfTheInputGoOneByOne) {
   const torch::NoGradGuard no_grad;
   const at::Tensor x = hpu(torch::randn({1, 2, kColumns}).to(at::kBFloat16));
-  const Siblings other(options_of(ActivationScaling::static_tensor, WeightGranularity::tensor, recipes::Dialect::ocp,
-                                  {2.5f, 2.5f, 3.0f}));
+  const Siblings other(
+      options_of(ActivationScaling::static_tensor, Granularity::tensor, recipes::Dialect::ocp, {2.5f, 2.5f, 3.0f}));
   EXPECT_TRUE(other.by_handler(x).empty());
   EXPECT_TRUE(all_same(runtime::linear_together(x, other.linears), other.one_by_one(x)));
 }
@@ -183,7 +183,7 @@ TEST(LinearTogether, OtherScalesOfTheInputGoOneByOne) {
 TEST(LinearTogether, OneOfAnotherKindGoesAlone) {
   const torch::NoGradGuard no_grad;
   const at::Tensor x = hpu(torch::randn({1, 2, kColumns}).to(at::kBFloat16));
-  auto options = options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp);
+  auto options = options_of(ActivationScaling::dynamic_token, Granularity::channel, recipes::Dialect::ocp);
   options.exclude = {"^1$"};
   const Siblings mixed(options);
   ASSERT_EQ(mixed.linears[1]->weight.scalar_type(), at::kBFloat16);
@@ -193,7 +193,7 @@ TEST(LinearTogether, OneOfAnotherKindGoesAlone) {
   runtime::linear_together(x, mixed.linears);
   ASSERT_EQ(watcher->calls.size(), 1u);
   EXPECT_TRUE(same_bits(watcher->calls[0].x, x));
-  const Siblings s(options_of(ActivationScaling::none, WeightGranularity::tensor, recipes::Dialect::ocp));
+  const Siblings s(options_of(ActivationScaling::none, Granularity::tensor, recipes::Dialect::ocp));
   const std::vector<torch::nn::Linear> tied = {s.linears[0], s.linears[1], s.linears[0]};
   const auto y = runtime::linear_together(x, tied);
   EXPECT_TRUE(same_bits(y[0], y[2]));
@@ -201,7 +201,7 @@ TEST(LinearTogether, OneOfAnotherKindGoesAlone) {
 }
 
 TEST(LinearTogether, GradientsAndAutocastAreThoseOfEach) {
-  const Siblings s(options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp),
+  const Siblings s(options_of(ActivationScaling::dynamic_token, Granularity::channel, recipes::Dialect::ocp),
                    /*bias=*/true, at::kFloat);
   const auto gradient = [&](bool together) {
     const at::Tensor x = hpu(torch::linspace(-1, 1, 2 * kColumns).view({1, 2, kColumns})).requires_grad_();
@@ -223,7 +223,7 @@ TEST(LinearTogether, GradientsAndAutocastAreThoseOfEach) {
 // Weights are locked while they are read: whoever takes several of them, in whatever order, must not wait for another
 // who does, nor for those who put their codes into rows.
 TEST(LinearTogether, ThreadsOfAnyOrderDoNotWaitForEachOther) {
-  const Siblings s(options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp));
+  const Siblings s(options_of(ActivationScaling::dynamic_token, Granularity::channel, recipes::Dialect::ocp));
   serve(*s.model);
   const at::Tensor x = hpu(torch::randn({1, 1, kColumns}).to(at::kBFloat16));
   const torch::NoGradGuard no_grad;

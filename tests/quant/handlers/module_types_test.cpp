@@ -15,7 +15,7 @@ namespace {
 
 PlanOptions per_channel() {
   PlanOptions o;
-  o.weights = WeightGranularity::channel;
+  o.weights = Granularity::channel;
   return o;
 }
 

@@ -330,7 +330,7 @@ struct Frozen {
     values = test::quantize_by_amax(linear->weight, 10).values;
     PlanOptions o;
     o.activations = activations;
-    o.weights = WeightGranularity::channel;
+    o.weights = Granularity::channel;
     torch::nn::Sequential holder;
     holder->push_back("m", linear);
     convert(*holder, o);

@@ -35,7 +35,7 @@ measure::MeasurementFile measured(test::TinyLm& model) {
 }
 
 TEST(Convert, CodesAndScalesFollowTheFormulas) {
-  for (auto granularity : {WeightGranularity::channel, WeightGranularity::tensor})
+  for (auto granularity : {Granularity::channel, Granularity::tensor})
     for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
       auto model = test::tiny_lm(1, at::kBFloat16);
       PlanOptions o;
@@ -51,7 +51,7 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
           EXPECT_EQ(m.weight.scalar_type(), at::kBFloat16);
           continue;
         }
-        const std::int64_t rows = granularity == WeightGranularity::channel ? m.weight.size(0) : 1;
+        const std::int64_t rows = granularity == Granularity::channel ? m.weight.size(0) : 1;
         EXPECT_EQ(m.weight.scalar_type(), at::kFloat8_e4m3fn);
         EXPECT_TRUE(same_bits(test::code_bytes(m.weight), test::quantize_by_amax(before[m.name], rows, max).codes))
             << m.name;
@@ -70,7 +70,7 @@ TEST(Convert, FusedModulesShareTheLargestScale) {
               mlp = std::max(amax(l.gate_proj), amax(l.up_proj)) / 448.0f;
   const at::Tensor k_before = l.k_proj->weight.detach().cpu().clone();
   PlanOptions o;
-  o.weights = WeightGranularity::tensor;
+  o.weights = Granularity::tensor;
   convert(*model, o);
   for (const auto& linear : {l.q_proj, l.k_proj, l.v_proj})
     EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{qkv});
@@ -141,7 +141,7 @@ TEST(Convert, FailuresChangeNothing) {
     return true;
   };
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
-    for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
+    for (auto granularity : {Granularity::tensor, Granularity::channel}) {
       const at::Tensor good = last.detach().clone();
       last.data()[3][2].fill_(bad);
       PlanOptions o;

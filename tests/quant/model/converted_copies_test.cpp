@@ -15,7 +15,7 @@ namespace fp8::quant {
 namespace {
 
 /// A converted [48, 32] layer; its weights are `size` times as large as usual.
-torch::nn::Linear converted(WeightGranularity granularity, double size, std::uint64_t seed,
+torch::nn::Linear converted(Granularity granularity, double size, std::uint64_t seed,
                             ActivationScaling activations = ActivationScaling::none) {
   torch::manual_seed(seed);
   torch::nn::Sequential model{{{"proj", torch::nn::Linear(32, 48)}}};
@@ -26,7 +26,7 @@ torch::nn::Linear converted(WeightGranularity granularity, double size, std::uin
   PlanOptions o;
   o.weights = granularity;
   o.activations = activations;
-  if (granularity == WeightGranularity::block) o.block = {16, 16};
+  if (granularity == Granularity::block) o.block = {16, 16};
   if (activations == ActivationScaling::static_tensor) {
     const auto session = measure::CalibrationSession::attach(*model, {});
     model->forward(torch::randn({8, 32}, test::on_hpu()) * size);
@@ -38,7 +38,7 @@ torch::nn::Linear converted(WeightGranularity granularity, double size, std::uin
 }
 
 at::Tensor input() { return torch::linspace(-1, 1, 64, test::on_hpu()).view({2, 32}); }
-constexpr WeightGranularity kAll[] = {WeightGranularity::tensor, WeightGranularity::channel, WeightGranularity::block};
+constexpr Granularity kAll[] = {Granularity::tensor, Granularity::channel, Granularity::block};
 
 TEST(ConvertedCopies, AStateDictBringsItsScales) {
   const torch::NoGradGuard no_grad;
@@ -67,7 +67,7 @@ void use(torch::nn::Linear& layer) {
 
 TEST(ConvertedCopies, OnlyServedWeightsArePacked) {
   const torch::NoGradGuard no_grad;
-  auto layer = converted(WeightGranularity::channel, 1, 1);
+  auto layer = converted(Granularity::channel, 1, 1);
   for (int i = 0; i < 50; ++i) layer(input());
   EXPECT_NE(layer->weight.const_data_ptr(), nullptr);
   EXPECT_EQ(serve(*layer), 1u);
@@ -113,7 +113,7 @@ TEST(ConvertedCopies, OfAWeightInUseAreTheSame) {
 
 TEST(ConvertedCopies, AWeightInUseServesOtherProducts) {
   const torch::NoGradGuard no_grad;
-  auto layer = converted(WeightGranularity::channel, 1, 1);
+  auto layer = converted(Granularity::channel, 1, 1);
   const at::Tensor many = torch::randn({100, 32}, test::on_hpu()), expected = layer(many);
   use(layer);
   EXPECT_TRUE(same_bits(layer(many), expected));
@@ -123,8 +123,8 @@ TEST(ConvertedCopies, AWeightInUseServesOtherProducts) {
 
 TEST(ConvertedCopies, TheActivationsScaleStays) {
   const torch::NoGradGuard no_grad;
-  auto from = converted(WeightGranularity::tensor, 1, 1, ActivationScaling::static_tensor),
-       to = converted(WeightGranularity::tensor, 98, 2, ActivationScaling::static_tensor);
+  auto from = converted(Granularity::tensor, 1, 1, ActivationScaling::static_tensor),
+       to = converted(Granularity::tensor, 98, 2, ActivationScaling::static_tensor);
   const auto handler = [](const torch::nn::Linear& l) {
     return dynamic_cast<const Fp8Handler*>(runtime::find_tag(l->weight)->handler.get());
   };
@@ -138,7 +138,7 @@ TEST(ConvertedCopies, TheActivationsScaleStays) {
 
 TEST(ConvertedCopies, AnotherScaleMovesNoCopy) {
   const torch::NoGradGuard no_grad;
-  auto layer = converted(WeightGranularity::tensor, 1, 1);
+  auto layer = converted(Granularity::tensor, 1, 1);
   const at::Tensor expected = layer(input()), values = runtime::dequantize(layer->weight);
   const at::Tensor host = layer->weight.cpu(), clone = layer->weight.clone();
   dynamic_cast<Fp8Handler&>(*runtime::find_tag(layer->weight)->handler).set_weight_scale_inv(3.0f);
@@ -165,7 +165,7 @@ TEST(ConvertedCopies, OfPartsNeedOneScale) {
   for (const auto granularity : kAll) {
     const auto layer = converted(granularity, 1, 1);
     const at::Tensor w = layer->weight.detach(), values = runtime::dequantize(w);
-    const bool one = granularity == WeightGranularity::tensor;
+    const bool one = granularity == Granularity::tensor;
     const std::vector<std::function<at::Tensor(const at::Tensor&)>> parts = {
         [](const at::Tensor& t) { return t.narrow(0, 16, 8).clone(); },
         [](const at::Tensor& t) { return t.chunk(2, 1)[1].contiguous(); },
@@ -192,7 +192,7 @@ TEST(ConvertedCopies, PartsAreWrittenWhereTheirScalesAreTheSame) {
     a->weight.narrow(0, 0, 16).copy_(same->weight.narrow(0, 0, 16));
     EXPECT_TRUE(same_bits(runtime::dequantize(a->weight), values));
     EXPECT_REFUSED(a->weight.narrow(0, 0, 16).copy_(other->weight.narrow(0, 0, 16)), "[copy]", "module 'proj'");
-    if (granularity != WeightGranularity::tensor) {
+    if (granularity != Granularity::tensor) {
       EXPECT_REFUSED(a->weight.narrow(0, 0, 16).copy_(same->weight.narrow(0, 16, 16)), "[copy]", "module 'proj'");
     }
     EXPECT_TRUE(same_bits(runtime::dequantize(a->weight), values));

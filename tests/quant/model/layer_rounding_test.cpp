@@ -210,7 +210,7 @@ TEST(LayerRounding, FilesOfLayersComeBackAndTellWhoseTheyAre) {
   EXPECT_REFUSED(codes.require_scales("m", 0, 2, 2, channels, {0.5f, 0.25f}), "m", "other sizes or scales");
   EXPECT_REFUSED(codes.require_scales("m", 1, 2, 3, channels, {0.5f, 0.25f}), "m", "other sizes or scales");
   Scheme tensor;
-  tensor.weights = WeightGranularity::tensor;
+  tensor.weights = Granularity::tensor;
   EXPECT_REFUSED(codes.require_scales("m", 0, 2, 3, tensor, {0.5f}), "m", "other sizes or scales");
   layer.modules[1].kept = "";  // of which no codes are there
   layer.write(folder.path(), "layers.2", {{"a", 1}});
@@ -297,9 +297,9 @@ TEST(LayerRounding, AModelInMemoryTakesTheCodes) {
   PlanOptions options;
   options.dialect = recipes::Dialect::ocp;
   const at::Tensor b = modules[1].weight.cpu().clone();
-  options.weights = WeightGranularity::tensor;
+  options.weights = Granularity::tensor;
   EXPECT_REFUSED(convert(modules, {}, options, &codes), "a", "other sizes or scales");
-  options.weights = WeightGranularity::channel;
+  options.weights = Granularity::channel;
   convert(modules, {}, options, &codes);
   std::vector<std::uint8_t> expected(16 * 48);
   codes.read("a", 0, 16, 48, expected.data());

@@ -327,7 +327,7 @@ TEST(Save, RefusesWhatTheFormatCannotHold) {
       std::remove_if(modules.begin(), modules.end(), [](const auto& m) { return m.name.rfind("layer_1", 0) != 0; }),
       modules.end());
   o = {};
-  o.weights = WeightGranularity::tensor;
+  o.weights = Granularity::tensor;
   convert(modules, o);
   fails({"one scheme", "tensor weights"}, *mixed);
   auto e5m2 = test::tiny_lm();

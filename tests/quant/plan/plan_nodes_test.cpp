@@ -218,7 +218,7 @@ TEST(PlanKv, OneScaleOrOnePerHead) {
   EXPECT_EQ(kv[0].k, Floats{11.0f / 448.0f});
   EXPECT_EQ(kv[0].v, Floats{1.0f}) << "the data gives it";
   EXPECT_EQ(kv[1].k, Floats{5e4f / 448.0f});
-  o.kv_scales = KvGranularity::head;
+  o.kv_scales = Granularity::head;
   o.dialect = recipes::Dialect::gaudi2;
   kv = plan_kv_cache(kAttention, o, warnings);
   EXPECT_EQ(kv[0].k, (Floats{7.0f / 240.0f, 11.0f / 240.0f}));
@@ -234,7 +234,7 @@ TEST(PlanKv, NothingIsMadeUp) {
   o.measurements->kv_cache[2].inputs[0] = {0.0f, 0.0f};
   EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.1.k_cache", "only zeros");
   o = options();
-  o.kv_scales = KvGranularity::head;
+  o.kv_scales = Granularity::head;
   o.measurements->kv_cache[2].inputs[0] = {0.0f, 4.0f};
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[1].k, (Floats{4.0f / 448.0f, 4.0f / 448.0f}));
   EXPECT_THAT(warnings, ElementsAre(HasSubstr("l.1.k_cache: found only zeros in head 0")));
@@ -259,9 +259,9 @@ TEST(PlanKv, QueriesHaveTheFirstInputOfAttention) {
   const auto kv = plan_kv_cache(kAttention, o, warnings);
   EXPECT_EQ(kv[1].q, Floats{5.0f / 448.0f});
   EXPECT_EQ(kv[0].k, Floats{11.0f / 448.0f});
-  o.kv_scales = KvGranularity::head;
+  o.kv_scales = Granularity::head;
   EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "scale of queries", "per head");
-  o.kv_scales = KvGranularity::tensor;
+  o.kv_scales = Granularity::tensor;
   o.measurements->modules.back().inputs[0] = {0.0f};
   EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.1.fused_scaled_dot_product_attention", "only zeros");
 }
@@ -273,9 +273,9 @@ TEST(PlanKv, MeasurementsOfIncHaveNoHeads) {
   o.measurements->kv_cache.clear();
   for (auto& m : o.measurements->modules) m.inputs[0] = {56.0f};
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{0.125f});
-  o.kv_scales = KvGranularity::head;
+  o.kv_scales = Granularity::head;
   EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for all heads");
-  o.kv_scales = KvGranularity::tensor;
+  o.kv_scales = Granularity::tensor;
   o.dialect = recipes::Dialect::gaudi2;
   o.config = test::quant_config(R"({"scale_method": "maxabs_pow2"})");
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{1.0f}) << "56 / (240 * 0.25) up to a power of two";
@@ -288,7 +288,7 @@ TEST(PlanKv, ChannelsAndThresholdsAreNoHeads) {
   o.measurements->observer = "maxabs_per_channel";
   std::swap(o.measurements->modules, o.measurements->kv_cache);  // as a config's list of KVCache has them
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{11.0f / 448.0f});
-  o.kv_scales = KvGranularity::head;
+  o.kv_scales = Granularity::head;
   EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for each channel", "scale per head");
   std::swap(o.measurements->modules, o.measurements->kv_cache);
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k.size(), 2u) << "kept aside: of heads";
@@ -303,7 +303,7 @@ TEST(PlanKv, PlansOfModelsTakeTheSameScales) {
   PlanOptions o = options();
   o.activations = ActivationScaling::static_tensor;
   o.kv_cache = true;
-  o.kv_scales = KvGranularity::head;
+  o.kv_scales = Granularity::head;
   const Plan plan =
       make_plan({{"l.0.k_proj", "Linear", {8, 8}}}, {{"l.0.k_cache", "KVCache"}, {"l.0.v_cache", "KVCache"}}, o);
   EXPECT_EQ(test::find_node(plan, "l.0.k_cache")->scheme.input_scale_inv, (Floats{7.0f / 448.0f, 11.0f / 448.0f}));

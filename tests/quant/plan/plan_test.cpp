@@ -178,7 +178,7 @@ TEST(Plan, IncludeAndExcludeArePatterns) {
 
 TEST(Plan, PerTensorScalesAreSharedWhereEnginesFuse) {
   PlanOptions o;
-  o.weights = WeightGranularity::tensor;
+  o.weights = Granularity::tensor;
   const Plan plan = make_plan(kModel, o);
   const auto group = [&](const char* name) { return plan.find(std::string("model.layers.0.") + name)->fuse_group; };
   EXPECT_FALSE(group("self_attn.q_proj").empty());
@@ -196,7 +196,7 @@ TEST(Plan, StaticTakesItsScalesFromTheMeasurement) {
   const Plan plan = make_plan(kModel, o);
   ASSERT_EQ(plan.modules.size(), 1u);
   EXPECT_EQ(plan.modules[0].scheme.input_scale_inv, 7.0f / 448.0f);
-  EXPECT_EQ(plan.modules[0].scheme.weights, WeightGranularity::tensor);  // the default with measurements
+  EXPECT_EQ(plan.modules[0].scheme.weights, Granularity::tensor);  // the default with measurements
   EXPECT_EQ(plan.modules[0].measured_weight_amax, 1.0f);
   EXPECT_EQ(plan.measurements, o.measurements->fingerprint());
   EXPECT_TRUE(plan.warnings.empty());
@@ -338,7 +338,7 @@ TEST(Plan, ChannelMethodsGiveChannelWeights) {
       R"("fp8_config": "E5M2", "hp_dtype": "fp32"})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   const Scheme s = make_plan(kModel, o).modules.at(0).scheme;
-  EXPECT_EQ(s.weights, WeightGranularity::channel);
+  EXPECT_EQ(s.weights, Granularity::channel);
   EXPECT_EQ(s.format, recipes::Format::E5M2);
   EXPECT_EQ(s.hp, recipes::FloatType::F32);
   EXPECT_EQ(s.activations, ActivationScaling::static_tensor);

@@ -14,7 +14,7 @@ namespace {
 using recipes::Dialect;
 using recipes::FloatType;
 
-Scheme own(Dialect dialect, WeightGranularity weights = WeightGranularity::tensor) {
+Scheme own(Dialect dialect, Granularity weights = Granularity::tensor) {
   Scheme s;
   s.dialect = dialect;
   s.weights = weights;
@@ -33,7 +33,7 @@ TEST(Scheme, OwnScalesAreAmaxOverMax) {
   for (Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3, Dialect::ocp}) {
     const float max = dialect == Dialect::gaudi2 ? 240.0f : 448.0f;
     const std::vector<float> amax = {0.7f, 448.0f, 0.0f, 1e-3f, 3e38f};
-    const auto s = weight_scales(amax, own(dialect, WeightGranularity::channel), "m");
+    const auto s = weight_scales(amax, own(dialect, Granularity::channel), "m");
     ASSERT_EQ(s.scale_inv.size(), amax.size());
     for (std::size_t i = 0; i < amax.size(); ++i) {
       const float inv = amax[i] == 0 ? 1.0f : amax[i] / max;
@@ -105,10 +105,10 @@ TEST(Scheme, OwnCodesAreTheNearestOfTheF32Product) {
   for (const auto& [dtype, type] : kTypes) {
     const at::Tensor typed = w.to(dtype);
     for (Dialect dialect : {Dialect::gaudi2, Dialect::ocp})
-      for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
+      for (auto granularity : {Granularity::tensor, Granularity::channel}) {
         const Scheme s = own(dialect, granularity);
         const auto scales =
-            weight_scales(test::amax_reference(typed, granularity == WeightGranularity::tensor ? 1 : 7), s, "m");
+            weight_scales(test::amax_reference(typed, granularity == Granularity::tensor ? 1 : 7), s, "m");
         expect_codes(typed, type, scales, s, [&](float v, std::size_t row) {
           return test::nearest_code(v * scales.scale[scales.scale.size() > 1 ? row : 0], s.fp8_max());
         });
@@ -123,7 +123,7 @@ TEST(Scheme, IncCodesRoundTheProductToBf16First) {
     const at::Tensor typed = w.to(dtype);
     for (const char* method : {"maxabs_hw", "maxabs_arbitrary", "act_maxabs_pow2_weights_pcs_maxabs_pow2"}) {
       Scheme s = inc(method, Dialect::gaudi3);
-      const bool channel = s.weight_method.granularity == recipes::Granularity::PCS;
+      const bool channel = s.weight_method.granularity == recipes::Granularity::channel;
       const auto scales = weight_scales(test::amax_reference(typed, channel ? 6 : 1), s, "m");
       ASSERT_EQ(scales.scale.size(), channel ? 6u : 1u);
       expect_codes(typed, type, scales, s, [&](float v, std::size_t row) {
@@ -154,7 +154,7 @@ TEST(Scheme, E5M2HasItsOwnCodes) {
 
 TEST(Scheme, ZeroRowsGiveScaleOneAndZeroCodes) {
   const at::Tensor w = torch::tensor({{0.0f, -0.0f}, {1.0f, -2.0f}});
-  const Scheme s = own(Dialect::ocp, WeightGranularity::channel);
+  const Scheme s = own(Dialect::ocp, Granularity::channel);
   const auto scales = weight_scales(test::amax_reference(w, 2), s, "m");
   EXPECT_EQ(scales.scale_inv, (std::vector<float>{1.0f, 2.0f / 448.0f}));
   std::uint8_t codes[4];
@@ -165,8 +165,7 @@ TEST(Scheme, ZeroRowsGiveScaleOneAndZeroCodes) {
 }
 
 TEST(Scheme, DescribesItself) {
-  EXPECT_EQ(own(Dialect::ocp, WeightGranularity::channel).describe(),
-            "E4M3 channel weights, dynamic token activations, ocp");
+  EXPECT_EQ(own(Dialect::ocp, Granularity::channel).describe(), "E4M3 channel weights, dynamic token activations, ocp");
   Scheme s = own(Dialect::gaudi2);
   s.activations = ActivationScaling::static_tensor;
   EXPECT_EQ(s.describe(), "E4M3 tensor weights, static tensor activations, gaudi2");
@@ -174,15 +173,13 @@ TEST(Scheme, DescribesItself) {
 
 TEST(Scheme, Names) {
   test::check_names<Convention>();
-  test::check_names<WeightGranularity>();
   test::check_names<WeightWord>();
   test::check_names<ActivationScaling>();
   test::check_names<Compute>();
-  test::check_names<KvGranularity>();
 }
 
 Scheme blocks(std::int64_t rows, std::int64_t cols, bool power_of_two = false, Dialect dialect = Dialect::ocp) {
-  Scheme s = own(dialect, WeightGranularity::block);
+  Scheme s = own(dialect, Granularity::block);
   s.block = {rows, cols};
   s.power_of_two = power_of_two;
   return s;
@@ -214,7 +211,7 @@ TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
       for (bool power_of_two : {false, true}) {
         const at::Tensor typed = w.to(dtype);
         const Scheme s = blocks(block.rows, block.cols, power_of_two, rows == 7 ? Dialect::gaudi2 : Dialect::ocp);
-        const ScaleGrid grid = scale_grid(s, rows, cols);
+        const auto grid = scale_grid(s, rows, cols);
         const std::vector<float> amax = block_amax_reference(typed, block);
         ASSERT_EQ(grid.size(), static_cast<std::int64_t>(amax.size()));
         EXPECT_EQ(block_amax(typed.const_data_ptr(), type, rows, cols, s), amax);

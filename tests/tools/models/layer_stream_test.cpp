@@ -149,11 +149,11 @@ void expect_blocks_close(const std::filesystem::path& folder, const std::filesys
   for (const auto activations : {quant::ActivationScaling::dynamic_token, quant::ActivationScaling::none}) {
     quant::PlanOptions o;
     o.activations = activations;
-    o.weights = quant::WeightGranularity::tensor;
+    o.weights = recipes::Granularity::tensor;
     const double tensor = kl(folder, ids, p, o);
     EXPECT_GT(tensor, 0);
     std::string table = "tensor " + std::to_string(1e3 * tensor);
-    o.weights = quant::WeightGranularity::block;
+    o.weights = recipes::Granularity::block;
     for (const std::int64_t block : {128, 64, 32})
       for (const bool power_of_two : {false, true}) {
         o.block = {block, block};

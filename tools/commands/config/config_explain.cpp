@@ -14,7 +14,8 @@ using recipes::ScaleMethod;
 
 /// "PTS MAXABS POW2 0.25"; the backoff where there is something to back off from.
 std::string text_of(const ScaleMethod& m) {
-  std::string text = std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding);
+  std::string text = std::string(name_of(m.granularity, recipes::inc_granularities())) + " " + name_of(m.value) + " " +
+                     name_of(m.rounding);
   if (m.value == recipes::ScaleValue::MAXABS || m.value == recipes::ScaleValue::OPT)
     text += " " + io::Json(m.backoff).dump();
   return text;

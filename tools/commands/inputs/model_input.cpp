@@ -262,7 +262,7 @@ void use_measurements(const models::LoadedModel& model, const std::vector<measur
                       const KvCacheOptions& o, const Context& context) {
   quant::PlanOptions plan;
   plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
-  plan.kv_scales = o.scales.value_or(quant::KvGranularity::tensor);
+  plan.kv_scales = o.scales.value_or(recipes::Granularity::tensor);
   plan.measurements = measure::read_measurements(o.measurements);
   check_model(*plan.measurements, model, o.measurements);
   std::vector<std::string> warnings;

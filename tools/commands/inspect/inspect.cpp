@@ -248,7 +248,7 @@ Action add_inspect(Options& options) {
   options.path("--reference", values->reference,
                "Of a checkpoint: one to compare with, as what it was made of; of a training run: another run");
   options.choice("--scheme", values->scheme, "Weight scales (default: tensor with --measurements, else channel)",
-                 choice_of({quant::WeightGranularity::tensor, quant::WeightGranularity::channel}));
+                 choice_of({recipes::Granularity::tensor, recipes::Granularity::channel}));
   options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
   options.patterns("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
   options.patterns("--exclude", values->exclude, "Regular expression: leave these modules out");

@@ -170,7 +170,7 @@ struct DamageOptions : DataOptions {  ///< data empty: weights only
   std::filesystem::path reference;
   std::string measurements;
   std::vector<std::string> include, exclude;
-  std::optional<quant::WeightGranularity> scheme;
+  std::optional<recipes::Granularity> scheme;
   bool weights_only = false;
 };
 

@@ -31,7 +31,7 @@ struct Scales {
 std::string granularity_of(const quant::StoredWeight& weight) {
   const auto& scheme = weight.spec.scheme;
   std::string text = quant::name_of(scheme.weights);
-  if (scheme.weights == quant::WeightGranularity::block)
+  if (scheme.weights == recipes::Granularity::block)
     text += fmt::format(" {}x{}", scheme.block.rows, scheme.block.cols);
   return text + (weight.transposed ? ", weight transposed" : "");
 }

@@ -31,7 +31,7 @@ void add_kv_cache_options(Options& options, KvCacheOptions& target) {
   const auto set = [&target](std::size_t i, const std::vector<std::string>& details) {
     target.mode = enum_names<KvCacheOptions::Mode>[i].value;
     if (details.empty()) return true;
-    const auto scales = parse_enum<quant::KvGranularity>(details[0]);
+    const auto scales = parse_enum(details[0], quant::kv_granularities());
     target.scales = scales;
     return target.mode == KvCacheOptions::Mode::fp8 && details.size() == 1 && scales.has_value();
   };
@@ -41,7 +41,7 @@ void add_kv_cache_options(Options& options, KvCacheOptions& target) {
       "with --measurements: a scale for each head, not one for keys and one for values of a layer");
   options.text("--measurements", target.measurements,
                "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
-  options.choice<quant::KvGranularity>("--kv-cache-scales", target.scales, "");
+  options.choice("--kv-cache-scales", target.scales, "", quant::kv_granularities());
   options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
 }
 

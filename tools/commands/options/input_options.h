@@ -72,7 +72,7 @@ struct KvCacheOptions {
   /// automatic: as the checkpoint says.
   enum class Mode : std::uint8_t { automatic, fp8, off } mode = Mode::automatic;
   std::string measurements;
-  std::optional<quant::KvGranularity> scales;  ///< not given: per tensor
+  std::optional<recipes::Granularity> scales;  ///< not given: per tensor
 };
 FP8_ENUM_NAMES(KvCacheOptions::Mode, {automatic, "auto"}, {fp8, "fp8"}, {off, "off"});
 

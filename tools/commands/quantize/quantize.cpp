@@ -36,7 +36,7 @@ struct QuantizeOptions {
   std::string rounding;  ///< empty: not given
   ShareOptions share;
   std::string form = "compressed-tensors";
-  std::optional<quant::KvGranularity> kv_scales;
+  std::optional<recipes::Granularity> kv_scales;
   std::optional<bool> kv_cache;
   bool query_scale = false;
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false,
@@ -102,11 +102,11 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   plan.activations = activations_of(o);
   if (o.kv_scales.has_value() && !o.kv_cache.value_or(!o.config.empty()))
     throw UsageError("quantize: --kv-cache auto:head goes with --config, allowed: fp8:head");
-  if (o.query_scale && (o.kv_cache != true || !o.config.empty() || o.kv_scales == quant::KvGranularity::head))
+  if (o.query_scale && (o.kv_cache != true || !o.config.empty() || o.kv_scales == recipes::Granularity::head))
     throw UsageError("quantize: --kv-cache fp8:query goes with one scale each of keys and values, without --config");
   plan.kv_cache = o.kv_cache;
   plan.query_scale = o.query_scale;
-  plan.kv_scales = o.kv_scales.value_or(quant::KvGranularity::tensor);
+  plan.kv_scales = o.kv_scales.value_or(recipes::Granularity::tensor);
   if (o.scheme != quant::WeightWord::block && (o.block > 0 || o.power_of_two.has_value()))
     throw UsageError("quantize: --block and --scale-format are --scheme block:N and block:e8m0");
   if (o.block > 0) plan.block = {o.block, o.block};
@@ -242,8 +242,8 @@ std::shared_ptr<quant::RoundedCodes> rounded_codes(const QuantizeOptions& o, con
   plan.kv_cache = false;
   if (!plan.config.has_value()) {  // of the codes: activations, and what is selected, do not count
     plan.weights = plan.weights.value_or(plan.activations == quant::ActivationScaling::static_tensor
-                                             ? quant::WeightGranularity::tensor
-                                             : quant::WeightGranularity::channel);
+                                             ? recipes::Granularity::tensor
+                                             : recipes::Granularity::channel);
     plan.activations = quant::ActivationScaling::none;
     plan.measurements.reset();
     plan.include = {".*"}, plan.exclude = {}, plan.ignore = {};

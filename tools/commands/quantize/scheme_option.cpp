@@ -66,8 +66,8 @@ void check_scheme(const std::string& form, const quant::PlanOptions& plan) {
   if (plan.config.has_value()) return;
   const bool is_static = plan.activations == static_tensor;
   quant::Scheme scheme;
-  scheme.weights = plan.weights.value_or(is_static ? quant::WeightGranularity::tensor : scheme.weights);
-  const bool blocks = scheme.weights == quant::WeightGranularity::block;
+  scheme.weights = plan.weights.value_or(is_static ? recipes::Granularity::tensor : scheme.weights);
+  const bool blocks = scheme.weights == recipes::Granularity::block;
   if (is_static && blocks)
     throw UsageError("quantize: --scheme block and mx: found --measurements, allowed: --dynamic, --weights-only");
   scheme.activations = blocks && plan.activations != none ? dynamic_group : plan.activations;
@@ -81,7 +81,7 @@ void add_kv_cache_option(Options& options, const KvCacheTargets& targets) {
   const auto set = [targets](std::size_t i, const std::vector<std::string>& details) {
     if (i > 0) targets.fp8 = i == 2;
     return std::ranges::all_of(details, [&](const std::string& detail) {
-      const auto scales = parse_enum<quant::KvGranularity>(detail);
+      const auto scales = parse_enum(detail, quant::kv_granularities());
       if (scales.has_value()) targets.scales = scales;
       targets.query = targets.query || detail == "query";
       return i == 2 ? scales.has_value() || detail == "query" : i == 0 && scales.has_value();
@@ -93,7 +93,7 @@ void add_kv_cache_option(Options& options, const KvCacheTargets& targets) {
       "nothing else), and engines keep the cache in fp8; fp8:head: for each head (compressed-tensors); fp8:query: one "
       "for queries too, of measurements by a QUANT_CONFIG, for engines that run attention in fp8 (default auto: off; "
       "with --config as its lists say)");
-  options.choice<quant::KvGranularity>("--kv-cache-scales", targets.scales, "Of --kv-cache fp8");
+  options.choice("--kv-cache-scales", targets.scales, "Of --kv-cache fp8", quant::kv_granularities());
   options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
   options.flag("--query-scale", targets.query, "Of --kv-cache fp8");
   options.replaced("--query-scale", "--kv-cache fp8:query");

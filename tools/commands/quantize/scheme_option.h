@@ -54,7 +54,7 @@ void check_scheme(const std::string& form, const quant::PlanOptions& plan);
 
 struct KvCacheTargets {
   std::optional<bool>& fp8;
-  std::optional<quant::KvGranularity>& scales;
+  std::optional<recipes::Granularity>& scales;
   bool& query;
 };
 

@@ -221,8 +221,7 @@ class RoundingRun {
              });
     });
     for (const auto& m : plan.modules) {
-      if (m.info.type == quant::kExpertType && !options.fuse_scales &&
-          m.scheme.weights == quant::WeightGranularity::tensor)
+      if (m.info.type == quant::kExpertType && !options.fuse_scales && m.scheme.weights == recipes::Granularity::tensor)
         throw UsageError(
             "--rounding: --scheme tensor:unfused does not go with experts, whose gate and up are one weight");
       if (m.info.type != "Linear" && m.info.type != quant::kExpertType)
