@@ -11,7 +11,6 @@ import sys
 import pytest
 from conftest import BUILD, ROOT
 
-pytestmark = pytest.mark.xdist_group("autoload")  # one process that has imported torch
 LIBRARY = "libfp8_transformer_engine.so.0"
 # What a script sees of a device that is not there: torch works, and each use says why.
 SEEN = """

@@ -15,7 +15,6 @@ import zipfile
 import pytest
 from conftest import BUILD, DEMO, ROOT
 
-pytestmark = pytest.mark.xdist_group("package")  # one build folder, one wheel
 PACKAGE = ROOT / "tools" / "python"
 VERSION = re.search(r"project\(fp8 VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
 

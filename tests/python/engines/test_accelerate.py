@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="2 minutes: ./tools/test --engines")]
+pytestmark = pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="2 minutes: ./tools/test --engines")
 SCRIPT = """
 import json, os, sys
 import accelerate, torch, fp8

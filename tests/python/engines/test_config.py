@@ -27,7 +27,6 @@ STRICTER = {
 MILDER = {'"optimizer": {"type": "Lamb"}': "DeepSpeed has its kernel for CUDA alone; the check does not judge the device"}
 
 
-@pytest.mark.xdist_group("engines")
 def test_verdicts(tmp_path):
     pytest.importorskip("deepspeed")
     done = subprocess.run([sys.executable, verdicts.__file__, tmp_path / "store"], capture_output=True, text=True, check=False)

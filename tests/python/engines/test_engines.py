@@ -18,7 +18,6 @@ CELLS = [cell for cell in CELLS if ALL or cell.split(":")[1] == "f32" or cell.sp
 # What is refused, and whose name stands in the error.
 REFUSED = {f"{engine}:fp8:after": "_fsdp_wrapped_module.0" if engine == "fsdp1" else "0: an engine has sharded its weight"
            for engine in ("fsdp1", "fsdp2", "zero3", "zero3_offload", "tp", "tp_sp")}
-pytestmark = pytest.mark.xdist_group("engines")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 from conftest import ROOT
 
 EXAMPLE = ROOT / "tools" / "examples" / "engines.py"
-pytestmark = pytest.mark.xdist_group("engines")
 
 
 ALL = ["ddp", "fsdp", "fsdp_codes", "tensor_parallel", "deepspeed", "pipeline", "lightning"]

@@ -12,7 +12,7 @@ sys.path.append(str(pathlib.Path(__file__).parent))
 import engine_cells  # noqa: E402
 import faults  # noqa: E402
 
-pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="3 minutes: ./tools/test --engines")]
+pytestmark = pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="3 minutes: ./tools/test --engines")
 LOST = ("Connection", "Read error", "Timed out", "Broken pipe")  # the group's sentence on a rank that is gone
 
 

@@ -16,7 +16,6 @@ CELLS = gathering.CELLS if ALL else ["gathering:bf16", "gathering:values_between
 SAID = {"block": "'0': found the recipe block", "habana-hybrid": "'0': found the recipe delayed (habana), HYBRID", "offloaded": "0: it is offloaded",
         "outside": "'0': its weight was gathered in fp8: expected the product inside of the region", "unsharded": "then fully_shard()",
         "twice": "'2': its weight was gathered in fp8 with scale_inv"}
-pytestmark = pytest.mark.xdist_group("engines")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ sys.path.append(str(pathlib.Path(__file__).parent))
 import engine_cells  # noqa: E402
 import inferences  # noqa: E402
 
-pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="a minute: ./tools/test --engines")]
+pytestmark = pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="a minute: ./tools/test --engines")
 
 
 @pytest.fixture(scope="module")

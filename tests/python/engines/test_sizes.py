@@ -14,7 +14,6 @@ import sizes  # noqa: E402
 
 ALL = os.environ.get("FP8_ENGINES") == "all"
 CELLS = [cell for cell in sizes.CELLS if ALL or "zero" not in cell]
-pytestmark = pytest.mark.xdist_group("engines")
 
 
 @pytest.fixture(scope="module")

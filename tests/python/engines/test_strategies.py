@@ -16,7 +16,6 @@ import strategies  # noqa: E402
 ALL = os.environ.get("FP8_ENGINES") == "all"
 CELLS = [cell for cell in strategies.CELLS if ALL or "bf16" not in cell]
 BLOCKS = [name for name in documents.SEVERAL if name in documents.blocks()]
-pytestmark = pytest.mark.xdist_group("engines")
 
 
 @pytest.fixture(scope="module")

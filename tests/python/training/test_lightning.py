@@ -30,7 +30,7 @@ from fp8.lightning import HPUAccelerator, HPUCheckpointIO, HPUPrecisionPlugin, S
 from fp8.lightning.fabric import HPUPrecision  # noqa: E402
 from fp8.lightning.fabric import SingleHPUStrategy as FabricStrategy  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("lightning")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 3
 QUIET = {"max_steps": STEPS, "limit_val_batches": 0, "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
 DTYPES = {"32": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "fp8": torch.bfloat16}

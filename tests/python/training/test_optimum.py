@@ -22,7 +22,7 @@ from fp8.optimum import (  # noqa: E402
     GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments, GaudiTrainer, GaudiTrainingArguments, utils)
 from fp8.optimum.distributed import all_reduce_gradients  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("optimum")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
 FUSED = GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True)
 HERE = pathlib.Path(__file__).resolve().parent

@@ -20,7 +20,7 @@ from test_optimum import FUSED, arguments, llama, rows, trainer  # noqa: E402
 from fp8 import _trainers  # noqa: E402
 from fp8.optimum import GaudiConfig, GaudiSeq2SeqTrainingArguments, GaudiTrainer, GaudiTrainingArguments, _arguments  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("optimum")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 ON_CPU = {"use_habana": False, "use_lazy_mode": False}
 # Arguments, and the words of the error. The first is the name that is refused.

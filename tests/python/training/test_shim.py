@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 import documents  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("shim")
 
 
 @pytest.fixture(scope="module")
