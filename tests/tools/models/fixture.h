@@ -101,9 +101,12 @@ class Fixture {
  private:
   static std::vector<std::int64_t> shape_of(const io::Json& tensor) { return tensor["shape"]; }
 
-  static std::uint64_t bits(const std::string& name, std::uint64_t i) {
+  static std::uint64_t seed_of(const std::string& name) {
     std::uint64_t seed = 0xCBF29CE484222325u;
     for (const char c : name) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+    return seed;
+  }
+  static std::uint64_t bits(std::uint64_t seed, std::uint64_t i) {
     std::uint64_t z = seed + i + 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -114,11 +117,12 @@ class Fixture {
                            const io::Json& tensor) {
     std::uint64_t n = 1;
     for (const auto& size : tensor["shape"]) n *= size.get<std::uint64_t>();
+    const std::uint64_t seed = seed_of(name);
     if (tensor.contains("kind")) {
       std::vector<std::uint8_t> values(n);
       const bool exponents = tensor["kind"] == "exponents";
       for (std::uint64_t i = 0; i < n; ++i) {
-        const auto byte = bits(name, i) >> 56;
+        const auto byte = bits(seed, i) >> 56;
         values[i] = static_cast<std::uint8_t>(exponents ? 118 + byte % 6 : byte);
       }
       return writer.write(written, values.data());
@@ -126,7 +130,7 @@ class Fixture {
     std::vector<float> values(n);
     const auto mean = tensor["mean"].get<double>(), amplitude = tensor["amplitude"].get<double>();
     for (std::uint64_t i = 0; i < n; ++i)
-      values[i] = static_cast<float>(mean + amplitude * (static_cast<double>(bits(name, i) >> 40) * 0x1p-23 - 1));
+      values[i] = static_cast<float>(mean + amplitude * (static_cast<double>(bits(seed, i) >> 40) * 0x1p-23 - 1));
     writer.write(written, values.data());
   }
 
