@@ -25,6 +25,7 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # threads that start for each load of tiny tensors take longer than they gain
 
 import numpy  # noqa: E402
 import torch  # noqa: E402
