@@ -11,7 +11,6 @@ moves them, or changes what tensors there are.
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -20,6 +19,9 @@ import make_fixtures_table as table
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "support"))
+import started_fp8  # noqa: E402
 
 KEPT = set("""
     vocab_size dim hidden_dim hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
@@ -49,8 +51,8 @@ def logits_of(binary, folder, inputs):
     with tempfile.TemporaryDirectory() as scratch:
         data, out = pathlib.Path(scratch) / "ids.safetensors", pathlib.Path(scratch) / "logits.safetensors"
         save_file(inputs, data)
-        run = subprocess.run([binary, "evaluate", "--quiet", "--device", "cpu", "--dtype", "f32", "--model", folder,
-                              "--data", data, "--dump-logits", out], capture_output=True, text=True)
+        run = started_fp8.run(binary, "evaluate", "--quiet", "--device", "cpu", "--dtype", "f32", "--model", folder,
+                              "--data", data, "--dump-logits", out)
         if run.returncode != 0:
             raise ValueError(run.stderr.strip())
         return load_file(out)["logits"]
