@@ -45,7 +45,7 @@ inline test::Run fp8_limited(int resource, rlim_t bytes, const Arguments& argume
   rlimit limited = before;
   limited.rlim_cur = bytes;
   setrlimit(static_cast<__rlimit_resource>(resource), &limited);
-  const auto run = fp8(arguments);
+  const auto run = start_fp8(arguments).wait();
   setrlimit(static_cast<__rlimit_resource>(resource), &before);
   return run;
 }

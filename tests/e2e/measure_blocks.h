@@ -91,7 +91,7 @@ class Blocks : public ::testing::Test {
   }
   /// The least --memory-limit of this command, as its refusal names it: "203MB".
   static std::string least(const Arguments& command) {
-    const auto run = fp8("{} --memory-limit 1kB", command);
+    const auto run = start_fp8(args("{} --memory-limit 1kB", command)).wait();
     expect_refused(run, {"--memory-limit: found '1kB', but the program itself takes "}, 2);
     const std::string allowed = "allowed: ";
     const auto at = run.err.find(allowed);

@@ -76,7 +76,7 @@ TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
   TinyCheckpoint().write(folder / "small");
   const std::vector<char> mine(10 * kLimit, 1);  // what started the program has memory of its own
   const auto peak = [&](const fs::path& model, const std::string& out, const Arguments& more) {
-    const auto json = json_of(fp8("{} {}", command(model, out), more));
+    const auto json = json_of(start_fp8(args("{} {}", command(model, out), more)).wait());
     return std::pair(json.value("peak_rss_bytes", std::int64_t{1} << 60), json.value("mode", ""));
   };
   const auto [base, small_mode] = peak(folder / "small", "small_out", {"--whole"});

@@ -88,11 +88,11 @@ TEST_F(Pipeline, ARankHoldsItsLayers) {
   const auto bytes = static_cast<std::int64_t>(write_layers(folder / "large", kLayers, 64));
   TinyCheckpoint().write(folder / "small");
   const Arguments f32 = {"--dtype", "f32"};
-  const auto base =
-      json_of(fp8("{} {}", command(folder / "small", "small"), f32)).value("peak_rss_bytes", std::int64_t{0});
+  const auto base = json_of(start_fp8(args("{} {}", command(folder / "small", "small"), f32)).wait())
+                        .value("peak_rss_bytes", std::int64_t{0});
   // Sums in f32 are those of as many threads.
-  const auto whole =
-      json_of(fp8(args("{} {} --whole", command(folder / "large", "whole"), f32), {{"OMP_NUM_THREADS", "1"}}));
+  const auto whole = json_of(
+      start_fp8(args("{} {} --whole", command(folder / "large", "whole"), f32), {{"OMP_NUM_THREADS", "1"}}).wait());
   EXPECT_GE(whole.value("peak_rss_bytes", std::int64_t{0}), base + bytes * 4 / 5);
   const auto result = result_of(on_ranks(3, args("{} {} {}", command(folder / "large", "parts"), f32, ranks)));
   EXPECT_EQ(layers_of(result), (std::vector<std::pair<int, int>>{{0, 4}, {4, 8}, {8, 12}}));

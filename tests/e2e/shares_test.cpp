@@ -112,7 +112,7 @@ TEST_F(Shares, PartsOfSomethingElseAreNotJoined) {
   // Other forwards are other shares of the samples.
   auto other = measuring("out", args("--rank 1/2"));
   *(std::find(other.begin(), other.end(), "--batch") + 1) = "1";
-  expect_success(fp8(other));
+  expect_success(start_fp8(other).wait());  // joins older than its process go
   expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
   expect_refused(fp8(measuring("out", {"--shares", "0"})), {"--shares: found '0', allowed: K or K:SECONDS, K from 1"},
                  2);

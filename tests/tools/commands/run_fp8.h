@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "support/command.h"
+#include "support/started_fp8.h"
 
 namespace fp8::test {
 
@@ -22,6 +23,9 @@ struct RunOptions {
       {};                         ///< sent one after the other once the program shows a sign of life in `started_file`
   std::string started_file = {};  ///< a folder in which a new file appears when work has begun
 };
+
+/// A status of waitpid() as Run has it.
+inline int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status); }
 
 /// In the child: standard streams, environment, exec.
 [[noreturn]] inline void become_fp8(const std::vector<std::string>& arguments, const RunOptions& options,
@@ -78,8 +82,7 @@ class Fp8Process {
   }
   Run wait() {
     while (!ended_) ended_ = waitpid(child_, &status_, 0) == child_ || errno != EINTR;
-    return {WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_), read_file(folder_ / "out"),
-            read_file(folder_ / "err")};
+    return {code_of(status_), read_file(folder_ / "out"), read_file(folder_ / "err")};
   }
 
  private:
@@ -90,6 +93,13 @@ class Fp8Process {
 };
 
 inline Run run_fp8(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
+  if (options.stdout_file == nullptr && options.stdout_fd < 0 && !options.close_stdout &&
+      options.signals_after_start.empty()) {
+    const TempDir folder;
+    const auto out = (folder / "out").string(), err = (folder / "err").string();
+    if (const auto status = run_started(arguments, options.environment, out, err))
+      return {code_of(*status), read_file(out), read_file(err)};
+  }
   Fp8Process process(arguments, options);
   if (!options.signals_after_start.empty()) wait_for([&] { return !std::filesystem::is_empty(options.started_file); });
   for (const int number : options.signals_after_start) {

@@ -319,7 +319,7 @@ TEST_F(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
   const auto before = test::peak_memory_of_children();
   const auto expect_refused = [&](const std::vector<std::string>& more,
                                   const std::map<std::string, std::string>& environment) {
-    const auto run = run_fp8(arguments(folder, "run", more), {.environment = environment});
+    const auto run = test::Fp8Process(arguments(folder, "run", more), {.environment = environment}).wait();
     expect_failed(run);
     EXPECT_THAT(run.err, AllOf(HasSubstr("config.json"), HasSubstr("parameters"), HasSubstr("needs at least"),
                                HasSubstr("are free")));
