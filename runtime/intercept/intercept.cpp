@@ -19,6 +19,7 @@
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
+#include "fp8/runtime/lazy/lazy_call.h"
 #include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/runtime/tape/recorder.h"
 
@@ -109,6 +110,14 @@ void check_derivatives(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> 
       "expected a backward pass, or a call where the module is not in fp8");
 }
 
+/// True if all tagged operands have handlers that read no address now.
+bool may_wait(at::ArrayRef<c10::IValue> arguments) {
+  return std::ranges::all_of(arguments, [](const c10::IValue& value) {
+    const WeightTag* tag = value.isTensor() ? find_tag(value.toTensor()) : nullptr;
+    return tag == nullptr || dynamic_cast<const MayWait*>(tag->handler.get()) != nullptr;
+  });
+}
+
 /// The row's use of dtypes, where it multiplies.
 constexpr std::optional<DtypeUse> use_of(OpShape shape) {
   switch (shape) {
@@ -148,8 +157,11 @@ class Interceptor final : public c10::OperatorKernel {
     if (Recorder* recorder = key_ == c10::DispatchKey::AutogradHPU ? Recorder::current() : nullptr;
         recorder != nullptr && !needs_gradient(arguments))
       return record(*recorder, op, keys.remove(c10::DispatchKey::Fake), *stack, count);
-    const RunsAtOnce addresses;  // handlers read them
-    if (addresses) keys = keys.remove(kHeardKey);
+    std::optional<RunsAtOnce> addresses;  // handlers read them
+    if (detail::g_finish_work.load(std::memory_order_acquire) != nullptr && !may_wait(arguments)) [[unlikely]] {
+      addresses.emplace();
+      keys = keys.remove(kHeardKey);
+    }
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();

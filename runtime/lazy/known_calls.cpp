@@ -26,6 +26,20 @@ constexpr std::pair<std::string_view, HeardOp::Way> kFaster[] = {
     {"aten::index", HeardOp::Way::learns},  // masks are asked for at the call
 };
 
+/// Of ours, whose results look as those before.
+constexpr std::string_view kNorms[] = {"hpu::fused_clip_norm", "hpu::optimizer_lamb_fused_norm"};
+
+bool is_ours(const c10::FunctionSchema& schema) {
+  return schema.name().starts_with("hpu::") || schema.name().starts_with("fp8::");
+}
+
+bool writes_lists(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite() &&
+           argument.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+}
+
 bool writes_argument(const c10::FunctionSchema& schema) {
   return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -36,7 +50,10 @@ HeardOp::Way way_of(const c10::OperatorHandle& op) {
   using Way = HeardOp::Way;
   const c10::FunctionSchema& schema = op.schema();
   if (is_composite(op)) return Way::inside;
-  if (!schema.name().starts_with("aten::")) return Way::now;
+  if (!schema.name().starts_with("aten::")) {
+    if (std::ranges::find(kNorms, schema.name()) != std::end(kNorms)) return Way::learns;
+    return is_ours(schema) && schema.returns().empty() && writes_lists(schema) ? Way::step : Way::now;
+  }
   const auto* known =
       std::ranges::find(kFaster, std::string_view(schema.name()), [](const auto& row) { return row.first; });
   if (known != std::end(kFaster) && !writes_argument(schema)) return known->second;
@@ -50,7 +67,10 @@ HeardOp::Way way_of(const c10::OperatorHandle& op) {
 }  // namespace
 
 HeardOp::HeardOp(const c10::OperatorHandle& op)
-    : way(way_of(op)), writes(writes_argument(op.schema())), takes_masks(op.schema().name() == "aten::index") {}
+    : way(way_of(op)),
+      writes(writes_argument(op.schema())),
+      ours(is_ours(op.schema())),
+      takes_masks(op.schema().name() == "aten::index") {}
 
 CallLesson::CallLesson(at::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& value : arguments)

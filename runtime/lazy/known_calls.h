@@ -19,9 +19,11 @@ struct HeardOp {
              ///< replaced, another library's kernel
     random,  ///< now: its numbers are the host's next ones
     learns,  ///< its results look like those of an earlier call with such arguments
+    step,    ///< of ours: it writes lists of tensors, by numbers that differ from call to call, and has no result
   };
   Way way = Way::now;
   bool writes = false;       ///< an argument
+  bool ours = false;         ///< its kernel counts the writes, which nothing above it does
   bool takes_masks = false;  ///< of operands after the first those of Bool and Byte: their elements decide sizes
 
   explicit HeardOp(const c10::OperatorHandle& op);

@@ -102,7 +102,8 @@ void learn(const HeardOp& heard, const CallKey& key, const c10::OperatorHandle& 
 }
 
 /// A tensor that only the queue has: with the sizes that t has now, whatever becomes of them.
-at::Tensor operand_of(const at::Tensor& t) {
+/// ours: with a version of its own, for a kernel that counts its writes when it runs.
+at::Tensor operand_of(const at::Tensor& t, bool ours) {
   if (!t.defined()) return t;
   if (!t.is_hpu() && t.dim() == 0) {
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
@@ -110,16 +111,8 @@ at::Tensor operand_of(const at::Tensor& t) {
     return t.detach().clone();  // the host may write it
   }
   const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
-}
-
-at::Tensor promised(const KnownResult& like, LazyNode& node) {
-  const c10::Storage memory = pending_storage(like.bytes, like.device);
-  node.made.emplace_back(memory.getWeakStorageImpl());
-  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(memory), c10::DispatchKeySet(c10::DispatchKey::HPU), c10::scalarTypeToTypeMeta(like.dtype));
-  result.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes, like.strides);
-  return result;
+  return at::Tensor(impl->shallow_copy_and_detach(ours ? c10::VariableVersion(0) : impl->version_counter(),
+                                                  /*allow_tensor_metadata_change=*/true));
 }
 
 /// The results of the call, as they will be, instead of its arguments.
@@ -150,14 +143,9 @@ void promise(const KnownCall& known, LazyNode& node, torch::jit::Stack* stack, s
   }
 }
 
-void queue(Lazy& l, const KnownCall& known, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-           const Circumstances& at, torch::jit::Stack* stack) {
+void add(Lazy& l, LazyNode node, const Circumstances& at) {
   if (l.work.queued() > 0 && l.at != at) l.submit();
   l.at = at;
-  const std::size_t count = op.schema().arguments().size();
-  LazyNode node{op, keys, torch::jit::Stack(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end()), &known};
-  for (c10::IValue& value : node.arguments) replace_tensors(value, operand_of);
-  promise(known, node, stack, count);
   l.work.add(std::move(node), at);
   l.has_work.store(true, std::memory_order_release);
   ++l.counts.queued;
@@ -165,6 +153,31 @@ void queue(Lazy& l, const KnownCall& known, const c10::OperatorHandle& op, c10::
   if (queued >= std::min(l.options.max_queued, l.most_queued) ||
       (queued % kOften == 0 && l.uses_worker() && l.work.worker().is_idle()))
     l.submit();
+}
+
+/// The tensors of the arguments that it writes.
+std::vector<at::Tensor> written_by(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
+  std::vector<at::Tensor> written;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    for_each_tensor(arguments[i], [&](const at::Tensor& t) {
+      if (t.defined()) written.push_back(t);
+    });
+  }
+  return written;
+}
+
+void queue(Lazy& l, const KnownCall& known, const HeardOp& heard, const c10::OperatorHandle& op,
+           c10::DispatchKeySet keys, const Circumstances& at, torch::jit::Stack* stack) {
+  const std::size_t count = op.schema().arguments().size();
+  LazyNode node{op, keys, torch::jit::Stack(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end()), &known};
+  if (heard.ours && heard.writes)
+    for (const at::Tensor& t : written_by(op, node.arguments)) t.unsafeGetTensorImpl()->bump_version();
+  for (c10::IValue& value : node.arguments)
+    replace_tensors(value, [&](const at::Tensor& t) { return operand_of(t, heard.ours); });
+  promise(known, node, stack, count);
+  add(l, std::move(node), at);
 }
 
 void queue_work(std::function<void()> work) {
@@ -185,9 +198,9 @@ void queue_work(std::function<void()> work) {
 }
 
 /// True if someone reads the memory of an operand as a CPU tensor, and is no call on its way.
-bool is_aliased(Lazy& l) {
+bool is_aliased(Lazy& l, at::ArrayRef<const c10::TensorImpl*> operands) {
   const auto any = [&] {
-    return std::ranges::any_of(l.key.tensors(), [](const c10::TensorImpl* t) {
+    return std::ranges::any_of(operands, [](const c10::TensorImpl* t) {
       const auto* memory = t->unsafe_storage().unsafeGetStorageImpl();
       return pending_of(memory) == nullptr && block_of(memory)->has_alias();
     });
@@ -211,6 +224,22 @@ bool is_asynchronous_copy(const c10::OperatorHandle& op, at::ArrayRef<c10::IValu
          is_pinned(from.const_data_ptr());
 }
 
+/// True for a step of tensors on the device, which its kernel would not refuse for where they are.
+bool may_be_later(Lazy& l, const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
+  bool ordinary = true;
+  for (const c10::IValue& value : arguments)
+    for_each_tensor(value, [&](const at::Tensor& t) {
+      if (!t.defined() || (t.is_cpu() && t.dim() == 0)) return;
+      const bool here = t.is_hpu() && t.layout() == at::kStrided && kOrdinaryKeys.has_all(t.key_set());
+      const PendingMemory* pending = here ? pending_of(storage_impl_of(t)) : nullptr;
+      ordinary = ordinary && here && (pending == nullptr || pending->failure.empty());
+    });
+  if (!ordinary) return false;
+  std::vector<const c10::TensorImpl*> written;
+  for (const at::Tensor& t : written_by(op, arguments)) written.push_back(t.unsafeGetTensorImpl());
+  return !is_aliased(l, written);
+}
+
 void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // The second: it ended within an InferenceMode, whose end gives the thread its key back.
   if (!keys.has(c10::DispatchKey::HPU) || detail::g_finish_work.load() == nullptr)
@@ -223,8 +252,9 @@ void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     const auto at = Circumstances::present();
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
     static const KnownCall copy{KnownCall::Way::later, {KnownResult{KnownResult::Kind::argument, 0}}, {-1}};
-    if (is_asynchronous_copy(op, arguments) && l.key.set(op.schema(), arguments.slice(0, 1), at) && !is_aliased(l))
-      return queue(l, copy, op, keys, at, stack);
+    if (is_asynchronous_copy(op, arguments) && l.key.set(op.schema(), arguments.slice(0, 1), at) &&
+        !is_aliased(l, l.key.tensors()))
+      return queue(l, copy, heard, op, keys, at, stack);
     if (l.key.set(op.schema(), arguments, at) && !(heard.takes_masks && has_mask(l.key.tensors()))) {
       const KnownCall* known = l.known.find(l.key);
       if (known == nullptr) {
@@ -232,12 +262,16 @@ void lazy_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
         lock.unlock();
         return learn(heard, key, op, keys, stack);
       }
-      if (known->way == KnownCall::Way::later && !(heard.writes && is_aliased(l)))
-        return queue(l, *known, op, keys, at, stack);
+      if (known->way == KnownCall::Way::later && !(heard.writes && is_aliased(l, l.key.tensors())))
+        return queue(l, *known, heard, op, keys, at, stack);
       const bool looks = known->way == KnownCall::Way::looks;
       lock.unlock();
       return looks ? run_unheard(op, keys, stack) : run_now(op, keys, stack);
     }
+  }
+  if (heard.way == Way::step && may_be_later(l, op, torch::jit::last(*stack, op.schema().arguments().size()))) {
+    static const KnownCall step{KnownCall::Way::later};
+    return queue(l, step, heard, op, keys, Circumstances::present(), stack);
   }
   if (heard.way != Way::inside && heard.way != Way::looks) ++l.counts.now;
   lock.unlock();
@@ -304,6 +338,19 @@ bool set_lazy_mode(bool on) {
   }
   c10::impl::tls_set_dispatch_key_included(kHeardKey, true);
   return was_on;
+}
+
+bool detail::is_written_unseen(at::ArrayRef<const c10::TensorImpl*> written) {
+  Lazy& l = lazy();
+  const std::lock_guard lock(l.mutex);
+  return !is_aliased(l, written);
+}
+
+void detail::queue_node(LazyNode node) {
+  const auto at = Circumstances::present();
+  Lazy& l = lazy();
+  const std::lock_guard lock(l.mutex);
+  add(l, std::move(node), at);
 }
 
 void submit_work() {

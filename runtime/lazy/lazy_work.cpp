@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/ScopeExit.h>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/pending.h"
@@ -50,7 +51,9 @@ class Within {
 };
 
 std::string call_and_module(const LazyNode& node, const std::string& module) {
-  return (node.op ? node.op->schema().name() : "work of the host") +
+  return (node.op                ? node.op->schema().name()
+          : node.name != nullptr ? node.name
+                                 : "work of the host") +
          (module.empty() ? "" : " in module '" + module + "'");
 }
 
@@ -97,6 +100,7 @@ void LazyWork::run(Batch& batch, bool on_worker) {
     batch.error = std::current_exception();
     batch.failure = failure_ = text;
   };
+  const auto over = c10::make_scope_exit([this] { first_.reset(); });
   try {
     const Within within(batch.at, /*stays=*/on_worker);
     for (LazyNode& node : batch.nodes) {
@@ -131,8 +135,25 @@ void LazyWork::run(LazyNode& node, const Place& place) {
       TORCH_INTERNAL_ASSERT(pending->made.unsafeGetStorageImpl() != nullptr, "an operand that was not made");
       t.unsafeGetTensorImpl()->set_storage_keep_dtype(pending->made);
     });
-  node.op->redispatchBoxed(node.keys, &stack);
+  if (node.call) {
+    share_first(node, stack);
+    std::exchange(node.call, nullptr)(stack);
+  } else {
+    node.op->redispatchBoxed(node.keys, &stack);
+  }
   keep_promise(node, stack);
+}
+
+/// Of calls in a row (q, k and v) whose first argument is one tensor it is one: what a cast of it gave is kept by it.
+void LazyWork::share_first(const LazyNode& node, torch::jit::Stack& stack) {
+  if (!node.first.has_value()) return;
+  const at::Tensor& own = stack.front().toTensor();
+  const bool same = first_.has_value() && first_->first == *node.first &&
+                    storage_impl_of(first_->second) == storage_impl_of(own) && first_->second.sizes() == own.sizes();
+  if (same)
+    stack.front() = first_->second;
+  else
+    first_.emplace(*node.first, own);
 }
 
 void LazyWork::keep_promise(LazyNode& node, const torch::jit::Stack& results) {
@@ -151,6 +172,15 @@ void LazyWork::keep_promise(LazyNode& node, const torch::jit::Stack& results) {
     });
   TORCH_CHECK(promised == node.known->results.end(), "[lazy] it gave fewer results than an earlier call with such ",
               "arguments. Expected such an operation outside of lazy mode");
+}
+
+at::Tensor promised(const KnownResult& like, LazyNode& node) {
+  const c10::Storage memory = pending_storage(like.bytes, like.device);
+  node.made.emplace_back(memory.getWeakStorageImpl());
+  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(memory), c10::DispatchKeySet(c10::DispatchKey::HPU), c10::scalarTypeToTypeMeta(like.dtype));
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes, like.strides);
+  return result;
 }
 
 std::exception_ptr LazyWork::settle_all() {

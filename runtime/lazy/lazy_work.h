@@ -15,15 +15,32 @@
 
 namespace fp8::runtime {
 
+/// Which tensor of the program an operand is, as it was at the call.
+struct LazyOrigin {
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+  std::uint32_t version;
+
+  bool operator==(const LazyOrigin& other) const {
+    return tensor._unsafe_get_target() == other.tensor._unsafe_get_target() && version == other.version;
+  }
+};
+
 struct LazyNode {
-  std::optional<c10::OperatorHandle> op = {};  ///< none: `work` is all
+  std::optional<c10::OperatorHandle> op = {};  ///< none: `call`, or `work`, is all
   c10::DispatchKeySet keys = {};
   torch::jit::Stack arguments = {};  ///< tensors of its own, with the sizes that they had at the call
   const KnownCall* known = nullptr;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made = {};  ///< results' memory
   std::function<void()> work = {};
   std::size_t place = 0;
+  const char* name = nullptr;                         ///< of `call`
+  std::function<void(torch::jit::Stack&)> call = {};  ///< takes the arguments off and puts the results there
+  std::shared_ptr<const KnownCall> own = {};          ///< what `known` is, where no table has it
+  std::optional<LazyOrigin> first = {};               ///< of the first argument of `call`
 };
+
+/// A result as it will be; its memory is noted in `node`.
+at::Tensor promised(const KnownResult& like, LazyNode& node);
 
 class LazyWork {
  public:
@@ -61,14 +78,23 @@ class LazyWork {
     std::string failure = {};
   };
   void run(Batch& batch, bool on_worker);
-  static void run(LazyNode& node, const Place& place);
+  void run(LazyNode& node, const Place& place);
+  void share_first(const LazyNode& node, torch::jit::Stack& stack);
   static void keep_promise(LazyNode& node, const torch::jit::Stack& results);
   std::exception_ptr settle_all();
 
   std::unique_ptr<Batch> open_;
   std::vector<std::unique_ptr<Batch>> submitted_;
   std::string failure_;  // of the batches since the last finish(); what runs them has it
+  std::optional<std::pair<LazyOrigin, at::Tensor>> first_;  // of the call before, within a batch
   kernels::WorkQueue worker_;
 };
+
+namespace detail {
+/// No CPU tensor that somebody holds is on the memory of these.
+bool is_written_unseen(at::ArrayRef<const c10::TensorImpl*> written);
+/// Behind what this thread called before.
+void queue_node(LazyNode node);
+}  // namespace detail
 
 }  // namespace fp8::runtime

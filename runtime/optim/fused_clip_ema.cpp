@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/lazy/lazy_call.h"
 #include "fp8/runtime/ops/optim/optim.h"
 #include "fp8/runtime/tape/recorder.h"
 
@@ -27,11 +28,17 @@ at::Tensor FusedClipNorm::clip_norm(const std::vector<at::Tensor>& parameters) c
   for (const at::Tensor& p : parameters) {
     if (p.grad().defined() && seen.insert(p.grad().unsafeGetTensorImpl()).second) grads.push_back(p.grad().detach());
   }
-  return run_node("FusedClipNorm", grads, [max_norm = max_norm_](at::TensorList given) {
+  const auto clip = [max_norm = max_norm_](at::TensorList given) {
+    const at::NoGradGuard disabled;
     const double norm = ops::norm_of(ops::norms("FusedClipNorm", given));
     ops::scale_all("FusedClipNorm", given, ops::clip_coefficient(norm, max_norm));
     return at::full({}, norm, at::TensorOptions(at::kFloat).device(given.empty() ? at::kCPU : given[0].device()));
-  });
+  };
+  if (grads.empty() || !queues_calls()) return run_node("FusedClipNorm", grads, clip);
+  for (const at::Tensor& grad : grads) grad.unsafeGetTensorImpl()->bump_version();  // it may be clipped
+  return queue_call(
+      "FusedClipNorm", grads, {PromisedResult{{}, at::kFloat}},
+      [clip](at::TensorList given) { return std::vector<at::Tensor>{clip(given)}; }, grads)[0];
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/lazy/lazy_call.h"
 #include "fp8/runtime/tape/recorder.h"
 
 namespace fp8::runtime::optim {
@@ -107,10 +108,18 @@ void FusedState::serialize(InputArchive& archive) {
   }
 }
 
-FusedOptimizer::FusedOptimizer(const char* name, const std::vector<OptimizerParamGroup>& groups,
+FusedOptimizer::FusedOptimizer(const char* name, Update update, const std::vector<OptimizerParamGroup>& groups,
                                std::unique_ptr<FusedOptions> defaults)
-    : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)), name_(name) {
+    : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)), name_(name), update_(update) {
   static_cast<const FusedOptions&>(*defaults_).check(name_);
+}
+
+/// Steps that wait have its states.
+FusedOptimizer::~FusedOptimizer() {
+  try {
+    finish_work();
+  } catch (const std::exception&) {  // all is run or dropped; who reads what failed is told
+  }
 }
 
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
@@ -150,18 +159,21 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
       grads.push_back(parameters[i].grad());
     }
   }
+  if (queues_calls() && !chosen.empty()) {
+    step_later(chosen, grads);
+    return loss;
+  }
   run_node(name_, grads, [this, chosen, alive = std::weak_ptr(alive_)](at::TensorList given) {
     TORCH_CHECK(!alive.expired(), "[graph] the optimizer whose step was captured is gone");
-    take_step(chosen, given);
+    const at::NoGradGuard disabled;
+    prepare(chosen, given).run();
     return at::Tensor();
   });
   return loss;
 }
 
-void FusedOptimizer::take_step(const std::vector<Chosen>& chosen, at::TensorList grads) {
-  const at::NoGradGuard disabled;
-  std::vector<Participant> participants;
-  std::vector<std::pair<QuantizedParameter*, at::Tensor>> held;
+FusedOptimizer::Step FusedOptimizer::prepare(const std::vector<Chosen>& chosen, at::TensorList grads) {
+  Step step{name_, update_, {}, {}};
   for (const auto& group : param_groups_) options_of(group).check(name_);
   for (std::size_t n = 0; n < chosen.size(); ++n) {
     const auto& [g, i, number] = chosen[n];
@@ -171,30 +183,63 @@ void FusedOptimizer::take_step(const std::vector<Chosen>& chosen, at::TensorList
     TORCH_CHECK(grad.layout() == at::kStrided, name_, ": the gradient of parameter ", i, " of group ", g, " is ",
                 grad.layout(), ", allowed are dense ones");
     auto* quantized = quantized_parameter(p);
-    const at::Tensor weight = quantized != nullptr ? quantized->values() : p.detach();
-    for (const at::Tensor* t : {&weight, &grad}) {
+    for (const at::Tensor* t : {&p, &grad}) {
       const auto type = t->scalar_type();
+      if (t == &p && quantized != nullptr) continue;
       TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name_, ": ",
                   t == &grad ? "the gradient of parameter " : "parameter ", i, " of group ", g, " is ", type,
                   ", allowed are Float, BFloat16 and Half");
     }
     auto& state = state_[p.unsafeGetTensorImpl()];
     if (state == nullptr) state = std::make_unique<FusedState>();
-    if (quantized != nullptr) held.emplace_back(quantized, weight);
-    participants.push_back(
-        {weight, grad, static_cast<FusedState*>(state.get()), &options_of(param_groups_[g]), number});
+    if (quantized != nullptr) step.held.emplace_back(n, quantized);
+    step.participants.push_back(
+        {p.detach(), grad, static_cast<FusedState*>(state.get()), &options_of(param_groups_[g]), number});
   }
+  return step;
+}
+
+void FusedOptimizer::Step::run() {
+  for (const auto& [n, parameter] : held) participants[n].weight = parameter->values();
   for (const Participant& participant : participants) ++participant.state->step;
   try {
-    update(participants);
+    update(name, participants);
   } catch (...) {  // nothing was updated: arguments are checked before the kernels run
     for (const Participant& participant : participants) --participant.state->step;
     throw;
   }
-  for (auto& [parameter, values] : held) parameter->assign(values);
+  for (const auto& [n, parameter] : held) parameter->assign(participants[n].weight);
+}
+
+void FusedOptimizer::step_later(const std::vector<Chosen>& chosen, at::TensorList grads) {
+  const auto step = std::make_shared<Step>(prepare(chosen, grads));
+  std::map<const FusedOptions*, const FusedOptions*> copies;
+  for (const auto& group : param_groups_) {
+    step->options.push_back(group.options().clone());
+    copies[&options_of(group)] = static_cast<const FusedOptions*>(step->options.back().get());
+  }
+  std::vector<at::Tensor> operands, weights;
+  for (Participant& p : step->participants) {
+    weights.push_back(p.weight);
+    p.weight.unsafeGetTensorImpl()->bump_version();  // as what reads it from now on sees it
+    p.options = copies.at(p.options);
+    operands.push_back(std::exchange(p.weight, at::Tensor()));
+    operands.push_back(std::exchange(p.grad, at::Tensor()));
+  }
+  queue_call(
+      name_, operands, {},
+      [step](at::TensorList given) -> std::vector<at::Tensor> {
+        const at::NoGradGuard disabled;
+        for (std::size_t n = 0; n < step->participants.size(); ++n)
+          step->participants[n].weight = given[2 * n], step->participants[n].grad = given[2 * n + 1];
+        step->run();
+        return {};
+      },
+      weights);
 }
 
 void FusedOptimizer::save(OutputArchive& archive) const {
+  finish_work();
   archive.write("pytorch_version", c10::IValue("1.5.0"));
   OutputArchive states(archive.compilation_unit()), groups(archive.compilation_unit());
   groups.write("param_groups/size", size_tensor(param_groups_.size()));
@@ -237,6 +282,7 @@ void FusedOptimizer::assign_state(std::unique_ptr<FusedState> state, const at::T
 }
 
 void FusedOptimizer::load(InputArchive& archive) {
+  finish_work();
   InputArchive states, groups;
   archive.read("state", states);
   archive.read("param_groups", groups);
@@ -273,6 +319,7 @@ void FusedOptimizer::load(InputArchive& archive) {
 }
 
 std::map<std::string, at::Tensor> FusedOptimizer::tensors() const {
+  finish_work();
   std::map<std::string, at::Tensor> result;
   for_each_parameter(param_groups_, [&](const at::Tensor& parameter, const std::string& key) {
     const auto found = state_.find(parameter.unsafeGetTensorImpl());
@@ -286,6 +333,7 @@ std::map<std::string, at::Tensor> FusedOptimizer::tensors() const {
 }
 
 void FusedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors) {
+  finish_work();
   States loaded;
   std::size_t used = 0;
   for_each_parameter(param_groups_, [&](const at::Tensor& parameter, const std::string& key) {

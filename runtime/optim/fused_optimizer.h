@@ -18,6 +18,10 @@
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/text.h"
 
+namespace fp8::runtime {
+class QuantizedParameter;
+}
+
 namespace fp8::runtime::optim {
 
 /// Options of one group, with names under which they are saved.
@@ -127,9 +131,14 @@ struct Participant {
   std::uint64_t number = 0;  ///< place among all parameters of the optimizer
 };
 
+/// One step of all participants; weights, gradients and options are checked, gradients are enabled nowhere, states
+/// exist.
+using Update = void (*)(const char* optimizer, const std::vector<Participant>& participants);
+
 class FusedOptimizer : public torch::optim::Optimizer {
  public:
   FusedOptimizer& operator=(FusedOptimizer&&) = delete;  // graphs know it by its address
+  ~FusedOptimizer() override;
 
   /// Returns the closure's loss, or an undefined tensor.
   at::Tensor step(LossClosure closure = nullptr) final;
@@ -155,12 +164,10 @@ class FusedOptimizer : public torch::optim::Optimizer {
   void load_tensors(const std::map<std::string, at::Tensor>& tensors);
 
  protected:
-  FusedOptimizer(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+  FusedOptimizer(const char* name, Update update, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unique_ptr<FusedOptions> defaults);
 
   const char* name() const { return name_; }
-  /// One step; weights, gradients and options are checked, gradients are enabled nowhere, states exist.
-  virtual void update(const std::vector<Participant>& participants) = 0;
   /// Throws if a group of these options may not be part of this optimizer, or `parameter` not of that group.
   virtual void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const = 0;
 
@@ -170,12 +177,24 @@ class FusedOptimizer : public torch::optim::Optimizer {
     std::size_t group, index;
     std::uint64_t number;
   };
-  /// A step of those, with these gradients: what a graph does again, with the rates and steps of that moment.
-  void take_step(const std::vector<Chosen>& chosen, at::TensorList grads);
+  /// A step that has been checked. update: takes no part of the optimizer but the states.
+  struct Step {
+    const char* name;
+    Update update;
+    std::vector<Participant> participants;
+    std::vector<std::pair<std::size_t, QuantizedParameter*>> held;  ///< participants whose weights are codes
+    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options = {};  ///< those of the call, in lazy mode
+    void run();
+  };
+  /// Of those, with these gradients, and with the rates of this moment.
+  Step prepare(const std::vector<Chosen>& chosen, at::TensorList grads);
+  /// Its weights, gradients and rates are those of the call.
+  void step_later(const std::vector<Chosen>& chosen, at::TensorList grads);
   void assign_state(std::unique_ptr<FusedState> state, const at::Tensor& parameter, const std::string& key,
                     ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& into) const;
 
   const char* name_;
+  Update update_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for graphs, which may outlive it
 };
 
@@ -187,12 +206,11 @@ class FusedOptimizerOf : public FusedOptimizer {
   explicit FusedOptimizerOf(std::vector<at::Tensor> parameters, Options defaults = {})
       : FusedOptimizerOf({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
   explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults = {})
-      : FusedOptimizer(Options::kOptimizer, groups, std::make_unique<Options>(std::move(defaults))) {
+      : FusedOptimizer(Options::kOptimizer, &Options::update, groups, std::make_unique<Options>(std::move(defaults))) {
     for (const auto& group : groups) add_param_group(group);
   }
 
  protected:
-  void update(const std::vector<Participant>& participants) override { Options::update(name(), participants); }
   void check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const override {
     TORCH_CHECK(dynamic_cast<const Options*>(&options) != nullptr, name(),
                 ": the options of a group are another optimizer's, allowed are ", name(), "Options");

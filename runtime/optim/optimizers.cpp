@@ -325,6 +325,32 @@ void orthogonalize_all(at::ArrayRef<Participant> participants, const std::vector
   }
 }
 
+void update_muon(const char* optimizer, const std::vector<Participant>& participants) {
+  std::vector<Participant> hidden, others;
+  for (const Participant& p : participants) {
+    (dynamic_cast<const MuonOptions*>(p.options) != nullptr ? hidden : others).push_back(p);
+  }
+  FusedAdamWOptions::update(optimizer, others);
+  for (std::size_t begin = 0; begin < hidden.size();) {
+    std::size_t end = begin;
+    std::int64_t elements = 0;
+    do {
+      elements += hidden[end++].weight.numel();
+    } while (end < hidden.size() && elements + hidden[end].weight.numel() <= kMostElements);
+    const auto batch = at::ArrayRef<Participant>(hidden).slice(begin, end - begin);
+    const auto matrices = directions(optimizer, batch);
+    orthogonalize_all(batch, matrices);
+    std::vector<ops::ScaleAddItem> steps;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const auto& o = options_of(batch[i]);
+      steps.push_back({batch[i].weight, matrices[i], static_cast<float>(1 - o.lr() * o.weight_decay()),
+                       static_cast<float>(-step_size(batch[i]))});
+    }
+    ops::scale_add(optimizer, steps);
+    begin = end;
+  }
+}
+
 }  // namespace
 
 void MuonOptions::check(const char* optimizer) const {
@@ -336,7 +362,7 @@ void MuonOptions::check(const char* optimizer) const {
 }
 
 Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions defaults)
-    : FusedOptimizer("Muon", groups, std::make_unique<MuonOptions>(std::move(defaults))) {
+    : FusedOptimizer("Muon", &update_muon, groups, std::make_unique<MuonOptions>(std::move(defaults))) {
   for (const auto& group : groups) add_param_group(group);
 }
 
@@ -352,32 +378,6 @@ void Muon::check_group(const FusedOptions& options, const std::vector<at::Tensor
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     TORCH_CHECK(parameters[i].dim() == 2, "Muon: parameter ", i, " has sizes ", parameters[i].sizes(),
                 ", allowed are 2 dimensions; the others belong in a group with FusedAdamWOptions");
-  }
-}
-
-void Muon::update(const std::vector<Participant>& participants) {
-  std::vector<Participant> hidden, others;
-  for (const Participant& p : participants) {
-    (dynamic_cast<const MuonOptions*>(p.options) != nullptr ? hidden : others).push_back(p);
-  }
-  FusedAdamWOptions::update(name(), others);
-  for (std::size_t begin = 0; begin < hidden.size();) {
-    std::size_t end = begin;
-    std::int64_t elements = 0;
-    do {
-      elements += hidden[end++].weight.numel();
-    } while (end < hidden.size() && elements + hidden[end].weight.numel() <= kMostElements);
-    const auto batch = at::ArrayRef<Participant>(hidden).slice(begin, end - begin);
-    const auto matrices = directions(name(), batch);
-    orthogonalize_all(batch, matrices);
-    std::vector<ops::ScaleAddItem> steps;
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const auto& o = options_of(batch[i]);
-      steps.push_back({batch[i].weight, matrices[i], static_cast<float>(1 - o.lr() * o.weight_decay()),
-                       static_cast<float>(-step_size(batch[i]))});
-    }
-    ops::scale_add(name(), steps);
-    begin = end;
   }
 }
 

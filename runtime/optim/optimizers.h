@@ -187,7 +187,6 @@ class Muon : public FusedOptimizer {
   explicit Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups, MuonOptions defaults = {});
 
  protected:
-  void update(const std::vector<Participant>& participants) override;
   void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
 };
 

@@ -67,7 +67,7 @@ Seen look_at(const Entry& e) {
   const bool has_version = parameter.defined() && !parameter->is_inference();
   return {h.products(),
           h.products_with_copies(),
-          h.state()->step(),
+          h.state()->calls(),
           h.in_functions(),
           h.plain(),
           h.copies(),

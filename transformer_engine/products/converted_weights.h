@@ -12,6 +12,7 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/intercept.h"
+#include "fp8/runtime/lazy/lazy_call.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 // The handler of a converted module's weight while it learns: inside an enabled fp8_autocast region its linear products
@@ -22,7 +23,7 @@
 
 namespace fp8::te {
 
-class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBackward {
+class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBackward, public runtime::MayWait {
  public:
   TrainingHandler(std::shared_ptr<Fp8State> state, Fp8LinearOptions options)
       : state_(std::move(state)), options_(options) {}

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,6 +13,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/intercept.h"
+#include "fp8/runtime/lazy/lazy_call.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/tape/recorder.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
@@ -32,9 +35,14 @@ struct Call : ProductCall {
   bool gathered = false;                         ///< the weight has no values, its codes came from several ranks
   bool exact_weight_grad = false;                ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
-  Fp8Tensor x_rows, weight_rows;  ///< without their tensors
+  Fp8Tensor x_rows, weight_rows;            ///< without their tensors
+  bool later = false;                       ///< in lazy mode; then, too:
+  int instance = 0;                         ///< call_forward()'s
+  std::weak_ptr<variable_list> codes = {};  ///< what backward reads of those that forward has made
 
   bool keeps_input() const { return exact_weight_grad || options.save_original_input; }
+  /// Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
+  bool keeps_weight() const { return !options.minimize_memory || first_microbatch.has_value() || gathered; }
 };
 
 /// [..., n] -> [rows, n]; n may be 0.
@@ -64,7 +72,7 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
     return {w, w};
   }
   if (auto kept = call.first_microbatch == false ? call.state->kept() : std::nullopt) return *std::move(kept);
-  if (const auto gathered = call.state->gathered()) {
+  if (const auto gathered = call.later ? std::nullopt : call.state->gathered()) {
     call.gathered = true;
     OperandPair pair = gathered_operands(*gathered, weight, call);
     if (call.first_microbatch.has_value()) call.state->keep(pair);
@@ -112,8 +120,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
     call.weight_rows = std::move(w.rows);
     const at::Tensor x_codes = without_tensors(call.x_rows, x_grid),
                      w_codes = without_tensors(call.weight_rows, w_grid);
-    // Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
-    const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value() || call.gathered;
+    const bool keep_weight = call.keeps_weight();
     kept->resize(5);
     if (call.weight_learns && call.keeps_input()) (*kept)[0] = x2;
     if (call.weight_learns && !call.keeps_input()) (*kept)[0] = x_codes, (*kept)[1] = x_grid;
@@ -168,7 +175,8 @@ variable_list backward_products(const Wanted& wants, const c10::intrusive_ptr<Ca
   at::Tensor dx, dw, db;
   if (wants_x || wants_w) {
     const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
-    const StepScales scales = call->state->begin_backward(*call->region, call->scales);
+    const StepScales scales = call->later ? call->state->backward_scales(*call->region, call->scales)
+                                          : call->state->begin_backward(*call->region, call->scales);
     CastPlan plan = call->plan(Role::grad, 0, scales);
     plan.need_rows = wants_w && !call->exact_weight_grad;
     plan.need_columns = wants_x;
@@ -248,13 +256,117 @@ variable_list backward_as_node(runtime::Recorder& recorder, const Wanted& wants,
   return gradients;
 }
 
+// In lazy mode (runtime/lazy) the passes are a call each, which runs later: with the region of the call, and the scales
+// that it finds then. What forward makes for backward alone is no tensor of autograd's, but lies with one that is.
+
+/// False for what is noted at the call: first runs of recomputations, codes that ranks have gathered.
+bool can_wait(const Call& call) {
+  return runtime::queues_calls() && at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+         current_replay_log() == nullptr && first_run_of(*call.state) == nullptr &&
+         at::SavedTensorDefaultHooks::get_tls_state().stack.empty() && !call.state->gathered().has_value();
+}
+
+/// A tensor that has `codes` for as long as it lives.
+at::Tensor owner_of(std::shared_ptr<variable_list> codes) {
+  void* place = codes.get();
+  return at::from_blob(place, {1}, [codes = std::move(codes)](void*) {}, at::kByte);
+}
+
+at::Tensor forward_later(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                         const c10::intrusive_ptr<Call>& call, variable_list* kept) {
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  std::shared_ptr<variable_list> codes;
+  if (kept != nullptr) {
+    codes = std::make_shared<variable_list>();
+    call->codes = codes;
+    const bool keeps_x = call->weight_learns && call->keeps_input(), keeps_w = call->x_learns && !call->keeps_weight();
+    *kept = {owner_of(codes), keeps_x ? x : at::Tensor(), keeps_w ? weight : at::Tensor()};
+  }
+  const auto run = [call, codes](at::TensorList given) -> std::vector<at::Tensor> {
+    const OutsideRecomputation outside;
+    const runtime::autocast::InsideOp inside(std::nullopt);
+    const runtime::InterceptionPause pause;
+    const runtime::ModuleScope module(call->state->name());
+    const at::NoGradGuard no_grad;
+    call->scales = call->state->forward_scales(*call->region, call->recipe, call->trains, call->instance);
+    at::Tensor y = forward_product(given[0], given[1], given[2], *call, codes.get());
+    if (codes == nullptr) return {y};
+    if (call->keeps_input()) (*codes)[0].reset();
+    (*codes)[4].reset();
+    return {y};
+  };
+  return runtime::queue_call("te::forward", {x, weight, bias.value_or(at::Tensor())},
+                             {runtime::PromisedResult{std::move(sizes), call->activation}}, run)[0];
+}
+
+/// The forward pass where it is called: in a recording, in lazy mode, or now.
+at::Tensor forward_pass(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                        c10::intrusive_ptr<Call>& call, variable_list* kept) {
+  if (call->later) return forward_later(x, weight, bias, call, kept);
+  if (auto* recorder = runtime::Recorder::current()) return forward_as_node(*recorder, x, weight, bias, call, kept);
+  const runtime::RunsAtOnce at_once;
+  return forward_product(x, weight, bias, *call, kept);
+}
+
+/// What backward_products() reads, where forward ran later. saved: forward_later()'s.
+variable_list saved_of(const Call& call, const variable_list& codes, const variable_list& saved) {
+  variable_list all = codes;
+  all.resize(5);
+  if (saved[1].defined()) all[0] = as_matrix(saved[1].detach().to(call.activation)).contiguous();
+  if (saved[2].defined()) all[4] = saved[2].detach();
+  return all;
+}
+
+variable_list backward_later(const Wanted& wants, const c10::intrusive_ptr<Call>& call, const variable_list& saved,
+                             const at::Tensor& grad) {
+  using runtime::PromisedResult;
+  const auto codes = call->codes.lock();
+  const auto promise = [](bool wanted, std::vector<std::int64_t> sizes, at::ScalarType dtype) {
+    return wanted ? std::optional(PromisedResult{std::move(sizes), dtype}) : std::nullopt;
+  };
+  const auto rows = grad.size(-1), cols = call->x_sizes.back();
+  if (wants.x || wants.w) call->state->call_backward(*call->region);
+  const auto run = [wants, call, codes](at::TensorList given) {
+    const OutsideRecomputation outside;
+    const runtime::autocast::InsideOp inside(std::nullopt);
+    const runtime::ModuleScope module(call->state->name());
+    const at::NoGradGuard no_grad;
+    const variable_list none;
+    auto gradients =
+        backward_products(wants, call, saved_of(*call, codes != nullptr ? *codes : none, given.vec()), given[0]);
+    gradients.pop_back();
+    return gradients;
+  };
+  const auto kept = [&](std::size_t i) { return saved.empty() ? at::Tensor() : saved[i]; };
+  auto gradients = runtime::queue_call(
+      "te::backward", {grad, kept(1), kept(2)},
+      {promise(wants.x, call->x_sizes, call->x_dtype), promise(wants.w, {rows, cols}, call->weight_grad),
+       promise(wants.b, {rows}, call->bias_dtype)},
+      run);
+  gradients.emplace_back();
+  return gradients;
+}
+
+/// The backward pass where it is called: in a recording, in lazy mode, or now.
+variable_list backward_pass(const Wanted& wants, const c10::intrusive_ptr<Call>& call, variable_list saved,
+                            const at::Tensor& grad) {
+  if (call->later && runtime::queues_calls()) return backward_later(wants, call, saved, grad);
+  if (call->later) {  // lazy mode ended in between
+    runtime::finish_work();
+    call->later = false;
+    if (!saved.empty()) saved = saved_of(*call, *call->codes.lock(), saved);
+  }
+  if (auto* recorder = runtime::Recorder::current()) return backward_as_node(*recorder, wants, call, saved, grad);
+  const runtime::RunsAtOnce at_once;
+  return backward_products(wants, call, saved, grad);
+}
+
 struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, c10::intrusive_ptr<Call> call) {
     variable_list kept;
-    auto* recorder = runtime::Recorder::current();
-    at::Tensor y = recorder != nullptr ? forward_as_node(*recorder, x, weight, bias, call, &kept)
-                                       : forward_product(x, weight, bias, *call, &kept);
+    at::Tensor y = forward_pass(x, weight, bias, call, &kept);
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->save_for_backward(kept);
     return y;
@@ -273,9 +385,7 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
                             call->has_bias && context->needs_input_grad(2)};
       variable_list saved;
       if (wants.x || wants.w) saved = context->get_saved_variables();  // first: it throws where backward ran before
-      auto* recorder = runtime::Recorder::current();
-      result = recorder != nullptr ? backward_as_node(*recorder, wants, call, saved, gradients[0])
-                                   : backward_products(wants, call, saved, gradients[0]);
+      result = backward_pass(wants, call, std::move(saved), gradients[0]);
     }
     for (auto& g : result)
       g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name(), gradients);
@@ -338,15 +448,17 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   const bool first_of_two_runs = current_replay_log() != nullptr;
   // A frozen product is part of training too: it needs scales, and its backward pass leads to what learns before it.
   call->trains = options.training && (grad_mode || first_of_two_runs);
-  auto* recorder = runtime::Recorder::current();
-  if (recorder == nullptr) call->scales = state->begin_forward(*region, call->trains);
+  call->later = can_wait(*call);
+  if (call->later)
+    call->instance = state->call_forward(*region, call->trains);
+  else if (runtime::Recorder::current() == nullptr)
+    call->scales = state->begin_forward(*region, call->trains);
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
   const runtime::ModuleScope module(state->name());
   if (!call->needs_grad) {
     const at::NoGradGuard no_grad;
-    return recorder != nullptr ? forward_as_node(*recorder, x, weight, bias, call, nullptr)
-                               : forward_product(x, weight, bias, *call, nullptr);
+    return forward_pass(x, weight, bias, call, nullptr);
   }
   return Fp8Linear::apply(x, weight, call->has_bias ? bias : std::nullopt, call);
 }

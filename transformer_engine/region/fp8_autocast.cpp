@@ -8,8 +8,10 @@
 #include <iterator>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/pending.h"
 #include "fp8/runtime/graph/graphed_call.h"
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace fp8::te {
@@ -79,6 +81,14 @@ int rank_of_process() {
     }
   }();
   return rank;
+}
+
+/// Scales move behind what was called before.
+void end_of_step(States states, Pass pass) {
+  if (states.empty()) return;
+  runtime::run_in_order([states = std::move(states), pass] {
+    for (const auto& state : states) state->end_of_step(pass);
+  });
 }
 
 /// As a node of a recording where there is one.
@@ -216,8 +226,9 @@ void Fp8Region::finish_forward() {
   const Taken taken = r.take(r.forward_);
   const auto ends = runs_hooks(r) ? g_ends.load() : nullptr;
   const std::string failure = ends == nullptr ? std::string() : ends(!taken.states.empty());
+  if (!taken.by_group.empty()) runtime::finish_work();
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group, !failure.empty());
-  for (const auto& state : taken.states) state->end_of_step(Pass::forward);
+  end_of_step(taken.states, Pass::forward);
   TORCH_CHECK(failure.empty(), failure);
 }
 
@@ -230,12 +241,12 @@ void Fp8Region::finish_backward() {
     const std::lock_guard<std::mutex> lock(r.mutex_);
     r.callback_.reset();
   }
-  const Taken recomputed = r.take(r.recomputed_);
+  const Taken recomputed = r.take(r.recomputed_), taken = r.take(r.backward_);
+  if (!recomputed.by_group.empty() || !taken.by_group.empty()) runtime::finish_work();
   for (const auto& [group, states] : recomputed.by_group) reduce(states, Pass::forward, *group);
-  for (const auto& state : recomputed.states) state->end_of_step(Pass::forward);
-  const Taken taken = r.take(r.backward_);
+  end_of_step(recomputed.states, Pass::forward);
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::backward, *group);
-  for (const auto& state : taken.states) state->end_of_step(Pass::backward);
+  end_of_step(taken.states, Pass::backward);
 }
 
 std::shared_ptr<Fp8Region> current_region() { return t_regions.empty() ? nullptr : t_regions.back().region; }

@@ -7,6 +7,7 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/leaf/pending_work.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
@@ -77,6 +78,11 @@ Fp8State::Fp8State(std::string name, int forward_tensors, int backward_tensors)
 }
 Fp8State::~Fp8State() = default;
 
+void Fp8State::rename(std::string name) {
+  runtime::finish_work();
+  name_ = std::move(name);
+}
+
 void Fp8State::set_recipe(std::optional<recipes::Recipe> recipe) {
   if (recipe.has_value()) recipes::validate(*recipe);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -142,7 +148,7 @@ StepScales Fp8State::scales_of_pass(const Fp8Region& region, const recipes::Reci
   StepScales s;
   const std::lock_guard<std::mutex> lock(mutex_);
   dialect_ = runtime::device_dialect("fp8_autocast");
-  if (source_ != nullptr) values_ = source_->values();
+  if (source_ != nullptr) values_ = source_->own_values();
   if (training) source_ = nullptr;
   adopt(recipe);
   s.step = values_.step + 1;
@@ -177,9 +183,13 @@ StepScales Fp8State::scales_of_pass(const Fp8Region& region, const recipes::Reci
   return s;
 }
 
-StepScales Fp8State::next_scales(Fp8Region& region) { return scales_of_pass(region, recipe_in(region), false); }
+StepScales Fp8State::next_scales(Fp8Region& region) {
+  runtime::finish_work();
+  return scales_of_pass(region, recipe_in(region), false);
+}
 
 StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
+  runtime::finish_work();
   const runtime::ModuleScope module(name_);
   const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::begin_forward"});
   ReplayLog* log = current_replay_log();
@@ -209,6 +219,7 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     s.hybrid_scale = first->scales.hybrid_scale, s.hybrid_scale_inv = first->scales.hybrid_scale_inv;
   }
   if (training) {
+    ++calls_;
     region.ran_forward(shared_from_this(), /*in_backward=*/first != nullptr);
     trains_as(*this, s);
   }
@@ -218,6 +229,32 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
 }
 
 StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward) {
+  runtime::finish_work();
+  StepScales s = backward_scales(region, forward);
+  call_backward(region);
+  return s;
+}
+
+int Fp8State::call_forward(Fp8Region& region, bool training) {
+  if (training) {
+    ++calls_;
+    region.ran_forward(shared_from_this());
+  }
+  return region.instance_of(*this);
+}
+
+StepScales Fp8State::forward_scales(const Fp8Region& region, const recipes::Recipe& recipe, bool training,
+                                    int instance) {
+  const runtime::ModuleScope module(name_);
+  const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::begin_forward"});
+  StepScales s = scales_of_pass(region, recipe, training);
+  s.instance = instance;
+  return s;
+}
+
+void Fp8State::call_backward(Fp8Region& region) { region.ran_backward(shared_from_this()); }
+
+StepScales Fp8State::backward_scales(const Fp8Region& region, const StepScales& forward) {
   const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::begin_backward"});
   StepScales s;
   s.step = forward.step;
@@ -238,7 +275,6 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
     s.scale = to_vector(values_.backward.scale);
     s.scale_inv = to_vector(values_.backward.scale_inv);
   }
-  region.ran_backward(shared_from_this());
   return s;
 }
 
@@ -319,6 +355,7 @@ bool Fp8State::shares_amaxes(const Fp8Region& region) const {
 }
 
 std::optional<OperandPair> Fp8State::kept() const {
+  runtime::finish_work();
   const std::lock_guard<std::mutex> lock(mutex_);
   return kept_;
 }
@@ -339,6 +376,7 @@ void Fp8State::set_gathered(std::optional<GatheredWeight> weight) {
 }
 
 CastStatistics Fp8State::take_statistics() {
+  runtime::finish_work();
   const std::lock_guard<std::mutex> lock(mutex_);
   return std::exchange(statistics_, {});
 }
@@ -346,6 +384,7 @@ CastStatistics Fp8State::take_statistics() {
 void Fp8State::seed(const std::vector<float>& amax, const recipes::Recipe& recipe) {
   TORCH_CHECK(amax.size() == static_cast<std::size_t>(forward_tensors_), "[seed] '", name_, "': expected ",
               forward_tensors_, " amaxes, got ", amax.size());
+  runtime::finish_work();
   const std::lock_guard<std::mutex> lock(mutex_);
   dialect_ = runtime::device_dialect("fp8_autocast");
   source_ = nullptr;
@@ -365,6 +404,7 @@ void Fp8State::seed(const std::vector<float>& amax, const recipes::Recipe& recip
 }
 
 void Fp8State::follow(const std::shared_ptr<Fp8State>& source) {
+  runtime::finish_work();
   std::shared_ptr<Fp8State> root = source;
   {
     const std::lock_guard<std::mutex> lock(source->mutex_);
@@ -375,23 +415,31 @@ void Fp8State::follow(const std::shared_ptr<Fp8State>& source) {
 }
 
 bool Fp8State::follows() const {
+  runtime::finish_work();
   const std::lock_guard<std::mutex> lock(mutex_);
   return source_ != nullptr;
 }
 
 std::int64_t Fp8State::step() const {
+  runtime::finish_work();
   const std::lock_guard<std::mutex> lock(mutex_);
   return source_ != nullptr ? 0 : values_.step;
 }
 
 bool Fp8State::never_moved() const {
+  runtime::finish_work();
   const std::lock_guard<std::mutex> lock(mutex_);
   return delayed() != nullptr && values_.step == 0 && (values_.forward.scale == 1.0f).all();
 }
 
 Fp8StateValues Fp8State::values() const {
+  runtime::finish_work();
+  return own_values();
+}
+
+Fp8StateValues Fp8State::own_values() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return source_ != nullptr ? source_->values() : values_;
+  return source_ != nullptr ? source_->own_values() : values_;
 }
 
 void Fp8State::set_values(Fp8StateValues values) {
@@ -411,6 +459,7 @@ void Fp8State::set_values(Fp8StateValues values) {
   for (const float a : values.amax_seen)
     TORCH_CHECK(std::isfinite(a) && a >= 0.0f, "[set_extra_state] '", name_, "': amax_seen: found ", a,
                 ", allowed: finite values >= 0");
+  runtime::finish_work();
   const std::lock_guard<std::mutex> lock(mutex_);
   values_ = std::move(values);
   source_ = nullptr;

@@ -85,7 +85,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
 
   /// In messages and files. fp8_states() renames; not while passes run.
   const std::string& name() const { return name_; }
-  void rename(std::string name) { name_ = std::move(name); }
+  void rename(std::string name);
   /// The name it was made with: seeds of stochastic rounding come from it (and from the number among products of one
   /// such name) and ranks compare it, so that looking at a model's state changes nothing.
   const std::string& origin() const { return origin_; }
@@ -108,6 +108,13 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   StepScales next_scales(Fp8Region& region);
   /// Starts the backward pass of a forward pass that found `forward`; the region's recipe is the captured one.
   StepScales begin_backward(Fp8Region& region, const StepScales& forward);
+
+  /// The two in two, for a pass that is called now and runs later (lazy mode): what the region has to know at the call,
+  /// and the scales when it runs. Of a pass outside of recomputations, with gradients.
+  int call_forward(Fp8Region& region, bool training);
+  StepScales forward_scales(const Fp8Region& region, const recipes::Recipe& recipe, bool training, int instance);
+  void call_backward(Fp8Region& region);
+  StepScales backward_scales(const Fp8Region& region, const StepScales& forward);
 
   /// The largest magnitude (of the unscaled tensor) that a cast of tensor `index` found. format_max: of its format.
   void record(Pass pass, const StepScales& scales, int index, float amax, float format_max);
@@ -138,6 +145,8 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// How many passes of training there were (0 while it follows); whether the scales are those it was made with, where
   /// a recipe moves them.
   std::int64_t step() const;
+  /// How many were called on this object, some of which may not have run yet.
+  std::int64_t calls() const { return calls_; }
   bool never_moved() const;
 
   /// For recomputations by others than te::checkpoint().
@@ -152,6 +161,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   void set_gathered(std::optional<GatheredWeight> weight);
 
  private:
+  Fp8StateValues own_values() const;
   StepScales scales_of_pass(const Fp8Region& region, const recipes::Recipe& recipe, bool training);
   void adopt(const recipes::Recipe& recipe);
   void move_scales(Pass pass, bool due);
@@ -166,6 +176,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   const std::string origin_;
   int forward_tensors_, backward_tensors_;
   std::atomic<bool> high_precision_ = false;
+  std::atomic<std::int64_t> calls_ = 0;
   mutable std::mutex mutex_;
   std::optional<recipes::Recipe> own_, in_use_;
   recipes::Dialect dialect_ = recipes::Dialect::gaudi3;

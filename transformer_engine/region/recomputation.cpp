@@ -112,6 +112,9 @@ void ProductRun::look_back() {
   if (!grad && found_ == nullptr) first.note(nullptr);
 }
 
+OutsideRecomputation::OutsideRecomputation() : run_(std::exchange(t_run, nullptr)) {}
+OutsideRecomputation::~OutsideRecomputation() { t_run = run_; }
+
 bool in_function() {
   return !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
          !c10::AutogradState::get_tls_state().get_fw_grad_mode();

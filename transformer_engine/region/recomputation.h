@@ -138,4 +138,17 @@ class ReplayScope {
   ReplayLog* previous_;
 };
 
+/// While it lives, this thread is in no recomputation: for a pass that was called before one and runs within it, as
+/// calls of lazy mode may.
+class OutsideRecomputation {
+ public:
+  OutsideRecomputation();
+  ~OutsideRecomputation();
+  OutsideRecomputation& operator=(OutsideRecomputation&&) = delete;
+
+ private:
+  const ReplayScope none_{nullptr};
+  ProductRun* run_;
+};
+
 }  // namespace fp8::te
