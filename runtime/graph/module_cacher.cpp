@@ -63,7 +63,8 @@ GraphCallable::GraphCallable(torch::nn::Sequential module)
         TORCH_CHECK(inputs.size() == 1, "[graph] Sequential: found ", inputs.size(), " inputs, expected 1");
         return std::vector<at::Tensor>{module->forward(inputs[0])};
       }),
-      is_training([module] { return module->is_training(); }) {}
+      is_training([module] { return module->is_training(); }),
+      parts([module] { return count_parts(*module); }) {}
 
 GraphCallable::GraphCallable(torch::nn::AnyModule module)
     : call([module](at::TensorList x) mutable -> std::vector<at::Tensor> {
@@ -75,7 +76,14 @@ GraphCallable::GraphCallable(torch::nn::AnyModule module)
           default: TORCH_CHECK(false, "[graph] AnyModule: found ", x.size(), " inputs, allowed: 1 to 4");
         }
       }),
-      is_training([module] { return module.ptr()->is_training(); }) {}
+      is_training([module] { return module.ptr()->is_training(); }),
+      parts([module] { return count_parts(*module.ptr()); }) {}
+
+std::size_t count_parts(const torch::nn::Module& module) {
+  std::size_t count = 1 + module.named_parameters(/*recurse=*/false).size();
+  for (const auto& child : module.children()) count += count_parts(*child);
+  return count;
+}
 
 GraphCache::GraphCache(GraphOptions options) : options_(options) {
   TORCH_CHECK(options.max_graphs >= 0, "[graph] max_graphs: found ", options.max_graphs, ", allowed: 0 and more");
@@ -124,7 +132,7 @@ std::vector<at::Tensor> ModuleCacher::bypass(at::TensorList inputs) {
 }
 
 std::vector<at::Tensor> ModuleCacher::operator()(at::TensorList inputs) {
-  const auto [way, call] = cache_.decide(inputs, callable_.is_training());
+  const auto [way, call] = cache_.decide(inputs, callable_.is_training(), std::to_string(callable_.parts()));
   if (way == GraphCache::Way::replay) return call->again(inputs);
   if (way == GraphCache::Way::as_it_is) return callable_.call(inputs);
   try {

@@ -8,8 +8,9 @@
 //   loss_of(graphed(x)).backward();                   is replayed: net's code is not called
 //
 // A kind of call: sizes, strides, dtypes and gradients of the inputs, which of them share memory, training or not,
-// gradients on or off, autocast. Where a parameter, or any tensor that was read and is no input, has other memory since
-// (set_data, load, convert) the call is captured anew. What can't be captured runs as it is, and all beyond max_graphs.
+// gradients on or off, autocast, how many parts a module has. Where a parameter, or any tensor that was read and is no
+// input, has other memory since (set_data, load, convert) the call is captured anew. What can't be captured runs as it
+// is, and all beyond max_graphs.
 // Results are tensors of their own, not buffers that the next call fills.
 #pragma once
 #include <torch/csrc/api/include/torch/nn/module.h>
@@ -26,6 +27,8 @@ namespace fp8::runtime {
 struct GraphCallable {
   GraphFunction call;
   std::function<bool()> is_training = [] { return false; };
+  /// Another where the module has got more parts: an adapter that is attached leaves the tensors that were read.
+  std::function<std::size_t()> parts = [] { return std::size_t{0}; };
 
   GraphCallable(GraphFunction function) : call(std::move(function)) {}  // NOLINT: any function is one
   GraphCallable(torch::nn::Sequential module);                          // NOLINT
@@ -40,6 +43,9 @@ struct GraphOptions {
 struct GraphCounts {
   std::int64_t captured = 0, replayed = 0, eager = 0;
 };
+
+/// How many modules and parameters there are in it.
+std::size_t count_parts(const torch::nn::Module& module);
 
 /// Graphs by kind of call.
 class GraphCache {

@@ -177,13 +177,16 @@ TEST(ModuleCacher, WeightsThatAreLoadedOrFrozenCount) {
 }
 
 TEST(ModuleCacher, WhatReadsOnTheHostRunsAsItIs) {
-  ModuleCacher graphed(
-      GraphFunction([](at::TensorList x) { return Tensors{x[0].sum().item<float>() > 0 ? x[0] + 1 : x[0] - 1}; }));
+  const std::string path = "net.gate";
+  ModuleCacher graphed(GraphFunction([&](at::TensorList x) {
+    const ModuleScope module(path);
+    return Tensors{x[0].sum().item<float>() > 0 ? x[0] + 1 : x[0] - 1};
+  }));
   const auto x = hpu(torch::ones(3));
   EXPECT_TRUE(graphed(x).equal(x + 1));
   EXPECT_TRUE(graphed(-x).equal(-x - 1));
   ASSERT_EQ(graphed.refusals().size(), 1U);
-  EXPECT_THAT(graphed.refusals()[0], HasSubstr("aten::_local_scalar_dense"));
+  EXPECT_THAT(graphed.refusals()[0], HasSubstr("aten::_local_scalar_dense in module 'net.gate': the host reads"));
   EXPECT_EQ(graphed.counts().replayed, 0);
 }
 

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// What users have reported of graphs of devices, each by its name.
+#include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/graph/hpu_graph.h"
+#include "fp8/runtime/graph/module_cacher.h"
+#include "support/hpu_test.h"
+
+namespace fp8::runtime {
+namespace {
+
+using test::hpu;
+using Tensors = std::vector<at::Tensor>;
+
+/// The device's limit, so that so many bytes are left while it lives.
+class BytesLeft {
+ public:
+  explicit BytesLeft(std::int64_t bytes) : before_(memory_reserved()) { set_memory_limit(memory_allocated() + bytes); }
+  ~BytesLeft() { set_memory_limit(before_); }
+  BytesLeft& operator=(BytesLeft&&) = delete;
+
+ private:
+  std::int64_t before_;
+};
+
+TEST(GraphReports, OutOfMemoryInAReplay) {
+  const std::string path = "decoder.up";
+  const auto x = hpu(torch::rand({64, 64}));
+  HPUGraph graph;
+  at::Tensor sum;
+  {
+    const GraphCapture capture(graph);
+    const at::Tensor small = x + 1;
+    const ModuleScope module(path);
+    sum = small.repeat({16, 1}).exp().sum();
+  }
+  const auto held = sum.clone();
+  const auto before = memory_allocated();
+  {
+    const BytesLeft left(3 * x.nbytes());
+    EXPECT_THAT(error_of([&] { graph.replay(); }),
+                AllOf(HasSubstr("out of memory"), HasSubstr("replayed: aten::"), HasSubstr("of module 'decoder.up'")));
+    EXPECT_FALSE(is_recording());
+    EXPECT_EQ(memory_allocated(), before);
+    EXPECT_TRUE(sum.equal(held));
+  }
+  x.mul_(0.5);
+  graph.replay();
+  EXPECT_TRUE(sum.equal((x + 1).repeat({16, 1}).exp().sum()));
+}
+
+TEST(GraphReports, OutOfMemoryInTheBackwardOfAReplay) {
+  torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::GELU(), torch::nn::Linear(64, 64));
+  net->to(at::kHPU);
+  ModuleCacher graphed(net);
+  const auto x = hpu(torch::rand({64, 64}));
+  const auto gradients = [&](bool with) {
+    net->zero_grad();
+    (with ? graphed(x) : net->forward(x)).square().sum().backward();
+    Tensors all;
+    for (const auto& p : net->parameters()) all.push_back(p.grad());
+    return all;
+  };
+  gradients(true);
+  net->zero_grad();
+  {
+    const auto loss = graphed(x).square().sum();
+    const BytesLeft left(x.nbytes());
+    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("out of memory"));
+  }
+  const auto found = gradients(true), expected = gradients(false);
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(test::same_bits(found[i], expected[i])) << i;
+  EXPECT_EQ(graphed.counts().captured, 1);
+}
+
+/// A linear layer whose weight is frozen, and two small matrices that learn in its place, once they are attached.
+struct LoraImpl : torch::nn::Module {
+  void attach(std::int64_t rank) {
+    for (auto& p : base->parameters()) p.set_requires_grad(false);
+    down = register_module("down", torch::nn::Linear(torch::nn::LinearOptions(32, rank).bias(false)));
+    up = register_module("up", torch::nn::Linear(torch::nn::LinearOptions(rank, 32).bias(false)));
+    to(at::kHPU);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = base(x);
+    return down.is_empty() ? y : y + up(down(torch::dropout(x, 0.1, is_training()))) * 2;
+  }
+  torch::nn::Linear base{register_module("base", torch::nn::Linear(32, 32))}, down = nullptr, up = nullptr;
+};
+TORCH_MODULE(Lora);
+
+Tensors train_lora(bool graphed, GraphCounts& counts) {
+  torch::manual_seed(5);
+  Lora net;
+  net->attach(4);
+  ModuleCacher cacher{GraphCallable(torch::nn::AnyModule(net))};
+  torch::optim::AdamW optimizer(Tensors{net->down->weight, net->up->weight});
+  const auto base = net->base->weight.clone();
+  Tensors values;
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    const auto x = hpu(torch::randn({8, 32}));
+    const auto loss = ((graphed ? cacher(x) : net->forward(x)) - x.flip(1)).square().mean();
+    loss.backward();
+    optimizer.step();
+    values.push_back(loss.detach());
+  }
+  EXPECT_TRUE(net->base->weight.equal(base));
+  EXPECT_FALSE(net->base->weight.grad().defined());
+  for (const auto& p : net->parameters()) values.push_back(p.detach());
+  values.push_back(torch::rand(3));
+  counts = cacher.counts();
+  return values;
+}
+
+TEST(GraphReports, LoraTrainsToTheBitsOfEager) {
+  GraphCounts counts, none;
+  const auto eager = train_lora(false, none), graphed = train_lora(true, counts);
+  for (std::size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(test::same_bits(eager[i], graphed[i])) << "value " << i;
+  EXPECT_EQ(counts.captured, 1);
+  EXPECT_EQ(counts.replayed, 19);
+}
+
+TEST(GraphReports, AnAdapterThatIsAttachedAfterACaptureIsCapturedAnew) {
+  for (const bool frozen : {false, true}) {  // then nothing that was captured tells of it
+    torch::manual_seed(5);
+    Lora net;
+    net->to(at::kHPU);
+    if (frozen)
+      for (auto& p : net->parameters()) p.set_requires_grad(false);
+    net->eval();
+    ModuleCacher graphed{GraphCallable(torch::nn::AnyModule(net))};
+    const auto x = hpu(torch::randn({8, 32}));
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(graphed(x).equal(net->base(x)));
+    net->attach(4);
+    net->eval();
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(graphed(x).equal(net->forward(x)));
+      EXPECT_FALSE(graphed(x).equal(net->base(x)));
+    }
+    EXPECT_EQ(graphed.counts().captured, 2);
+  }
+}
+
+TEST(GraphReports, ADropoutMaskIsAnotherInEachReplay) {
+  ModuleCacher graphed(GraphFunction([](at::TensorList x) { return Tensors{at::dropout(x[0], 0.5, true)}; }));
+  const auto x = hpu(torch::ones(64));
+  torch::manual_seed(6);
+  const auto first = graphed(x), second = graphed(x), third = graphed(x);
+  EXPECT_FALSE(first.equal(second));
+  EXPECT_FALSE(second.equal(third));
+  torch::manual_seed(6);
+  for (const auto& mask : {first, second, third}) EXPECT_TRUE(mask.equal(at::dropout(x, 0.5, true)));
+  EXPECT_EQ(graphed.counts().replayed, 2);
+}
+
+TEST(GraphReports, AccumulatedGradientsAreAddedUp) {
+  const auto w = hpu(torch::ones(4)).requires_grad_(true);
+  ModuleCacher graphed(GraphFunction([&](at::TensorList x) { return Tensors{x[0] * w}; }));
+  for (int i = 1; i <= 4; ++i) {
+    graphed(hpu(torch::full(4, static_cast<double>(i)))).sum().backward();
+    EXPECT_TRUE(w.grad().equal(hpu(torch::full(4, i * (i + 1) / 2.0)))) << i;
+  }
+  EXPECT_EQ(graphed.counts().replayed, 3);
+}
+
+TEST(GraphReports, ALastBatchOfAnotherSizeIsAKindOfItsOwn) {
+  torch::nn::Sequential net(torch::nn::Linear(8, 8));
+  net->to(at::kHPU);
+  ModuleCacher graphed(net);
+  for (int epoch = 0; epoch < 3; ++epoch)
+    for (const std::int64_t rows : {4, 4, 3}) graphed(hpu(torch::rand({rows, 8}))).sum().backward();
+  EXPECT_EQ(graphed.counts().captured, 2);
+  EXPECT_EQ(graphed.counts().replayed, 7);
+  EXPECT_EQ(graphed.counts().eager, 0);
+}
+
+TEST(GraphReports, MemoryThatEachShapeTakesComesBackWithClearCache) {
+  ModuleCacher graphed(GraphFunction([](at::TensorList x) {
+    const at::Tensor table = torch::ones({64, 64}, x[0].options());
+    return Tensors{x[0].mm(table)};
+  }));
+  const auto before = memory_allocated();
+  for (std::int64_t rows = 1; rows <= 6; ++rows)
+    for (int i = 0; i < 2; ++i) (void)graphed(hpu(torch::rand({rows, 64})));
+  EXPECT_EQ(graphed.counts().captured, 6);
+  graphed.clear_cache();
+  EXPECT_EQ(memory_allocated(), before);
+  (void)graphed(hpu(torch::rand({1, 64})));
+  EXPECT_EQ(graphed.counts().captured, 7);
+}
+
+}  // namespace
+}  // namespace fp8::runtime
