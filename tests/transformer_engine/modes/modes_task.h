@@ -134,6 +134,14 @@ class CaseTask : public trainer::TrainingModule {
   at::Tensor training_step(const trainer::Batch& batch, std::int64_t) override {
     return at::mse_loss(net(batch.tensors[0]).to(at::kFloat), batch.tensors[1]);
   }
+  /// The state of weights in fp8 is part of a checkpoint, as fp8 train has it.
+  trainer::TrainingState extra_state() override {
+    auto state = te::get_extra_state(*net);
+    return {std::move(state.json), std::move(state.tensors)};
+  }
+  void load_extra_state(const trainer::TrainingState& state) override {
+    EXPECT_TRUE(te::set_extra_state(*net, {state.json, state.tensors}).missing.empty());
+  }
   trainer::Optimizers configure_optimizers() override {
     namespace optim = runtime::optim;
     trainer::Optimizers all;

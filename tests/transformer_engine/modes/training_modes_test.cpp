@@ -112,15 +112,16 @@ void compare(int ranks, const std::shared_ptr<runtime::distributed::ProcessGroup
 
 TEST(TrainingModes, OneRank) { compare(1, nullptr); }
 
-/// Half of the steps, and the other half by another trainer from its checkpoint. The state of fp8 weights is part of a
-/// checkpoint where the module says so (fp8 train).
+/// Half of the steps, and the other half by another trainer from its checkpoint.
 TEST(TrainingModes, Resumed) {
-  for (const char* precision : {"32-true", "bf16-mixed"}) {
+  for (const std::string& precision : parts().precision) {
     TrainingCase c;
     c.net = "bert", c.precision = precision, c.optimizer = "adamw", c.dropout = 0.1;
     const TrainingTrace eager = train(c, {}, kSteps);
-    for (const auto& [name, mode] : modes()) {
-      SCOPED_TRACE(std::string(precision) + ", " + name);
+    auto all = modes();
+    all.emplace_back("eager", trainer::TrainerOptions{});
+    for (const auto& [name, mode] : all) {
+      SCOPED_TRACE(precision + ", " + name);
       const TempDir folder;
       trainer::TrainerOptions options = mode;
       options.checkpoint_root = folder.path(), options.save_every_n_steps = 5, options.resume = true;
