@@ -125,11 +125,15 @@ def distribution():
         raise AssertionError
 
 
+def copied():
+    assert trained(non_blocking_data_copy=True).args.accelerator_config.non_blocking
+
+
 def accepted():
     fp8.optimum._arguments._tell.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        trained(pipelining_fwd_bwd=True, non_blocking_data_copy=True)
+        trained(pipelining_fwd_bwd=True)
     assert any("pipelining_fwd_bwd" in str(warning.message) for warning in said)
 
 
@@ -145,4 +149,5 @@ ROWS = {
     "`optimum.habana.distributed.all_reduce_gradients`, `optimum.habana.utils`": optimums_helpers, "`adapt_transformers_to_gaudi`": adapted,
     "`use_fused_adam`, `use_fused_clip_norm`": fused, "`fp8`": in_fp8, "`use_hpu_graphs_for_training`, `_for_inference`": graphed,
     "`distribution_strategy`": distribution,
-    "`use_lazy_mode`, `pipelining_fwd_bwd`, `non_blocking_data_copy`, `compile_*`, `flash_attention_*`": accepted}
+    "`non_blocking_data_copy`": copied,
+    "`use_lazy_mode`, `pipelining_fwd_bwd`, `compile_*`, `flash_attention_*`": accepted}

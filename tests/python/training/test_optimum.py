@@ -148,6 +148,21 @@ def test_ways_with_the_same_losses(tmp_path, way):
         assert captured >= 1 and replayed >= 5 and eager == 0
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_batches_are_copied_without_blocking_where_that_is_asked_for(tmp_path, monkeypatch, wanted):
+    """From pinned memory: in lazy mode such a copy waits (tests/runtime/lazy)."""
+    copies, to = [], torch.Tensor.to
+
+    def noted(tensor, *args, **kwargs):
+        if tensor.device.type == "cpu" and tensor.dtype == torch.int64 and "hpu" in str(args[0] if args else kwargs.get("device")):
+            copies.append((tensor.is_pinned(), kwargs.get("non_blocking", False)))
+        return to(tensor, *args, **kwargs)
+    made = trainer(tmp_path, non_blocking_data_copy=wanted)
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    made.train()
+    assert len(copies) >= 6 and set(copies) == {(True, wanted)} and losses(made) == bare_loop("f32")[0]
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_checkpoint_resumes(tmp_path, precision):
     given = {"save_strategy": "steps", "save_steps": 3, **PRECISIONS[precision]}

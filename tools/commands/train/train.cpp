@@ -31,8 +31,8 @@ constexpr char kPredictionsFile[] = "predictions.safetensors";
 /// A source whose batches come to the network's device.
 class OnDevice : public trainer::BatchSource {
  public:
-  OnDevice(std::unique_ptr<trainer::BatchSource> source, c10::Device device)
-      : source_(std::move(source)), device_(device) {}
+  OnDevice(std::unique_ptr<trainer::BatchSource> source, c10::Device device, bool non_blocking)
+      : source_(std::move(source)), device_(device), non_blocking_(non_blocking && device.is_hpu()) {}
   trainer::BatchSource& source() const { return *source_; }
   std::int64_t batches() const override { return source_->batches(); }
   void seek(std::int64_t epoch, std::int64_t batch) override { source_->seek(epoch, batch); }
@@ -44,11 +44,15 @@ class OnDevice : public trainer::BatchSource {
  private:
   std::optional<trainer::Batch> moved(std::optional<trainer::Batch> batch) const {
     if (batch)
-      for (auto& tensor : batch->tensors) tensor = tensor.to(device_);
+      for (auto& tensor : batch->tensors) {
+        if (non_blocking_ && tensor.is_cpu()) tensor = tensor.pin_memory();
+        tensor = tensor.to(device_, non_blocking_);
+      }
     return batch;
   }
   std::unique_ptr<trainer::BatchSource> source_;
   c10::Device device_;
+  bool non_blocking_;
 };
 
 /// A model's own state and the precision's, and the optimizer of the run file.
@@ -147,9 +151,9 @@ Subject language_subject(const TrainOptions& o, const Context& context) {
 
 std::unique_ptr<OnDevice> source_of(trainer::DataModule& data,
                                     std::unique_ptr<trainer::BatchSource> (trainer::DataModule::*loader)(),
-                                    c10::Device device) {
+                                    c10::Device device, const TrainOptions& o) {
   auto source = (data.*loader)();
-  return source == nullptr ? nullptr : std::make_unique<OnDevice>(std::move(source), device);
+  return source == nullptr ? nullptr : std::make_unique<OnDevice>(std::move(source), device, o.non_blocking);
 }
 
 std::unique_ptr<OnDevice> needed(std::unique_ptr<OnDevice> source, const TrainOptions& o, const char* loader) {
@@ -191,14 +195,14 @@ io::Json compared(io::Json tree) {
     for (const char* key : keys) found->erase(key);
     if (found->empty()) tree.erase(section);
   };
-  without("trainer",
-          {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler", "logger",
-           "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision", "accelerator",
-           "use_hpu_graphs_for_training", "use_hpu_graphs_for_inference", "use_lazy_mode", "pipelining_fwd_bwd"});
+  without("trainer", {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler",
+                      "logger", "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision",
+                      "accelerator", "use_hpu_graphs_for_training", "use_hpu_graphs_for_inference", "use_lazy_mode",
+                      "pipelining_fwd_bwd", "non_blocking_data_copy"});
   without("fp8",
           {"precision", "recipe", "threads", "load", "save_every", "keep_checkpoints", "stats_every", "logging_steps",
            "throughput_warmup", "whole_time", "count_graphs", "logger", "profile", "profile_schedule", "rank_timeout"});
-  without("fp8", {"hpu_graphs", "hpu_graphs_inference", "max_hpu_graphs", "lazy", "pipelining"});
+  without("fp8", {"hpu_graphs", "hpu_graphs_inference", "max_hpu_graphs", "lazy", "pipelining", "non_blocking"});
   return tree;
 }
 
@@ -299,8 +303,8 @@ void check_same(const TrainOptions& o, const TrainRanks& ranks, const TrainPreci
 void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
          PreparedModule& module, trainer::DataModule& data, c10::Device device) {
   if (o.out.empty()) throw UsageError("trainer.default_root_dir (--out) is required: where the run is written");
-  auto train = needed(source_of(data, &trainer::DataModule::train_dataloader, device), o, "train_dataloader");
-  auto val = source_of(data, &trainer::DataModule::val_dataloader, device);
+  auto train = needed(source_of(data, &trainer::DataModule::train_dataloader, device, o), o, "train_dataloader");
+  auto val = source_of(data, &trainer::DataModule::val_dataloader, device, o);
   check_same(o, ranks, precision, module, {{"training data", train.get()}, {"validation data", val.get()}});
   const bool trial = o.run.trainer.fast_dev_run.value_or(0) > 0;  // leaves nothing behind
   const bool resume = !trial && ranks.on_first([&] { return open_run(o, context); });
@@ -346,7 +350,7 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
   options.profiler = profiler_of(o, context);
   if (o.run.stage == Stage::predict) {
     if (o.out.empty()) throw UsageError("trainer.default_root_dir (--out) is required: where predictions are written");
-    auto source = needed(source_of(data, &trainer::DataModule::predict_dataloader, device), o, "predict_dataloader");
+    auto source = needed(source_of(data, &trainer::DataModule::predict_dataloader, device, o), o, "predict_dataloader");
     check_same(o, ranks, precision, module, {{"prediction data", source.get()}});
     auto callbacks = callbacks_of(o, context);
     callbacks.push_back(std::make_shared<trainer::PredictionWriter>(o.out / kPredictionsFile));
@@ -359,8 +363,8 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
         result.speed, {{"stage", "predict"}, {"file", (o.out / kPredictionsFile).string()}});
   }
   const bool test = o.run.stage == Stage::test;
-  auto source = test ? needed(source_of(data, &trainer::DataModule::test_dataloader, device), o, "test_dataloader")
-                     : needed(source_of(data, &trainer::DataModule::val_dataloader, device), o, "val_dataloader");
+  auto source = test ? needed(source_of(data, &trainer::DataModule::test_dataloader, device, o), o, "test_dataloader")
+                     : needed(source_of(data, &trainer::DataModule::val_dataloader, device, o), o, "val_dataloader");
   check_same(o, ranks, precision, module, {{test ? "test data" : "validation data", source.get()}});
   trainer::Trainer trainer(std::move(options), callbacks_of(o, context));
   const auto result = test ? trainer.test(module, *source) : trainer.validate(module, *source);
@@ -371,12 +375,13 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
                   [&](io::Json& to, Table& table) { add_replays(result, o, context, to, table); });
 }
 
-/// The CPU's work is neither captured nor queued: who asks for that would wait for a speed that does not come.
+/// The CPU's work is neither captured nor queued, and needs no copies: who asks for that would wait for a speed that
+/// does not come.
 void check_graphs(const TrainOptions& o, const Context& context) {
   if (!resolve_device(context).is_cpu()) return;
   for (const auto& [given, option] :
        {std::pair(o.hpu_graphs, "--hpu-graphs"), std::pair(o.hpu_graphs_inference, "--hpu-graphs-inference"),
-        std::pair(o.lazy, "--lazy")})
+        std::pair(o.lazy, "--lazy"), std::pair(o.non_blocking, "--non-blocking")})
     if (given) throw UsageError(std::string(option) + ": found with --device cpu, allowed: with --device hpu");
 }
 

@@ -243,6 +243,9 @@ Rows loop_rows(TrainOptions& o) {
        also.with_key("trainer.use_lazy_mode")},
       {"pipelining", flag(o.pipelining), "Of --lazy: forward runs from its end on, not from that of backward",
        also.needing("lazy").with_key("trainer.pipelining_fwd_bwd")},
+      {"non_blocking", flag(o.non_blocking),
+       "Batches are copied to hpu from pinned memory: with --lazy the copy waits with the other operations",
+       also.with_key("trainer.non_blocking_data_copy")},
       {"count_graphs", flag(o.count_graphs),
        "Count the graphs that Gaudi's lazy mode would compile, and say what makes each new one"},
   };

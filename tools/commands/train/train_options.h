@@ -118,6 +118,7 @@ struct TrainOptions {
   bool hpu_graphs = false, hpu_graphs_inference = false;  ///< of training steps, of those of evaluations
   std::int64_t max_hpu_graphs = 10;
   bool lazy = false, pipelining = false;
+  bool non_blocking = false;  ///< copies of batches
   std::filesystem::path gaudi_config, training_args;
   std::optional<configs::AutocastOps> autocast_ops;  ///< of gaudi_config; empty: the environment's, or the default
 };

@@ -79,9 +79,10 @@ class TrainRanks {
 /// Without threads: a batch is a copy of a few kilobytes that lie in memory already.
 class TextBatches : public trainer::BatchSource {
  public:
-  /// shuffle: false keeps the order of the text. last, multiple: as a DataLoader has them.
+  /// shuffle: false keeps the order of the text. last, multiple: as a DataLoader has them. non_blocking: batches come
+  /// from pinned memory, and in lazy mode their copies wait.
   TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device,
-              trainer::LastBatch last = trainer::LastBatch::keep, std::int64_t multiple = 1);
+              trainer::LastBatch last = trainer::LastBatch::keep, std::int64_t multiple = 1, bool non_blocking = false);
 
   std::int64_t batches() const override { return loader_->batches(); }
   void seek(std::int64_t epoch, std::int64_t batch) override { loader_->seek(epoch, batch); }

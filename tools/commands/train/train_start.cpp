@@ -40,10 +40,12 @@ class TextBatches::Dataset : public data::Dataset {
 };
 
 TextBatches::TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device,
-                         trainer::LastBatch last, std::int64_t multiple)
+                         trainer::LastBatch last, std::int64_t multiple, bool non_blocking)
     : dataset_(std::make_shared<const Dataset>(std::move(chunks))),
       loader_(std::make_unique<data::DataLoader>(dataset_, data::DataLoaderOptions{.batch_size = batch,
                                                                                    .shuffle = shuffle,
+                                                                                   .pin_memory = non_blocking,
+                                                                                   .non_blocking = non_blocking,
                                                                                    .last_batch = last,
                                                                                    .multiple = multiple,
                                                                                    .seed = seed,
@@ -178,7 +180,7 @@ Start start_of(const TrainOptions& o, const Context& context) {
 TextBatches evaluation_batches(const text::DataFiles& files, const TrainOptions& o, const Context& context,
                                const Start& start) {
   return TextBatches(chunks_of(files, o, start), o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false,
-                     context.seed, resolve_device(context));
+                     context.seed, resolve_device(context), trainer::LastBatch::keep, 1, o.non_blocking);
 }
 
 TextBatches training_batches(const TrainOptions& o, const Context& context, const Start& start, int ranks) {
@@ -190,7 +192,7 @@ TextBatches training_batches(const TrainOptions& o, const Context& context, cons
                         text::data_name(o.data), chunks.count, o.seq_len, o.drop_last ? "drop-last" : "last-batch drop",
                         whole);
   return TextBatches(std::move(chunks), o.batch, /*shuffle=*/true, context.seed, resolve_device(context), last,
-                     last == trainer::LastBatch::keep ? 1 : whole);
+                     last == trainer::LastBatch::keep ? 1 : whole, o.non_blocking);
 }
 
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids) {

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "fp8/runtime/data/image_folder.h"
+#include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/tools/commands/train/train_run.h"
 #include "fp8/tools/examples/mnist/lit_classifier.h"
 #include "fp8/tools/examples/mnist/mnist_data_module.h"
@@ -68,6 +69,28 @@ TEST(TextBatches, AMultipleLeavesOutTheRest) {
     for (const auto id : ids) met[static_cast<std::size_t>(id)] = true;
   }
   EXPECT_EQ(std::count(met.begin(), met.end(), true), 7);  // another rest in each epoch
+}
+
+/// --non-blocking: the copy of a batch is a call that waits, in eager mode it is there.
+TEST(TextBatches, ACopyFromPinnedMemoryWaitsInLazyMode) {
+  const auto queued = [](bool non_blocking) {
+    TextBatches batches(chunks(8), 2, /*shuffle=*/false, 0, at::kHPU, trainer::LastBatch::keep, 1, non_blocking);
+    std::vector<at::Tensor> all;
+    const auto before = runtime::lazy_counts().queued;
+    while (const auto batch = batches.next()) all.push_back(batch->tensors[0]);
+    const auto count = runtime::lazy_counts().queued - before;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_TRUE(all[i].is_hpu());
+      EXPECT_EQ(all[i].cpu()[1][2].item<std::int64_t>(), 20 * static_cast<std::int64_t>(i) + 12);
+    }
+    EXPECT_EQ(all.size(), 4u);
+    return count;
+  };
+  EXPECT_EQ(queued(true), 0);
+  runtime::set_lazy_mode(true);
+  EXPECT_EQ(queued(false), 0);
+  EXPECT_EQ(queued(true), 4);
+  runtime::set_lazy_mode(false);
 }
 
 TEST(TextBatches, EveryEpochIsAnotherOrderOfAll) {

@@ -100,7 +100,7 @@ TEST_F(Train, CountsGraphsAndNamesWhatMakesANewOne) {
 TEST_F(Train, GraphsAndLazyModeChangeNoByte) {
   io::Json keys = {{"use_habana", true}, {"learning_rate", 1e-3}};
   io::write_json((folder / "eager.json").string(), keys);
-  keys.update({{"use_lazy_mode", true}, {"pipelining_fwd_bwd", true}});
+  keys.update({{"use_lazy_mode", true}, {"pipelining_fwd_bwd", true}, {"non_blocking_data_copy", true}});
   io::write_json((folder / "lazy.json").string(), keys);
   keys.update({{"use_hpu_graphs_for_training", true}, {"use_hpu_graphs_for_inference", true}, {"max_hpu_graphs", 3}});
   io::write_json((folder / "graphed.json").string(), keys);
@@ -140,6 +140,8 @@ TEST_F(Train, LazyModeFillsTheLastBatchAndGoesBeforePipelining) {
               ::testing::HasSubstr("--pipelining: found, but no --lazy"));
   EXPECT_THAT(run_train(folder, "cpu", "--steps 2 --warmup 1 --device cpu --lazy").err,
               ::testing::HasSubstr("--lazy: found with --device cpu, allowed: with --device hpu"));
+  EXPECT_THAT(run_train(folder, "cpu", "--steps 2 --warmup 1 --device cpu --non-blocking").err,
+              ::testing::HasSubstr("--non-blocking: found with --device cpu, allowed: with --device hpu"));
 }
 
 TEST_F(Train, GoesOnFromACheckpoint) {
@@ -222,6 +224,20 @@ TEST_F(Train, Fp8LogsItsCastsAndResumesBitEqual) {
   ASSERT_EQ(run_and_signal(list, folder / "cut", 18, SIGKILL), -SIGKILL);
   ASSERT_EQ(run_fp8(list).code, 0);
   expect_same_run(folder / "whole", folder / "cut");
+}
+
+/// The scales, histories and seeds of fp8 come back in each mode, and the bits are those of an eager run.
+TEST_F(Train, KilledAndResumedInFp8InEveryMode) {
+  const std::string fp8 = "--precision fp8 --recipe habana-hybrid --save-every 7";
+  ASSERT_EQ(run_train(folder, "whole", args(fp8)).code, 0);
+  for (const std::string mode : {"", " --hpu-graphs", " --lazy --last-batch keep",
+                                 " --lazy --pipelining --last-batch keep", " --lazy --hpu-graphs --last-batch keep"}) {
+    SCOPED_TRACE(mode);
+    const auto list = arguments(folder, "cut" + mode, args(fp8 + mode + " --resume"));
+    ASSERT_EQ(run_and_signal(list, folder / ("cut" + mode), 18, SIGKILL), -SIGKILL);
+    EXPECT_GE(json_of(run_fp8(list))["resumed_from"].get<int>(), 14);
+    expect_same_run(folder / "whole", folder / ("cut" + mode));
+  }
 }
 
 TEST_F(Train, EveryPrecisionAndRecipeLearnsTheSame) {

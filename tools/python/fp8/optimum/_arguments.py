@@ -25,7 +25,7 @@ Int = int | None
 
 # Arguments that change no result, with their defaults: they are accepted.
 _ACCEPTED = [
-    *((name, Bool, False) for name in """pipelining_fwd_bwd non_blocking_data_copy disable_tensor_cache_hpu_graphs use_compiled_autograd
+    *((name, Bool, False) for name in """pipelining_fwd_bwd disable_tensor_cache_hpu_graphs use_compiled_autograd
         compile_from_sec_iteration use_regional_compilation use_zero3_leaf_promotion flash_attention_recompute flash_attention_fast_softmax
         flash_attention_causal_mask sdp_on_bf16 overwrite_output_dir""".split()),
     *((name, Bool, None) for name in ("compile_dynamic", "inline_inbuilt_nn_modules", "allow_unspec_int_on_nn_module")),
@@ -66,7 +66,8 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
     """transformers.TrainingArguments and Optimum's own. use_habana: on hpu, else on the CPU; fp8: linear layers train in fp8, the rest as
     with bf16; gaudi_config_name: where GaudiConfig.from_pretrained() finds the trainer's config; use_hpu_graphs_for_training and
     _for_inference: through torch.hpu.ModuleCacher, with at most max_hpu_graphs; throughput_warmup_steps: the first steps, which do not
-    count for the throughput; adjust_throughput: nor does the time of logging, evaluation and saving; profiling_*: of utils.HabanaProfile.
+    count for the throughput; adjust_throughput: nor does the time of logging, evaluation and saving; profiling_*: of utils.HabanaProfile;
+    non_blocking_data_copy: batches go to hpu from pinned memory by copies that wait with the other calls in lazy mode.
 
     Raises ValueError naming the argument for what can't be done. What can't change a result is accepted, and a warning says so once."""
     use_habana: Bool = False
@@ -89,6 +90,7 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
     attn_implementation: str | None = None
     fp8: Bool = False
     minimize_memory: Bool = False
+    non_blocking_data_copy: Bool = False
     half_precision_backend: str = "hpu_amp"
     warmup_ratio: float = 0.0
     # Optimum's defaults of transformers' arguments.
@@ -123,6 +125,8 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
         self.__dict__.update(ddp_backend=None, warmup_steps=self.warmup_steps or self.warmup_ratio, use_cpu=not self.use_habana)
         with _hpu_is_there() if self.use_habana else contextlib.nullcontext():
             super().__post_init__()
+        if self.non_blocking_data_copy:
+            self.accelerator_config.non_blocking = True
         if self.torch_compile_backend == "hpu_backend":
             from fp8 import _trainers
             _trainers.register_backend("hpu_backend")
