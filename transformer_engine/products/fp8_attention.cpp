@@ -33,8 +33,8 @@ struct Call : ProductCall {
 ops::Scale one(float value) { return {{value}, {}}; }
 
 /// Attention takes operands along their columns alone.
-CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
-  CastPlan plan = call.plan(role, index, scales);
+OperandPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
+  OperandPlan plan = call.plan(role, index, scales);
   plan.need_rows = false;
   return plan;
 }
@@ -114,7 +114,7 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
 variable_list backward_products(Call& call, const variable_list& saved, const at::Tensor& grad) {
   const at::Tensor g = grad.detach().to(call.activation).contiguous();
   const StepScales scales = call.state->begin_backward(*call.region, call.scales);
-  CastPlan plan = plan_of(call, Role::grad, kDO, scales);
+  OperandPlan plan = plan_of(call, Role::grad, kDO, scales);
   plan.stochastic = gradient_seed(call.recipe, *call.region, call.state->origin(), scales);
   const OperandPair pair = quantize_operand(g, plan);
   at::Tensor g8 = pair.columns.codes;

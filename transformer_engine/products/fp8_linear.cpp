@@ -79,7 +79,7 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
     return pair;
   }
   const at::Tensor values = weight.detach().contiguous();
-  CastPlan plan = call.plan(Role::weight, 1, call.scales);
+  OperandPlan plan = call.plan(Role::weight, 1, call.scales);
   const bool stays = call.first_microbatch.has_value();
   plan.need_rows = stays || (call.x_learns && !call.options.minimize_memory);
   plan.both_stay = stays;
@@ -100,7 +100,7 @@ at::Tensor without_tensors(Fp8Tensor& operand, at::Tensor& grid) {
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            Call& call, variable_list* kept) {
   const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();
-  CastPlan plan = call.plan(Role::input, 0, call.scales);
+  OperandPlan plan = call.plan(Role::input, 0, call.scales);
   plan.need_rows = call.weight_learns && !call.keeps_input();
   plan.both_stay = true;  // the input's codes stay with it for the next product, and for its own backward pass
   if (!call.keeps_input()) plan.input = x;  // else codes would lie beside the input for as long as it is kept
@@ -136,7 +136,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
 Fp8Tensor recast(const Call& call, Role role, int index, const at::Tensor& values) {
   StepScales scales = call.scales;
   scales.record = false;
-  CastPlan plan = call.plan(role, index, scales);
+  OperandPlan plan = call.plan(role, index, scales);
   plan.need_rows = true;
   plan.need_columns = false;
   plan.statistics = false;
@@ -177,7 +177,7 @@ variable_list backward_products(const Wanted& wants, const c10::intrusive_ptr<Ca
     const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
     const StepScales scales = call->later ? call->state->backward_scales(*call->region, call->scales)
                                           : call->state->begin_backward(*call->region, call->scales);
-    CastPlan plan = call->plan(Role::grad, 0, scales);
+    OperandPlan plan = call->plan(Role::grad, 0, scales);
     plan.need_rows = wants_w && !call->exact_weight_grad;
     plan.need_columns = wants_x;
     plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales);

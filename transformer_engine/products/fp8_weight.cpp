@@ -68,7 +68,7 @@ void count_elements(const at::Tensor& x, const at::Tensor& codes, Format format,
   state.count(x.numel(), saturated, underflowed);
 }
 
-void count_if_wanted(const at::Tensor& x, const Fp8Tensor& operand, Format format, const CastPlan& plan) {
+void count_if_wanted(const at::Tensor& x, const Fp8Tensor& operand, Format format, const OperandPlan& plan) {
   if (!plan.statistics || plan.state == nullptr) return;
   switch (x.scalar_type()) {
     case at::kFloat: return count_elements<float>(x, operand.codes, format, plan.dialect, *plan.state);
@@ -77,23 +77,23 @@ void count_if_wanted(const at::Tensor& x, const Fp8Tensor& operand, Format forma
   }
 }
 
-Fp8Tensor cast(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
+Fp8Tensor cast(const at::Tensor& x, const CastSpec& spec, const OperandPlan& plan) {
   return plan.input.defined() ? runtime::cast_once(plan.input, x, spec) : runtime::quantize(x, spec);
 }
 
 /// {along columns, along rows}.
-OperandPair cast_both(const at::Tensor& x, const CastSpec& columns, const CastSpec& rows, const CastPlan& plan) {
+OperandPair cast_both(const at::Tensor& x, const CastSpec& columns, const CastSpec& rows, const OperandPlan& plan) {
   auto [first, second] = plan.input.defined() ? runtime::cast_both_once(plan.input, x, columns, rows)
                                               : runtime::quantize_both(x, columns, rows);
   return {std::move(first), std::move(second)};
 }
 
-float amax_of(const at::Tensor& x, const CastPlan& plan) {
+float amax_of(const at::Tensor& x, const OperandPlan& plan) {
   return plan.input.defined() ? runtime::amax_once(plan.input, x) : runtime::amax_of(x);
 }
 
 /// The recipe's cast along the columns. An amax of x that it knows, or that the cast will find, lies in `amax`.
-CastSpec spec_of(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan, float& amax) {
+CastSpec spec_of(const at::Tensor& x, const OperandScaling& how, Format format, const OperandPlan& plan, float& amax) {
   CastSpec spec{.format = format, .max = recipes::fp8_max(format, plan.dialect)};
   const auto i = static_cast<std::size_t>(plan.index);
   switch (how.rule) {
@@ -120,7 +120,7 @@ CastSpec spec_of(const at::Tensor& x, const OperandScaling& how, Format format, 
 }
 
 /// One scale for both ways.
-OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
+OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const OperandPlan& plan) {
   const bool columns = plan.need_columns || plan.statistics;  // which are counted row by row
   if (plan.need_rows && !plan.both_stay && columns) {
     CastSpec rows = spec;
@@ -134,7 +134,7 @@ OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const CastPlan& plan) 
 }
 
 /// One scale for each way, of which that along rows is of E5M2 (habana HYBRID).
-OperandPair cast_hybrid(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
+OperandPair cast_hybrid(const at::Tensor& x, const CastSpec& spec, const OperandPlan& plan) {
   const auto i = static_cast<std::size_t>(plan.index);
   CastSpec wide{.format = Format::E5M2, .max = recipes::fp8_max(Format::E5M2, plan.dialect)};
   wide.scale = plan.scales->hybrid_scale[i], wide.scale_inv = plan.scales->hybrid_scale_inv[i];
@@ -144,7 +144,7 @@ OperandPair cast_hybrid(const at::Tensor& x, const CastSpec& spec, const CastPla
   return {both, both};
 }
 
-OperandPair cast_blocks(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
+OperandPair cast_blocks(const at::Tensor& x, CastSpec spec, const OperandPlan& plan) {
   const Fp8Tensor columns = cast(x, spec, plan);
   if (!plan.need_rows || spec.layout.rows == spec.layout.cols) return {columns, columns};
   std::swap(spec.layout.rows, spec.layout.cols);
@@ -152,7 +152,7 @@ OperandPair cast_blocks(const at::Tensor& x, CastSpec spec, const CastPlan& plan
 }
 
 /// The amax of x goes to the state: to its history, or of an input, for export.
-void record_amax(const at::Tensor& x, const OperandScaling& how, float amax, float max, const CastPlan& plan) {
+void record_amax(const at::Tensor& x, const OperandScaling& how, float amax, float max, const OperandPlan& plan) {
   if (plan.state == nullptr || plan.scales == nullptr) return;
   if (how.rule == ScalingRule::history) {
     if (plan.scales->record)
@@ -354,7 +354,7 @@ void ProductCall::begin(bool trains) {
   scales = state->begin_forward(*region, trains);
 }
 
-CastPlan ProductCall::plan(Role role, int index, const StepScales& of) const {
+OperandPlan ProductCall::plan(Role role, int index, const StepScales& of) const {
   return {.recipe = recipe,
           .dialect = dialect,
           .role = role,
@@ -365,7 +365,7 @@ CastPlan ProductCall::plan(Role role, int index, const StepScales& of) const {
           .statistics = region->options().statistics};
 }
 
-OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan) {
+OperandPair quantize_operand(const at::Tensor& x, const OperandPlan& plan) {
   const recipes::RecipeScaling scaling = recipes::scaling_of(plan.recipe);
   const OperandScaling& how = scaling.of(plan.role);
   float amax = 0.0f;

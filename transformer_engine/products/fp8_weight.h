@@ -147,7 +147,7 @@ void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original);
 using recipes::Role;
 
 /// One operand of a product in one pass: of it and its recipe the CastSpecs of its two ways are made.
-struct CastPlan {
+struct OperandPlan {
   const recipes::Recipe& recipe;
   recipes::Dialect dialect;
   Role role;
@@ -172,14 +172,14 @@ struct ProductCall : torch::CustomClassHolder {
   bool needs_grad = false;
   StepScales scales;
 
-  CastPlan plan(Role role, int index, const StepScales& of) const;
+  OperandPlan plan(Role role, int index, const StepScales& of) const;
   /// Of a recorded call that runs: region, recipe and scales as they are now. Where regions are of the recording alone,
   /// those are in force at a replay too.
   void begin(bool trains);
 };
 
 /// x: [rows, cols] in f32, bf16 or f16, contiguous. plan.input: x is what this tensor became.
-OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan);
+OperandPair quantize_operand(const at::Tensor& x, const OperandPlan& plan);
 
 /// The seed, where this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID, unless
 /// PT_TE_FORCE_SR_BWD says otherwise. One seed per product (name, and number among those of one name), step and

@@ -156,7 +156,7 @@ TEST(BlockProducts, RoundSumAndBiasOnce) {
   for (const auto& recipe : Recipes{recipes::BlockScaling{}, squares, real, recipes::MXFP8{}})
     for (const at::ScalarType bias_dtype : {at::kBFloat16, at::kFloat}) {
       const at::Tensor bias = hpu(torch::randn({96}) * 16).to(bias_dtype);
-      const CastPlan of_x{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::input},
+      const OperandPlan of_x{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::input},
           of_w{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::weight};
       const runtime::Fp8Tensor a = quantize_operand(x, of_x).columns, b = quantize_operand(w, of_w).columns;
       const at::Tensor got = runtime::matmul(a, false, b, true, at::kBFloat16, bias).cpu();
@@ -279,7 +279,7 @@ TEST(Casts, OperandsOfOneScaleLieAsTheirProductsReadThem) {
   scales.scale = scales.hybrid_scale = {3.0f, 3.0f}, scales.scale_inv = scales.hybrid_scale_inv = {0.3f, 0.3f};
   for (const auto& recipe : Recipes{nvidia(1), habana_hybrid(), recipes::CurrentScaling{}})
     for (const Role role : {Role::input, Role::weight, Role::grad}) {
-      CastPlan plan{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = role, .scales = &scales};
+      OperandPlan plan{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = role, .scales = &scales};
       const OperandPair pair = quantize_operand(x, plan);
       EXPECT_TRUE(pair.columns.codes.is_contiguous()) << recipes::describe(recipe);
       EXPECT_TRUE(pair.rows.codes.t().is_contiguous()) << recipes::describe(recipe);
