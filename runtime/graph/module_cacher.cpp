@@ -80,7 +80,7 @@ GraphCallable::GraphCallable(torch::nn::AnyModule module)
       parts([module] { return count_parts(*module.ptr()); }) {}
 
 std::size_t count_parts(const torch::nn::Module& module) {
-  std::size_t count = 1 + module.named_parameters(/*recurse=*/false).size();
+  std::size_t count = 1 + module.parameters(/*recurse=*/false).size();
   for (const auto& child : module.children()) count += count_parts(*child);
   return count;
 }
