@@ -15,10 +15,10 @@ TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 AMAX = [0.0099, 0.75, 1.0, 3.14159, 10.53, 57.9, 248.0, 449.0, 13721.0, 60000.0]
 # granularity, rounding, backoff
 METHODS = [
-    ("PTS", "HW_ALIGNED", 0.5), ("PTS", "HW_ALIGNED", 0.25),
-    ("PTS", "POW2", 0.5), ("PTS", "POW2", 0.25),
-    ("PTS", "IDENTITY", 0.5), ("PTS", "IDENTITY", 0.25),
-    ("PCS", "POW2", 0.5),
+    ("tensor", "HW_ALIGNED", 0.5), ("tensor", "HW_ALIGNED", 0.25),
+    ("tensor", "POW2", 0.5), ("tensor", "POW2", 0.25),
+    ("tensor", "IDENTITY", 0.5), ("tensor", "IDENTITY", 0.25),
+    ("channel", "POW2", 0.5),
 ]
 HARDWARE = {"gaudi2": (2.0**-8, 16.0, 4), "gaudi3": (2.0**-55, 128.0, 1)}
 FULL_SCALE = {("gaudi2", "E4M3"): 240.0, ("gaudi3", "E4M3"): 448.0, ("gaudi2", "E5M2"): 57344.0, ("gaudi3", "E5M2"): 57344.0}
@@ -39,7 +39,7 @@ def scale(amax, method, dialect, fp8, dtype):
     granularity, rounding, backoff = method
     amax = torch.tensor([amax], dtype=dtype)  # Shape [1]: a 0-dim tensor would be promoted to f32 below
     raw = amax / (FULL_SCALE[dialect, fp8] * backoff)
-    if granularity == "PCS":
+    if granularity == "channel":
         raw = torch.max(raw, torch.tensor(torch.finfo(torch.bfloat16).tiny))
     if rounding == "IDENTITY":
         return raw
