@@ -92,7 +92,7 @@ def binaries(tree: pathlib.Path, libtorch: pathlib.Path, work: pathlib.Path) -> 
 def main(tree: pathlib.Path, static: pathlib.Path, libtorch: pathlib.Path, out: pathlib.Path) -> None:
     own = {name: HERE / name for name in PROJECT["license-files"]}
     of_system = {f"bundled/{file.name}": file for file in (tree / "share/doc/fp8/licenses").glob("*") if file.name != "libtorch"}
-    package = {str(file.relative_to(HERE)): file for file in (HERE / "fp8").rglob("*") if file.suffix in (".py", ".typed")}
+    package = {str(file.relative_to(HERE)): file for file in (HERE / "fp8").rglob("*") if file.suffix in (".py", ".typed", ".json")}
     with tempfile.TemporaryDirectory() as work:
         files = {**package, **binaries(tree, libtorch, pathlib.Path(work))}
         print(write(out, PROJECT, "py3-none-manylinux_2_35_x86_64", files, {**own, **of_system}))

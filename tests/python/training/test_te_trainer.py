@@ -35,6 +35,15 @@ class Network(torch.nn.Module):
         return self.head(self.down(F.gelu(self.up(self.layer(x)))))
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums are taken in the order of the program's one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def trained(recipe):
     """Losses and parameters."""
     model, losses = Network().to("hpu"), []
