@@ -221,7 +221,7 @@ TEST(OptionShelves, NoCommandGrowsUnseen) {
       {"evaluate", {11, 2}},
       {"generate", {8, 5}},
       {"embed", {4, 3}},
-      {"train", {70, 13}},
+      {"train", {71, 13}},
       {"run", {7, 3}},
       {"inspect", {13, 7}},
       {"config", {6, 4}},
