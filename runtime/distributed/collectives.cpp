@@ -7,12 +7,13 @@
 //
 // The first argument is what a call writes, if it writes. fp8 tensors travel as the bytes that they are; only codes
 // whose scales would stay behind are refused (BlockTag::check_access), and sums of codes, which would be sums of bytes.
-// Sums, means, minima and maxima of the other dtypes are Gloo's own.
+// Sums, means, minima and maxima of the other dtypes are Gloo's own, but for those of a reduce-scatter.
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <exception>
 #include <iterator>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -177,6 +178,85 @@ class DeviceWork final : public c10d::Work {
   std::shared_ptr<Result> result_;
 };
 
+// Gloo's reduce-scatter is an all-reduce of the whole, of which each rank keeps its part: twice the bytes.
+//
+//   input of each rank   [part for rank 0 | part for rank 1 | ...]
+//   alltoall_base        [this rank's part of rank 0's | of rank 1's | ...]
+//   output               those, added in the order of the ranks; AVG: divided by their number
+
+/// A reduce-scatter whose parts are under way, of CPU tensors.
+class ReduceScatterWork final : public c10d::Work {
+ public:
+  ReduceScatterWork(c10::intrusive_ptr<c10d::Work> parts, std::function<void()> reduce, const at::Tensor& output)
+      : Work(-1, c10d::OpType::_REDUCE_SCATTER_BASE), parts_(std::move(parts)) {
+    future_ = parts_->getFuture()->then(
+        [reduce = std::move(reduce), output, threads = at::get_num_threads()](Future& arrived) -> c10::IValue {
+          arrived.value();                                                     // throws what failed
+          if (at::get_num_threads() != threads) at::set_num_threads(threads);  // of Gloo's thread
+          reduce();
+          return c10::List<at::Tensor>({output});
+        },
+        c10::ListType::ofTensors());
+  }
+
+  bool isCompleted() override { return future_->completed(); }
+  bool isSuccess() const override { return future_->completed() && !future_->hasError(); }
+  std::exception_ptr exception() const override { return future_->hasError() ? future_->exception_ptr() : nullptr; }
+  std::vector<at::Tensor> result() override { return future_->value().toTensorVector(); }
+  c10::intrusive_ptr<Future> getFuture() override { return future_; }
+  std::uint64_t getSequencenumber() const override { return parts_->getSequencenumber(); }
+  void abort() override { parts_->abort(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    parts_->wait(timeout);
+    future_->waitAndThrow();
+    return true;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> parts_;
+  c10::intrusive_ptr<Future> future_;
+};
+
+/// parts: [ranks, n]; output: [n].
+void reduce_parts(const at::Tensor& parts, c10d::ReduceOp::RedOpType op, at::Tensor output) {
+  using Op = c10d::ReduceOp;
+  const at::NoGradGuard no_grad;
+  at::Tensor so_far = parts[0];
+  for (std::int64_t rank = 1; rank < parts.size(0); so_far = output, ++rank) {
+    if (op == Op::MIN)
+      at::minimum_out(output, so_far, parts[rank]);
+    else if (op == Op::MAX)
+      at::maximum_out(output, so_far, parts[rank]);
+    else
+      at::add_out(output, so_far, parts[rank]);
+  }
+  if (op == Op::AVG) output.div_(parts.size(0));
+}
+
+/// arguments: _reduce_scatter_base_'s, on the CPU. Null where Gloo does it, of one rank, of integers and of sizes that
+/// it refuses: what decides is the same on all ranks.
+c10::intrusive_ptr<c10d::Work> reduce_scatter(at::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor output = arguments[0].toTensor(), input = arguments[1].toTensor();
+  const auto group = arguments[2].toCustomClass<c10d::ProcessGroup>();
+  const std::int64_t ranks = group->getSize();
+  if (ranks == 1 || output.numel() == 0 || !output.is_floating_point() || input.scalar_type() != output.scalar_type() ||
+      input.numel() != ranks * output.numel())
+    return nullptr;
+  at::Tensor sent = input.contiguous().view({-1}).view(at::kByte), received = at::empty_like(sent);
+  std::vector<std::int64_t> equal;
+  c10d::AllToAllOptions options;
+  options.timeout = std::chrono::milliseconds(arguments[5].toInt());
+  auto parts = group->getBackend(at::kCPU)->alltoall_base(received, sent, equal, equal, options);
+  const auto reduce = [output, received, ranks, sent, op = arguments[3].toCustomClass<c10d::ReduceOp>()->op_] {
+    const at::Tensor values = received.view(output.scalar_type()).view({ranks, -1});
+    if (output.is_contiguous()) return reduce_parts(values, op, output.view({-1}));
+    const at::Tensor dense = at::empty({output.numel()}, output.options());
+    reduce_parts(values, op, dense);
+    output.copy_(dense.view(output.sizes()));
+  };
+  return c10::make_intrusive<ReduceScatterWork>(std::move(parts), reduce, output);
+}
+
 /// The operators that write their first argument; those that write nothing.
 const auto& kWriting = *new auto(io::words(R"(
 allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_
@@ -237,7 +317,14 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
   for (std::size_t i = 0; i < count; ++i, written = false)
     replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return operands->alias(t, written); });
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  auto reduced =
+      name == "c10d::_reduce_scatter_base_" ? reduce_scatter(at::ArrayRef<c10::IValue>(*stack).slice(first)) : nullptr;
+  if (reduced != nullptr) {
+    torch::jit::drop(*stack, count);
+    torch::jit::push(*stack, result, std::move(reduced));
+  } else {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
 
   const std::size_t results = schema.returns().size();
   if (results == 0) return;

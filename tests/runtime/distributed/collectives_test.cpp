@@ -57,6 +57,14 @@ Tensors allreduce(const Place& p, c10d::ReduceOp::RedOpType op) {
   return t;
 }
 
+Tensors reduce_scatter(const Place& p, c10d::ReduceOp::RedOpType op) {
+  at::Tensor out = p.zeros(), in = p.make(0, 2 * p.size());
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = op;
+  p.group.reduce_scatter_single(out, in, options)->wait();
+  return {out};
+}
+
 struct Case {
   const char* name;
   bool reduces;
@@ -135,11 +143,10 @@ const std::vector<Case>& cases() {
       p.group.reduce_scatter(out, in)->wait();
       return out;
     });
-    add("reduce_scatter_single", true, [](const Place& p) {
-      at::Tensor out = p.zeros(), in = p.make(0, 2 * p.size());
-      p.group.reduce_scatter_single(out, in)->wait();
-      return Tensors{out};
-    });
+    add("reduce_scatter_single", true, [](const Place& p) { return reduce_scatter(p, Op::SUM); });
+    add("reduce_scatter_single avg", true, [](const Place& p) { return reduce_scatter(p, Op::AVG); });
+    add("reduce_scatter_single min", true, [](const Place& p) { return reduce_scatter(p, Op::MIN); });
+    add("reduce_scatter_single max", true, [](const Place& p) { return reduce_scatter(p, Op::MAX); });
     add("reduce_scatter_single_coalesced", true, [](const Place& p) {
       Tensors out = {p.zeros()}, in = {p.make(0, 2 * p.size())};
       p.group.reduce_scatter_single_coalesced(out, in)->wait();
