@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 
-# DDP comes last: ZeRO-3 puts a function of its own in the place of F.linear, for as long as the process lives.
+# DDP comes last: ZeRO-3 puts a function of its own in the place of F.linear, for as long as the process lives; the pipeline leaves DeepSpeed
+# a topology that ZeRO asks after.
 ENGINES = ("tp", "tp_sp", "fsdp1", "fsdp2", "fsdp2_codes", "zero0", "zero1", "zero2", "zero3", "zero3_offload", "pp", "ddp")
 PRECISIONS, ORDERS, STEPS, SECONDS = ("f32", "bf16", "fp8"), ("before", "after"), 5, 10
 RANKS = int(os.environ.get("ENGINE_RANKS", "2"))
