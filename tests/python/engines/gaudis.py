@@ -10,8 +10,9 @@ import engine_cells
 sys.path += [str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(__file__).parents[1] / "training")]
 ZERO3 = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}, "zero_allow_untested_optimizer": True,
          "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}
-ARGUMENTS = {"ddp": {}, "fast_ddp": {"distribution_strategy": "fast_ddp"}, "deepspeed": {"deepspeed": ZERO3},
-             "fsdp": {"fsdp": "full_shard", "fsdp_config": {"version": 2}}}
+# DeepSpeed comes last: transformers then leaves a variable in the environment that refuses the others.
+ARGUMENTS = {"ddp": {}, "fast_ddp": {"distribution_strategy": "fast_ddp"}, "fsdp": {"fsdp": "full_shard", "fsdp_config": {"version": 2}},
+             "deepspeed": {"deepspeed": ZERO3}}
 
 
 def run(cell, rank):
