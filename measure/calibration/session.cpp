@@ -11,7 +11,7 @@ namespace {
 
 bool is_default_type(const std::string& type) { return type == "Linear" || type == "Conv2d"; }
 
-ModuleWatcher* watcher_in(const OpNode& node) { return dynamic_cast<ModuleWatcher*>(node.slot->handler.get()); }
+ModuleWatcher* watcher_in(const OpNode& node) { return runtime::handler_as<ModuleWatcher>(node.slot->handler.get()); }
 
 void check_op(const OpNode& node) {
   TORCH_CHECK(node.slot->handler == nullptr || watcher_in(node) != nullptr, "[measure] ", node.name,

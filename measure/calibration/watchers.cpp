@@ -226,7 +226,7 @@ void check_watchable(const WeightModule& m) {
 
 WeightWatcher* watcher_on(const at::Tensor& weight) {
   const auto* tag = runtime::find_tag(weight);
-  return tag != nullptr ? dynamic_cast<WeightWatcher*>(tag->handler.get()) : nullptr;
+  return tag != nullptr ? runtime::handler_as<WeightWatcher>(tag->handler.get()) : nullptr;
 }
 
 void remove_retired(const at::Tensor& weight) {

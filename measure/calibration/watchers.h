@@ -17,6 +17,8 @@ configs::KindTable<ShowCall>& shown_calls();
 
 class ModuleWatcher final : public runtime::ModuleHandler {
  public:
+  static constexpr std::string_view kKind = "fp8::measure::ModuleWatcher";
+  std::string_view kind() const override { return kKind; }
   /// record: of the module.
   ModuleWatcher(std::shared_ptr<Recorder> recorder, std::size_t record)
       : recorder_(std::move(recorder)), record_(record) {}
@@ -48,6 +50,8 @@ class ModuleWatcher final : public runtime::ModuleHandler {
 
 class WeightWatcher final : public runtime::OpHandler {
  public:
+  static constexpr std::string_view kKind = "fp8::measure::WeightWatcher";
+  std::string_view kind() const override { return kKind; }
   WeightWatcher(std::shared_ptr<Recorder> recorder, std::optional<at::Tensor> bias)
       : recorder_(std::move(recorder)), bias_(std::move(bias)) {}
 

@@ -234,17 +234,24 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
   for (const auto& [node, handler] : handlers) node->slot->handler = handler;
 }
 
+namespace {
+
+/// Null for a node that is no cache in fp8.
+const Fp8KvCacheHandler* kv_cache_of(const measure::OpNode& node) {
+  const auto* handler = is_cache(node) ? node_handler(*node.slot) : nullptr;
+  return handler == nullptr ? nullptr : handler->kv_cache();
+}
+
+}  // namespace
+
 void detach_kv_cache(const std::vector<measure::OpNode>& nodes) {
   for (const auto& node : nodes)
-    if (is_cache(node) && std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) != nullptr)
-      node.slot->handler.reset();
+    if (kv_cache_of(node) != nullptr) node.slot->handler.reset();
 }
 
 const NodeScheme* kv_cache_scheme(const std::vector<measure::OpNode>& nodes) {
   for (const auto& node : nodes)
-    if (const auto handler =
-            is_cache(node) ? std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) : nullptr)
-      return &handler->scheme();
+    if (const auto* handler = kv_cache_of(node)) return &handler->scheme();
   return nullptr;
 }
 

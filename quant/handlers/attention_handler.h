@@ -62,6 +62,7 @@ class Fp8KvCacheHandler final : public NodeHandler {
  public:
   /// Throws std::invalid_argument for a dynamic scheme: a cache has no place for the scales of each call.
   explicit Fp8KvCacheHandler(const NodeScheme& scheme);
+  const Fp8KvCacheHandler* kv_cache() const override { return this; }
   at::ScalarType cache_dtype(at::ScalarType dtype) const override;
   /// Throws c10::Error for another shape than the scales are for.
   at::Tensor store(const at::Tensor& current) override;

@@ -34,7 +34,12 @@ bool wants_gradient(const at::Tensor& x, const std::optional<at::Tensor>& bias) 
 
 Fp8Handler* fp8_handler(const at::Tensor& weight) {
   const auto* tag = weight.defined() ? runtime::find_tag(weight) : nullptr;
-  return tag == nullptr ? nullptr : dynamic_cast<Fp8Handler*>(tag->handler.get());
+  return tag == nullptr ? nullptr : runtime::handler_as<Fp8Handler>(tag->handler.get());
+}
+
+Fp8Handler* fp8_handler_in_memory(const at::Tensor& weight) {
+  const auto tag = runtime::tag_in_memory(weight);
+  return tag ? runtime::handler_as<Fp8Handler>(tag->handler.get()) : nullptr;
 }
 
 Fp8Handler::Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype)
@@ -77,7 +82,7 @@ std::string Fp8Handler::scales() const {
 
 std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(
     const std::shared_ptr<runtime::OpHandler>& source) const {
-  const auto* other = dynamic_cast<const Fp8Handler*>(source.get());
+  const auto* other = runtime::handler_as<Fp8Handler>(source.get());
   if (other == nullptr) return nullptr;
   const Scheme& its = other->scheme_;
   const bool alike = its.format == scheme_.format && its.dialect == scheme_.dialect && its.weights == scheme_.weights &&
@@ -204,7 +209,7 @@ std::vector<at::Tensor> Fp8Handler::linear_together(const at::Tensor& x, at::Arr
   std::vector<Fp8Tensor> all;
   all.reserve(weights.size());
   for (const auto& [tag, weight] : weights) {
-    auto* handler = dynamic_cast<Fp8Handler*>(tag.handler.get());
+    auto* handler = runtime::handler_as<Fp8Handler>(tag.handler.get());
     if (handler == nullptr || !takes_x_as(*handler)) return {};
     handler->look_at(tag, x);
     all.push_back(handler->all_of(weight));

@@ -22,7 +22,6 @@ namespace fp8::quant {
 struct ConvolutionGeometry;
 
 class Fp8Handler final : public runtime::OpHandler,
-                         public runtime::CodedWeight,
                          public runtime::TogetherHandler,
                          public std::enable_shared_from_this<Fp8Handler> {
  public:
@@ -47,8 +46,11 @@ class Fp8Handler final : public runtime::OpHandler,
   }
   std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>& source) const override;
   std::string describe() const override { return scheme_.describe(); }
-  at::ScalarType values_dtype() const override { return original_dtype_; }
+  std::optional<at::ScalarType> values_dtype() const override { return original_dtype_; }
   at::Tensor scale_inv_values() const override { return weight_scale_inv_; }
+  runtime::TogetherHandler* together() override { return this; }
+  static constexpr std::string_view kKind = "fp8::quant::Fp8Handler";
+  std::string_view kind() const override { return kKind; }
 
   const Scheme& scheme() const { return scheme_; }
   const at::Tensor& weight_scale_inv() const { return weight_scale_inv_; }
@@ -104,6 +106,8 @@ class Fp8Handler final : public runtime::OpHandler,
 
 /// The handler of a weight that is in fp8; null for any other tensor.
 Fp8Handler* fp8_handler(const at::Tensor& weight);
+/// As above, of the memory alone: also of a copy on the host.
+Fp8Handler* fp8_handler_in_memory(const at::Tensor& weight);
 
 // Fake quantization, for training: weight and activation go through fp8 and back at each call, the product is in high
 // precision. The weight keeps its dtype and its values; gradients pass the casts as they are (straight-through), so
@@ -111,7 +115,7 @@ Fp8Handler* fp8_handler(const at::Tensor& weight);
 //
 //   y = linear(through_fp8(x), through_fp8(w), bias)        dx = dy . w'      dw = dy^T . x'
 
-class FakeQuantHandler final : public runtime::OpHandler, public runtime::OwnBackward {
+class FakeQuantHandler final : public runtime::OpHandler {
  public:
   /// weight_scale_inv: one value or one per row of the weight. Throws std::invalid_argument for block scales.
   FakeQuantHandler(const Scheme& scheme, std::vector<float> weight_scale_inv);
@@ -123,6 +127,8 @@ class FakeQuantHandler final : public runtime::OpHandler, public runtime::OwnBac
   }
   bool owns_values() const override { return false; }
   bool own_backward() const override { return true; }
+  static constexpr std::string_view kKind = "fp8::quant::FakeQuantHandler";
+  std::string_view kind() const override { return kKind; }
   std::string describe() const override { return scheme_.describe(); }
 
   const Scheme& scheme() const { return scheme_; }

@@ -8,13 +8,19 @@
 
 namespace fp8::quant {
 
+class Fp8KvCacheHandler;
+
 class NodeHandler : public runtime::ModuleHandler {
  public:
+  static constexpr std::string_view kKind = "fp8::quant::NodeHandler";
+  std::string_view kind() const final { return kKind; }
   /// Throws std::invalid_argument for scales that are missing, not positive or not finite.
   explicit NodeHandler(NodeScheme scheme);
 
   const NodeScheme& scheme() const { return scheme_; }
   std::string describe() const override { return scheme_.describe(); }
+  /// Itself, where it is a key-value cache's.
+  virtual const Fp8KvCacheHandler* kv_cache() const { return nullptr; }
 
   /// Puts another scale in force, from the next call on. Not while a forward runs. Throws std::invalid_argument for an
   /// index that there is none of, a dynamic scheme, or a value that is not positive and finite. A key-value cache has
@@ -33,6 +39,11 @@ class NodeHandler : public runtime::ModuleHandler {
   NodeScheme scheme_;
   std::vector<Quantizer> inputs_, outputs_;
 };
+
+/// The handler in a module's slot, where the module is in fp8; else null.
+inline NodeHandler* node_handler(const runtime::ModuleSlot& slot) {
+  return runtime::handler_as<NodeHandler>(slot.handler.get());
+}
 
 /// The handler of scheme.kind.
 std::shared_ptr<NodeHandler> make_node_handler(const NodeScheme& scheme);

@@ -117,7 +117,7 @@ std::vector<Slot> slots_of(const Plan& plan, const std::vector<measure::OpNode>&
     const auto node = std::ranges::find_if(nodes, [&](const auto& n) { return n.name == p.info.name; });
     TORCH_CHECK(node != nodes.end() && node->slot != nullptr, "[convert] ", p.info.name,
                 ": the model has no such node");
-    TORCH_CHECK(dynamic_cast<const NodeHandler*>(node->slot->handler.get()) == nullptr, "[convert] ", p.info.name,
+    TORCH_CHECK(node_handler(*node->slot) == nullptr, "[convert] ", p.info.name,
                 ": it is in fp8 already (converted already)");
     try {
       slots.push_back({node->slot, make_node_handler(p.scheme)});
@@ -138,12 +138,12 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
     const auto* handler = tag != nullptr ? tag->handler.get() : nullptr;
     if (parameter.key() != "weight") out << " " << parameter.key();
     out << " " << parameter.value().sizes() << " " << parameter.value().scalar_type();
-    if (dynamic_cast<const Fp8Handler*>(handler) != nullptr ||
-        dynamic_cast<const FakeQuantHandler*>(handler) != nullptr)
+    if (runtime::handler_as<Fp8Handler>(handler) != nullptr ||
+        runtime::handler_as<FakeQuantHandler>(handler) != nullptr)
       out << " [" << handler->describe() << "]";
   }
   if (const auto* node = dynamic_cast<const runtime::OpModule*>(&module);
-      node != nullptr && dynamic_cast<const NodeHandler*>(node->handler()) != nullptr) {
+      node != nullptr && runtime::handler_as<NodeHandler>(node->handler()) != nullptr) {
     out << " [" << node->handler()->describe() << "]";
   }
   out << "\n";
@@ -312,7 +312,7 @@ void set_scale(const torch::nn::Module& model, const std::string& module, ScaleO
     for (const auto& n : measure::op_nodes(model)) {
       names.push_back(n.name);
       if (n.name != module) continue;
-      auto* handler = dynamic_cast<NodeHandler*>(n.slot->handler.get());
+      auto* handler = node_handler(*n.slot);
       TORCH_CHECK(handler != nullptr && which != ScaleOf::weight, "[set_scale] ", module, kExpected,
                   handler == nullptr ? "one that is not converted" : "the weight's of one without a weight");
       return which == ScaleOf::input ? handler->set_input_scale_inv(index, scale_inv)

@@ -262,7 +262,7 @@ int restore_inference(const torch::nn::Module& model) {
   int count = 0;
   for (const auto& m : measure::weight_modules(model)) {
     const auto* tag = runtime::find_tag(m.weight);
-    const bool simulated = tag != nullptr && dynamic_cast<const FakeQuantHandler*>(tag->handler.get()) != nullptr;
+    const bool simulated = tag != nullptr && runtime::handler_as<FakeQuantHandler>(tag->handler.get()) != nullptr;
     const at::Tensor values = values_of(m);
     if (!simulated && !values.defined()) continue;
     runtime::untag_weight(m.weight);
@@ -270,7 +270,7 @@ int restore_inference(const torch::nn::Module& model) {
     ++count;
   }
   for (const auto& n : measure::op_nodes(model)) {
-    if (n.slot == nullptr || dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr) continue;
+    if (n.slot == nullptr || node_handler(*n.slot) == nullptr) continue;
     n.slot->handler = nullptr;
     ++count;
   }

@@ -163,7 +163,7 @@ void refuse_recurrent(const Plan& plan) {
 const Fp8Handler& handler_of(const char* op, const at::Tensor& weight) {
   if (weight.is_hpu()) runtime::find_tag(weight);  // puts a mark that the tensor alone has on its memory
   const auto tag = runtime::tag_in_memory(weight);
-  const auto* handler = tag ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
+  const auto* handler = tag ? runtime::handler_as<Fp8Handler>(tag->handler.get()) : nullptr;
   TORCH_CHECK(handler != nullptr, "[fp8::", op, "] weight: expected a weight in fp8, found ", weight.scalar_type(),
               " on ", weight.device(), ", ", tag ? tag->handler->describe() : "untagged");
   return *handler;

@@ -26,12 +26,6 @@ io::DType file_dtype(const at::Tensor& t, const std::string& name) {
   }
 }
 
-/// Of a weight on hpu, or a copy of one on the host.
-const Fp8Handler* handler_of(const at::Tensor& weight) {
-  const auto tag = runtime::tag_in_memory(weight);
-  return tag ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
-}
-
 /// Codes that no module of the table answers for would lie in the file as if they were values.
 void check_codes(const std::string& name, const at::Tensor& tensor) {
   const auto tag = runtime::tag_in_memory(tensor);
@@ -44,7 +38,7 @@ void check_codes(const std::string& name, const at::Tensor& tensor) {
 std::string other_handler(const std::vector<measure::WeightModule>& modules) {
   for (const auto& m : modules) {
     const auto tag = runtime::tag_in_memory(m.weight);
-    if (tag && handler_of(m.weight) == nullptr)
+    if (tag && fp8_handler_in_memory(m.weight) == nullptr)
       return m.name + " is in use by another conversion (" + tag->describe() + ")";
   }
   return "";
@@ -94,7 +88,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
   std::vector<SkippedModule> left;
   std::map<std::string, KvScales> caches;  // by attention module
   for (const auto& n : nodes) {
-    const auto* handler = dynamic_cast<const NodeHandler*>(n.slot->handler.get());
+    const auto* handler = node_handler(*n.slot);
     if (handler == nullptr) continue;
     const auto dot = n.name.rfind('.');
     const std::string last = n.name.substr(dot + 1);
@@ -107,8 +101,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
     left.push_back({n.name, std::string("in fp8 in memory; ") + form.name() + " has no place for its scales"});
   }
   const auto in_high_precision = [](const measure::OpNode& n) {
-    return configs::type_is(n.type, &configs::KindInfo::cache) &&
-           dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
+    return configs::type_is(n.type, &configs::KindInfo::cache) && node_handler(*n.slot) == nullptr;
   };
   const bool partly = std::ranges::any_of(nodes, in_high_precision);  // engines would take 1.0 for the scales of those
   for (auto& [attention, kv] : caches) {
@@ -132,7 +125,7 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
   out.tensors = tensors;
   for (const auto& m : modules) {
     const bool known = configs::find_module_type(m.type) != nullptr;
-    if (const auto* handler = handler_of(m.weight)) {
+    if (const auto* handler = fp8_handler_in_memory(m.weight)) {
       if (known) add_module(m, *handler, form, out);
     } else if (m.weight.dim() == 2 && (!known || configs::is_linear(m.type))) {
       out.config.kept_linears.push_back(m.name);  // a reader that makes a Linear of it looks for a scale else

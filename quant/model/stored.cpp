@@ -16,8 +16,8 @@ namespace {
 c10::intrusive_ptr<runtime::WeightTag> tag_of_codes(const char* op, const at::Tensor& weight) {
   if (weight.is_hpu()) runtime::find_tag(weight);  // puts a mark that the tensor alone has on its memory
   auto tag = runtime::tag_in_memory(weight);
-  TORCH_CHECK(tag && dynamic_cast<const Fp8Handler*>(tag->handler.get()) != nullptr, "[fp8::", op,
-              "] weight: expected a weight in fp8, found ", tag ? tag->describe() : "codes without a scale");
+  TORCH_CHECK(fp8_handler_in_memory(weight) != nullptr, "[fp8::", op, "] weight: expected a weight in fp8, found ",
+              tag ? tag->describe() : "codes without a scale");
   return tag;
 }
 

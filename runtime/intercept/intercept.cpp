@@ -97,8 +97,7 @@ void check_derivatives(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> 
     const WeightTag* tag = tag_below(t);
     if (tag != nullptr && tag->handler->owns_values()) converted = tag;
     const bool wrapped = tag != nullptr && at::functorch::maybeGetTensorWrapper(t) != nullptr;
-    const auto* own = wrapped ? dynamic_cast<const OwnBackward*>(tag->handler.get()) : nullptr;
-    if (own != nullptr && own->own_backward()) transformed = tag;
+    if (wrapped && tag->handler->own_backward()) transformed = tag;
     tangent = tangent || t._fw_grad(/*level=*/0).defined();
     differentiated = differentiated || !needs_no_gradient(t);
   }
@@ -114,7 +113,7 @@ void check_derivatives(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> 
 bool may_wait(at::ArrayRef<c10::IValue> arguments) {
   return std::ranges::all_of(arguments, [](const c10::IValue& value) {
     const WeightTag* tag = value.isTensor() ? find_tag(value.toTensor()) : nullptr;
-    return tag == nullptr || dynamic_cast<const MayWait*>(tag->handler.get()) != nullptr;
+    return tag == nullptr || tag->handler->may_wait();
   });
 }
 

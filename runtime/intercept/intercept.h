@@ -82,15 +82,4 @@ class InterceptionPause {
 };
 bool interception_paused();
 
-// Products that torch.func (grad, vjp, jvp) must not differentiate: it sees the operator above a handler, and the
-// weight's values.
-
-/// A handler whose products have a backward other than that of the operator with dequantize()'s values.
-class OwnBackward {
- public:
-  virtual ~OwnBackward() = default;
-  /// Now, on this thread.
-  virtual bool own_backward() const = 0;
-};
-
 }  // namespace fp8::runtime

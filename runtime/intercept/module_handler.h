@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/intercept/handler_kind.h"
 
 namespace fp8::runtime {
 
@@ -87,6 +88,8 @@ class ModuleHandler {
   virtual at::Tensor store(const at::Tensor& current) { return current; }
   virtual at::Tensor fetch(const at::Tensor& stored, at::ScalarType dtype) { return stored.to(dtype); }
 
+  /// The class, to the folder that it is of (handler_kind.h).
+  virtual std::string_view kind() const { return {}; }
   /// One line for print-outs and messages.
   virtual std::string describe() const = 0;
 };

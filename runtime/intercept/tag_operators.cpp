@@ -51,9 +51,9 @@ void retag(const at::Tensor& source, const at::Tensor& to) {
   TORCH_CHECK(view.has_value() && view->whole && !view->transposed,
               "[fp8::retag] source: expected the whole weight of module '", tag.module_names(),
               "', found a view of sizes ", source.sizes());
-  TORCH_CHECK(dynamic_cast<QuantizedParameter*>(tag.handler.get()) == nullptr,
-              "[fp8::retag] source: the weight of module '", tag.module_names(), "' learns in fp8 (",
-              tag.handler->describe(), "): its handler answers for no other memory");
+  TORCH_CHECK(tag.handler->quantized_parameter() == nullptr, "[fp8::retag] source: the weight of module '",
+              tag.module_names(), "' learns in fp8 (", tag.handler->describe(),
+              "): its handler answers for no other memory");
   TORCH_CHECK(
       to.is_hpu() && to.is_contiguous() && to.scalar_type() == tag.dtype && to.sizes() == at::IntArrayRef(tag.sizes),
       "[fp8::retag] to: expected a contiguous tensor on hpu of sizes ", at::IntArrayRef(tag.sizes), " and dtype ",

@@ -44,9 +44,7 @@ Codes codes_of(const at::Tensor& t) {
   return codes;
 }
 
-QuantizedParameter* learning(const WeightTag& tag) { return dynamic_cast<QuantizedParameter*>(tag.handler.get()); }
-
-bool has_known_scales(const WeightTag& tag) { return dynamic_cast<const UnknownScales*>(tag.handler.get()) == nullptr; }
+QuantizedParameter* learning(const WeightTag& tag) { return tag.handler->quantized_parameter(); }
 
 bool same_elements(const at::Tensor& a, const at::Tensor& b) {
   return same_place(a, b) && a.sizes() == b.sizes() && a.strides() == b.strides();
@@ -106,8 +104,8 @@ void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& 
     return;
   }
   if ((learning(mine) != nullptr && learning(its) != nullptr) || same_scales(mine, its)) return;
-  TORCH_CHECK(has_known_scales(its) && mine.handler->with_scales_of(its.handler) != nullptr, "[copy] ", mine.describe(),
-              ": expected codes of the same scales, got those of ", its.describe(), kWayOut);
+  TORCH_CHECK(its.handler->has_known_scales() && mine.handler->with_scales_of(its.handler) != nullptr, "[copy] ",
+              mine.describe(), ": expected codes of the same scales, got those of ", its.describe(), kWayOut);
 }
 
 /// True if a storage is copied into another (Python's deepcopy of a tensor does).
@@ -183,7 +181,7 @@ void weight_copied(const at::Tensor& to, const at::Tensor& from) {
     if (parameter == source) return;
     parameter->record_place(to);
     if (from.is_hpu()) source->record_place(from);
-    return parameter->adopt(*source);
+    return parameter->adopt(*its.tag->handler);
   }
   if (mine.tag && (!is_all(*mine.tag, to) || same_scales(*mine.tag, *its.tag))) return;
   auto tag = c10::make_intrusive<WeightTag>(mine.tag ? *mine.tag : *its.tag);
@@ -210,8 +208,9 @@ void check_weight_replace(const WeightTag& tag, const at::Tensor& self, const at
   if (t_scales_come_later && learning(tag) != nullptr) return;
   TORCH_CHECK(its.tag, "[set_] ", tag.describe(),
               ": expected codes whose scales are known, got codes without a mark on ", source.device(), kWayOut);
-  TORCH_CHECK(has_known_scales(*its.tag) || (same_scales(tag, *its.tag) && self.sizes() == source.sizes()), "[set_] ",
-              tag.describe(), ": expected codes of the same scales, got those of ", its.tag->describe(), kWayOut);
+  TORCH_CHECK(its.tag->handler->has_known_scales() || (same_scales(tag, *its.tag) && self.sizes() == source.sizes()),
+              "[set_] ", tag.describe(), ": expected codes of the same scales, got those of ", its.tag->describe(),
+              kWayOut);
 }
 
 void weight_replaced(const WeightTag& tag, const at::Tensor& source) {
@@ -220,7 +219,7 @@ void weight_replaced(const WeightTag& tag, const at::Tensor& source) {
   const bool same =
       source.scalar_type() == tag.dtype && source.sizes() == at::IntArrayRef(tag.sizes) && source.is_contiguous();
   if (!same || (source.is_hpu() && block_of(source) == nullptr)) return;
-  if (there && has_known_scales(*there) && (tag.handler->owns_values() || there->is(source)))
+  if (there && there->handler->has_known_scales() && (tag.handler->owns_values() || there->is(source)))
     return;  // a part of a watched weight may be one itself
   auto moved = c10::make_intrusive<WeightTag>(tag);
   moved->lie_at(source);
@@ -258,7 +257,7 @@ void give_values(torch::jit::Stack& arguments) {
   for (c10::IValue& argument : arguments) {
     if (!argument.isTensor() || !argument.toTensor().defined() || !is_guarded(argument.toTensor())) continue;
     const auto tag = tag_in_memory(argument.toTensor());
-    if (!tag || !tag->handler->owns_values() || !has_known_scales(*tag)) continue;
+    if (!tag || !tag->handler->owns_values() || !tag->handler->has_known_scales()) continue;
     TORCH_WARN_ONCE("[cpu] ", tag->describe(),
                     ": it was moved to the host, which computes with its values in high precision; model.to(\"hpu\") "
                     "computes in fp8");

@@ -73,6 +73,7 @@ class UnknownScales final : public OpHandler {
   at::Tensor convolution(const ConvolutionCall& call) override { refuse(call.tag); }
   at::Tensor dequantize(const WeightTag& tag, const WeightView&, const at::Tensor&) override { refuse(tag); }
   bool owns_values() const override { return true; }
+  bool has_known_scales() const override { return false; }
   std::string describe() const override { return what_ + ", without its scales"; }
   std::string scales() const override { return scales_; }
   bool one_scale() const override { return one_scale_; }

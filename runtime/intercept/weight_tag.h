@@ -11,6 +11,7 @@
 #include <typeinfo>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/intercept/handler_kind.h"
 
 namespace fp8::runtime {
 
@@ -18,6 +19,8 @@ namespace fp8::runtime {
 // weight in an op and hands the call over. The runtime does not know what a handler does with it.
 
 struct WeightTag;
+class QuantizedParameter;
+class TogetherHandler;
 
 /// The part of a tagged parameter that an op has. The parameter is seen as [rows, cols]: a Linear's [N, K], stacked
 /// experts [E, N, K] as [E*N, K], a convolution's [C_out, C_in/groups, ...] as [C_out, rest].
@@ -89,6 +92,25 @@ class OpHandler {
     return typeid(*this) == typeid(other) ? source : nullptr;
   }
 
+  /// False: the codes' scales are not at hand, and every use is refused.
+  virtual bool has_known_scales() const { return true; }
+  /// The dtype that the values had before they were codes; nullopt: what dequantize() gives.
+  virtual std::optional<at::ScalarType> values_dtype() const { return std::nullopt; }
+  /// f32: one value, one per row, or a grid of blocks; undefined: unknown.
+  virtual at::Tensor scale_inv_values() const { return {}; }
+
+  /// Itself, where the parameter learns in fp8, and where it answers for several weights at once.
+  virtual QuantizedParameter* quantized_parameter() { return nullptr; }
+  virtual TogetherHandler* together() { return nullptr; }
+
+  /// True: its products have a backward other than that of the operator with dequantize()'s values, now, on this
+  /// thread. torch.func (grad, vjp, jvp) must not differentiate them: it sees the operator above the handler.
+  virtual bool own_backward() const { return false; }
+  /// True: it reads no address at the call, so lazy mode may run its products later.
+  virtual bool may_wait() const { return false; }
+
+  /// The class, to the folder that it is of (handler_kind.h).
+  virtual std::string_view kind() const { return {}; }
   /// One line for print-outs and messages: format, granularity, dialect.
   virtual std::string describe() const = 0;
 };
@@ -158,7 +180,7 @@ void put_tag(const at::Tensor& tensor, c10::intrusive_ptr<WeightTag> tag);
 /// The part of the tagged parameter that `tensor` is; nullopt if its strides fit no part of it.
 std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor);
 
-// A parameter whose memory holds fp8 codes and that learns all the same: its weight tag's handler is one of these too.
+// A parameter whose memory holds fp8 codes and that learns all the same: its weight tag's handler gives one of these.
 // Optimizers read and write its values through it; upstream's optimizers meet an fp8 tensor and throw.
 //
 //   w8 = cast(w * scale)        step:  w = master, or w8 * scale_inv        update w        assign(w)
@@ -174,8 +196,9 @@ class QuantizedParameter {
   /// New values (f32, the parameter's shape): they are cast into the parameter's memory with the scale in force.
   virtual void assign(const at::Tensor& values) = 0;
 
-  /// The codes of another one's parameter were copied into this one's memory: their scale comes along.
-  virtual void adopt(QuantizedParameter& source) { assign(source.values()); }
+  /// The codes of another one's parameter were copied into this one's memory: their scale comes along. source: the
+  /// handler of that one, a quantized_parameter() too.
+  virtual void adopt(OpHandler& source) { assign(source.quantized_parameter()->values()); }
 
   /// The parameter itself, each time it is looked up: its memory may be another one since. It holds this object, which
   /// must not hold it.
@@ -185,7 +208,7 @@ class QuantizedParameter {
 /// The QuantizedParameter behind `parameter`; null for an ordinary one.
 inline QuantizedParameter* quantized_parameter(const at::Tensor& parameter) {
   const WeightTag* tag = find_tag(parameter);
-  auto* found = tag == nullptr ? nullptr : dynamic_cast<QuantizedParameter*>(tag->handler.get());
+  auto* found = tag == nullptr ? nullptr : tag->handler->quantized_parameter();
   if (found != nullptr) found->record_place(parameter);
   return found;
 }
@@ -213,15 +236,6 @@ namespace runtime {
 /// The values of a converted weight, or of a part of it (rows, columns, an element), in its shape. Throws c10::Error
 /// naming the module for other parts. Of a copy of codes on the host: on the host.
 at::Tensor values_of_weight(const at::Tensor& weight);
-
-/// The dtype and scales of a handler that holds codes: it derives from this too.
-class CodedWeight {
- public:
-  virtual ~CodedWeight() = default;
-  virtual at::ScalarType values_dtype() const = 0;
-  /// f32: one value, one per row, or a grid of blocks.
-  virtual at::Tensor scale_inv_values() const = 0;
-};
 
 }  // namespace runtime
 }  // namespace fp8

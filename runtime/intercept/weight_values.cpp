@@ -162,10 +162,10 @@ at::ScalarType values_dtype(const at::Tensor& weight) {
   const auto tag = runtime::codes_tag(weight);
   if (!tag) return weight.scalar_type();
   // A parameter that learns in fp8 gets gradients of the dtype it stands for.
-  const bool learns = dynamic_cast<const runtime::QuantizedParameter*>(tag->handler.get()) != nullptr;
+  const bool learns = tag->handler->quantized_parameter() != nullptr;
   if (learns && weight.is_leaf() && weight.requires_grad() && weight.grad_dtype().has_value())
     return *weight.grad_dtype();
-  if (const auto* known = dynamic_cast<const runtime::CodedWeight*>(tag->handler.get())) return known->values_dtype();
+  if (const auto known = tag->handler->values_dtype()) return *known;
   return runtime::values_of_weight(weight).scalar_type();
 }
 
@@ -174,8 +174,8 @@ std::string describe_weight(const at::Tensor& weight) {
   if (!tag) return "";
   std::ostringstream text;
   text << "weight of '" << tag->module_names() << "': " << tag->handler->describe();
-  if (const auto* known = dynamic_cast<const runtime::CodedWeight*>(tag->handler.get())) {
-    const at::Tensor scales = known->scale_inv_values().detach().cpu().contiguous();
+  if (const at::Tensor known = tag->handler->scale_inv_values(); known.defined()) {
+    const at::Tensor scales = known.detach().cpu().contiguous();
     const float* first = scales.const_data_ptr<float>();
     if (scales.numel() > 0) {
       const auto [least, most] = std::minmax_element(first, first + scales.numel());

@@ -36,11 +36,4 @@ std::vector<at::Tensor> queue_call(const char* name, at::TensorList operands,
                                    const std::vector<std::optional<PromisedResult>>& results, LaterFunction f,
                                    at::TensorList written = {});
 
-/// A handler of weights (intercept/intercept.h) that reads no address at the call: its products are not made to run at
-/// once.
-class MayWait {
- public:
-  virtual ~MayWait() = default;
-};
-
 }  // namespace fp8::runtime

@@ -43,7 +43,7 @@ std::vector<at::Tensor> of_tagged(const at::Tensor& x, at::ArrayRef<torch::nn::L
     if (tag == nullptr || !tag->is(linear->weight)) return {};
     weights.push_back({*tag, linear->weight});
   }
-  auto* handler = dynamic_cast<TogetherHandler*>(weights.front().tag.handler.get());
+  auto* handler = weights.front().tag.handler->together();
   return handler == nullptr ? std::vector<at::Tensor>() : handler->linear_together(x, weights);
 }
 
@@ -78,7 +78,7 @@ NextCast input_cast(const at::Tensor& like, at::ArrayRef<torch::nn::Linear> line
   if (one_row || !like.is_hpu() || somebody_looks()) return all;
   for (const auto& linear : linears) {
     const WeightTag* tag = find_tag(linear->weight);
-    const auto* handler = tag == nullptr ? nullptr : dynamic_cast<const TogetherHandler*>(tag->handler.get());
+    const auto* handler = tag == nullptr ? nullptr : tag->handler->together();
     const NextCast its = handler == nullptr ? NextCast() : handler->input_cast(like.scalar_type());
     if (!its.has_value() || (all.has_value() && !all->same_result(*its))) return {};
     all = its;

@@ -21,7 +21,7 @@ struct WholeWeight {
   const at::Tensor& weight;
 };
 
-/// A handler that can answer for several weights at once derives from this too.
+/// Of a handler that can answer for several weights at once (OpHandler::together()).
 class TogetherHandler {
  public:
   virtual ~TogetherHandler() = default;

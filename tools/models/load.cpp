@@ -156,11 +156,6 @@ std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& a
   return stacked;
 }
 
-const quant::Fp8Handler* handler_of(const at::Tensor& weight) {
-  const auto* tag = runtime::find_tag(weight);
-  return tag != nullptr ? dynamic_cast<const quant::Fp8Handler*>(tag->handler.get()) : nullptr;
-}
-
 /// Appends a part's scales: those of its rows, or of its rows of blocks.
 void add_scales(const quant::Fp8Handler& handler, std::int64_t rows, std::vector<float>& scale_inv) {
   const at::Tensor scales = handler.weight_scale_inv().cpu().contiguous();
@@ -182,7 +177,7 @@ bool blocks_overlap(const Stacked& s, const quant::Scheme& scheme) {
 void join_values(const Stacked& s, at::ScalarType compute) {
   std::vector<at::Tensor> values;
   for (const auto& part : s.parts) {
-    values.push_back(handler_of(part.weight)->all_values(part.weight.detach(), compute));
+    values.push_back(quant::fp8_handler(part.weight)->all_values(part.weight.detach(), compute));
     runtime::untag_weight(part.weight);
   }
   at::Tensor weight = s.module.weight;
@@ -196,7 +191,7 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
   std::vector<float> scale_inv;
   quant::Scheme scheme;
   for (const auto& part : s.parts) {
-    const auto* handler = handler_of(part.weight);
+    const auto* handler = quant::fp8_handler(part.weight);
     if (handler == nullptr) {
       if (!codes.empty())
         io::fail<io::Error>("{}: {}: expected fp8 as {} is", checkpoint.folder().string(), part.name, s.parts[0].name);

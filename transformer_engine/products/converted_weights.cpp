@@ -307,7 +307,7 @@ void TrainingHandler::succeed(const TrainingHandler& before) {
 
 TrainingHandler* training_handler(const at::Tensor& parameter) {
   const auto* tag = parameter.defined() && parameter.is_hpu() ? runtime::find_tag(parameter) : nullptr;
-  return tag == nullptr ? nullptr : dynamic_cast<TrainingHandler*>(tag->handler.get());
+  return tag == nullptr ? nullptr : runtime::handler_as<TrainingHandler>(tag->handler.get());
 }
 
 std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {

@@ -23,8 +23,10 @@
 
 namespace fp8::te {
 
-class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBackward, public runtime::MayWait {
+class TrainingHandler final : public runtime::OpHandler {
  public:
+  static constexpr std::string_view kKind = "fp8::te::TrainingHandler";
+  std::string_view kind() const override { return kKind; }
   TrainingHandler(std::shared_ptr<Fp8State> state, Fp8LinearOptions options)
       : state_(std::move(state)), options_(options) {}
 
@@ -40,6 +42,7 @@ class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBack
                         const at::Tensor& weight) override;
   bool owns_values() const override { return false; }
   bool own_backward() const override;
+  bool may_wait() const override { return true; }
   void taken_off() override { retire(); }
   /// A copy of the weight (clone(), Python's deepcopy) runs in fp8 as the weight does, with scales that follow the
   /// weight's until it trains itself.

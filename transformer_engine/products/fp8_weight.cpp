@@ -278,10 +278,10 @@ void Fp8Weight::assign(const at::Tensor& values) {
   parameter.view(at::kByte).copy_(codes.view(at::kByte));
 }
 
-void Fp8Weight::adopt(runtime::QuantizedParameter& source) {
-  if (const auto* other = dynamic_cast<const Fp8Weight*>(&source))
+void Fp8Weight::adopt(runtime::OpHandler& source) {
+  if (const auto* other = runtime::handler_as<Fp8Weight>(&source))
     return set_state(other->scale_inv_, other->assigned_, other->master_);
-  assign(source.values());
+  QuantizedParameter::adopt(source);
 }
 
 at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) {
@@ -314,8 +314,8 @@ at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
 }
 
 Fp8Weight* fp8_weight(const at::Tensor& parameter) {
-  return c10::isFloat8Type(parameter.scalar_type()) ? dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(parameter))
-                                                    : nullptr;
+  if (runtime::quantized_parameter(parameter) == nullptr) return nullptr;  // records the place
+  return runtime::handler_as<Fp8Weight>(runtime::find_tag(parameter)->handler.get());
 }
 
 std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const torch::nn::Module& module, bool recurse) {

@@ -47,7 +47,7 @@ class quantized_model_init {
 
 /// The handler of a parameter that make_weight_parameter() makes. The parameter's memory holds it, so it must not hold
 /// the parameter: once that is gone, what reads or writes its values throws c10::Error.
-class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter, public runtime::CodedWeight {
+class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter {
  public:
   explicit Fp8Weight(QuantizedInitOptions options);
   /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
@@ -63,7 +63,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
 
   at::Tensor values() override;
   void assign(const at::Tensor& values) override;
-  void adopt(runtime::QuantizedParameter& source) override;
+  void adopt(runtime::OpHandler& source) override;
   void record_place(const at::Tensor& parameter) override;
 
   /// Values that must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy
@@ -88,7 +88,10 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
     return nullptr;
   }
   std::string describe() const override;
-  at::ScalarType values_dtype() const override { return at::kFloat; }
+  std::optional<at::ScalarType> values_dtype() const override { return at::kFloat; }
+  runtime::QuantizedParameter* quantized_parameter() override { return this; }
+  static constexpr std::string_view kKind = "fp8::te::Fp8Weight";
+  std::string_view kind() const override { return kKind; }
   at::Tensor scale_inv_values() const override;
 
  private:

@@ -12,7 +12,7 @@ namespace {
 using at::Tensor;
 using T = const at::Tensor&;
 
-class KnownHandler final : public runtime::OpHandler, public runtime::CodedWeight {
+class KnownHandler final : public runtime::OpHandler {
  public:
   Tensor linear(const runtime::LinearCall& call) override {
     return at::matmul(call.x, codes_.decoded(call.weight).to(call.x.scalar_type()).t());
@@ -23,7 +23,7 @@ class KnownHandler final : public runtime::OpHandler, public runtime::CodedWeigh
   }
   bool owns_values() const override { return true; }
   std::string describe() const override { return "E4M3 tensor weights"; }
-  at::ScalarType values_dtype() const override { return at::kBFloat16; }
+  std::optional<at::ScalarType> values_dtype() const override { return at::kBFloat16; }
   Tensor scale_inv_values() const override { return at::full({1}, 0.25f); }
 
  private:

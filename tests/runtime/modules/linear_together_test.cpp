@@ -86,7 +86,7 @@ struct Modules final : LeafListener {
 
 /// Answers for several at once, and counts how often.
 struct Together final : OpHandler, TogetherHandler {
-  int together = 0;
+  int calls = 0;
   std::vector<std::string> alone;  ///< modules
 
   at::Tensor linear(const LinearCall& call) override {
@@ -96,9 +96,10 @@ struct Together final : OpHandler, TogetherHandler {
   at::Tensor convolution(const ConvolutionCall& call) override { return call.original(); }
   at::Tensor dequantize(const WeightTag&, const WeightView&, const at::Tensor& weight) override { return weight; }
   bool owns_values() const override { return false; }
+  TogetherHandler* together() override { return this; }
   std::string describe() const override { return "counted"; }
   std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<WholeWeight> weights) override {
-    ++together;
+    ++calls;
     std::vector<at::Tensor> results;
     for (const auto& w : weights) results.push_back(at::zeros({x.size(0), x.size(1), w.weight.size(0)}, x.options()));
     return results;
@@ -113,7 +114,7 @@ TEST(LinearTogether, WhoeverListensSeesEach) {
   tag_weight(all[0]->weight, "q", handler);
   tag_weight(all[1]->weight, "k", handler);
   EXPECT_EQ(linear_together(x, all).size(), 2u);
-  EXPECT_EQ(handler->together, 1);
+  EXPECT_EQ(handler->calls, 1);
   EXPECT_TRUE(handler->alone.empty());
   Modules modules;
   {
@@ -127,7 +128,7 @@ TEST(LinearTogether, WhoeverListensSeesEach) {
   linear_together(x, all);
   at::removeCallback(callback);
   EXPECT_EQ(handler->alone.size(), 4u);
-  EXPECT_EQ(handler->together, 1);
+  EXPECT_EQ(handler->calls, 1);
 }
 
 TEST(LinearTogether, ATraceHasEach) {
@@ -146,7 +147,7 @@ TEST(LinearTogether, ATraceHasEach) {
         return torch::jit::Stack{y[0], y[1]};
       },
       [](const at::Tensor&) { return ""; });
-  EXPECT_EQ(handler->together, 0);
+  EXPECT_EQ(handler->calls, 0);
   EXPECT_EQ(handler->alone.size(), 2u);
   const std::string graph = traced.first->graph->toString();
   std::size_t products = 0;
@@ -154,7 +155,7 @@ TEST(LinearTogether, ATraceHasEach) {
     ++products;
   EXPECT_EQ(products, 2u) << graph;
   linear_together(x, all);
-  EXPECT_EQ(handler->together, 1);
+  EXPECT_EQ(handler->calls, 1);
 }
 
 }  // namespace

@@ -184,6 +184,7 @@ class HeldCodes final : public OpHandler, public QuantizedParameter {
   at::Tensor convolution(const ConvolutionCall& call) override { return call.original(); }
   at::Tensor dequantize(const WeightTag&, const WeightView&, const at::Tensor& weight) override { return weight; }
   bool owns_values() const override { return true; }
+  QuantizedParameter* quantized_parameter() override { return this; }
   std::string describe() const override { return "held"; }
 
  private:

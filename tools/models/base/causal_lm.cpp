@@ -281,8 +281,9 @@ at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const 
 std::optional<KVCache::Codes> KVCache::append_codes(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                                     const runtime::KVCache& keys, const runtime::KVCache& values) {
   const auto handler_of = [](const runtime::KVCache& module) {
-    const auto* handler = dynamic_cast<const quant::Fp8KvCacheHandler*>(module->slot()->handler.get());
-    return handler != nullptr && handler->keeps_codes() ? handler : nullptr;
+    const auto* handler = quant::node_handler(*module->slot());
+    const auto* cache = handler == nullptr ? nullptr : handler->kv_cache();
+    return cache != nullptr && cache->keeps_codes() ? cache : nullptr;
   };
   const auto *of_keys = handler_of(keys), *of_values = handler_of(values);
   if (of_keys == nullptr || of_values == nullptr) return std::nullopt;

@@ -346,10 +346,9 @@ TEST(NextCast, OfAttentionIsThatOfAllItsProjections) {
     const auto cast = attention->input_cast(x);
     EXPECT_EQ(cast.has_value(), all);
     EXPECT_FALSE(attention->input_cast(x.cpu()).has_value());
-    const auto* handler = runtime::find_tag(k->as<torch::nn::Linear>()->weight)->handler.get();
+    auto* handler = runtime::find_tag(k->as<torch::nn::Linear>()->weight)->handler.get();
     if (all) {
-      EXPECT_TRUE(
-          cast->same_result(*dynamic_cast<const runtime::TogetherHandler*>(handler)->input_cast(at::kBFloat16)));
+      EXPECT_TRUE(cast->same_result(*handler->together()->input_cast(at::kBFloat16)));
     }
   }
 }
