@@ -21,6 +21,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/leaf/leaf.h"
 
@@ -317,6 +318,7 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
   for (std::size_t i = 0; i < count; ++i, written = false)
     replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return operands->alias(t, written); });
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
+  const WithoutPython begun;
   auto reduced =
       name == "c10d::_reduce_scatter_base_" ? reduce_scatter(at::ArrayRef<c10::IValue>(*stack).slice(first)) : nullptr;
   if (reduced != nullptr) {

@@ -9,7 +9,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/FunctionRef.h>
 
+#include <atomic>
 #include <bit>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -269,6 +271,7 @@ class GlooGroup final : public BackendGroup {
     const std::int64_t number = ++(whole_ != nullptr ? whole_->calls_ : calls_);
     const std::string of = ", call " + std::to_string(number) + " of " + std::to_string(size_) + " ranks";
     const Waits waits(*this, {describe(call) + of, false, number});
+    const WithoutPython begun;
     try {
       start()->wait();
     } catch (const std::exception& e) {
@@ -318,9 +321,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const ProcessGroup& group) {
   return gloo->of_c10d();
 }
 
-namespace {
-
-c10::intrusive_ptr<c10d::ProcessGroup> resolve(const std::string& name) {
+c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const std::string& name) {
   try {
     return c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
@@ -329,28 +330,93 @@ c10::intrusive_ptr<c10d::ProcessGroup> resolve(const std::string& name) {
   }
 }
 
+namespace {
+
+/// What all objects that stand for one group of c10d have in common. It goes with the group.
+struct Acquaintance {
+  std::atomic<bool> introduced = false;
+};
+
+std::shared_ptr<Acquaintance> acquaintance_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  struct Known {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    std::shared_ptr<Acquaintance> of;
+  };
+  static auto& mutex = *new std::mutex;  // threads may outlive main()
+  static auto& all = *new std::vector<Known>;
+  const std::lock_guard lock(mutex);
+  std::erase_if(all, [](const Known& known) { return known.group.expired(); });
+  const auto found = std::ranges::find_if(all, [&](const Known& known) { return known.group.lock() == group; });
+  if (found != all.end()) return found->of;
+  return all.emplace_back(Known{decltype(Known::group)(group), std::make_shared<Acquaintance>()}).of;
+}
+
 class RegisteredGroup final : public BackendGroup {
  public:
   explicit RegisteredGroup(const std::string& name)
-      : group_(resolve(name)), backend_(group_->getBackend(at::kCPU)), name_(name) {}
+      : group_(c10d_group(name)),
+        backend_(group_->getBackend(at::kCPU)),
+        acquaintance_(acquaintance_of(group_)),
+        name_(name) {}
 
   int rank() const override { return group_->getRank(); }
   int size() const override { return group_->getSize(); }
 
+  // In the store, since ranks that do not come to a message can't answer one.
+  std::vector<std::string> introduce(const std::string& say) override {
+    const auto store = group_->getStore();
+    if (acquaintance_->introduced.exchange(true) || store == nullptr) return {};
+    store->set(key_of(rank()), say);
+    const auto end = std::chrono::steady_clock::now() + kIntroduction;
+    std::vector<std::string> said;
+    for (int r = 0; r < size(); ++r)
+      said.push_back(comes_to(*store, key_of(r), end) ? store->get_to_str(key_of(r)) : "");
+    if (std::ranges::any_of(said, [&](const std::string& other) { return !other.empty() && other != say; })) {
+      store->set(key_of(rank()) + "/seen", say);  // who ends may be the one that serves the store
+      for (int r = 0; r < size(); ++r) comes_to(*store, key_of(r) + "/seen", end);
+    }
+    return said;
+  }
+
  private:
+  static constexpr std::chrono::seconds kIntroduction{5};
+
+  static std::string key_of(int rank) { return "fp8/introduced/" + std::to_string(rank); }
+  static bool comes_to(c10d::Store& store, const std::string& key, std::chrono::steady_clock::time_point end) {
+    while (!store.check({key})) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
+  }
+  /// " (rank 1 ran no fp8 region of this group)", "" where the store is gone or all did.
+  std::string who_never_came() const {
+    std::vector<int> ranks;
+    try {
+      const auto store = acquaintance_->introduced ? group_->getStore() : nullptr;
+      for (int r = 0; store != nullptr && r < size(); ++r)
+        if (!store->check({key_of(r)})) ranks.push_back(r);
+    } catch (const std::exception&) {
+      return "";
+    }
+    return ranks.empty() ? "" : " (" + rank_names(ranks) + " ran no fp8 region of this group)";
+  }
+
   c10d::Backend& backend() override { return *backend_; }
 
   void wait(const Call& call, Start start) override {
+    const WithoutPython begun;
     try {
       start()->wait();
     } catch (const std::exception& e) {
       TORCH_CHECK(false, "[registered_group] '", name_, "', rank ", rank(), " of ", size(), ": ", describe(call), ": ",
-                  first_line(e));
+                  first_line(e), who_never_came());
     }
   }
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const c10::intrusive_ptr<c10d::Backend> backend_;
+  const std::shared_ptr<Acquaintance> acquaintance_;
   const std::string name_;
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Processes that talk over TCP, by the Gloo of LibTorch.
 #pragma once
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/util/intrusive_ptr.h>
 #include <pthread.h>
 
@@ -66,6 +68,28 @@ class NoBrokenPipes {
   sigset_t signal_, before_;
 };
 
+/// While it lives this thread's state has no objects of Python, such as the context that torch's backward leaves there
+/// for its threads. A Work of Gloo begun meanwhile copies none: Gloo's thread drops it at any time after its caller was
+/// told that it is over, and ends the process if that takes the GIL of a Python that is about to end.
+class WithoutPython {
+ public:
+  WithoutPython() : objects_(Objects::get_state()), modes_(Modes::get_state()) {
+    Objects::set_state({});
+    Modes::set_state({});
+  }
+  ~WithoutPython() {
+    Objects::set_state(objects_);
+    Modes::set_state(modes_);
+  }
+  WithoutPython& operator=(WithoutPython&&) = delete;
+
+ private:
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  const Objects objects_;
+  const Modes modes_;
+};
+
 // Groups that torch.distributed made, in Python or in C++, by the name that c10d keeps of each.
 //
 //   group = torch.distributed.new_group(...)          group.group_name -> registered_group(name)
@@ -74,5 +98,7 @@ class NoBrokenPipes {
 /// are not compared among the ranks: every rank makes the same ones, in the same order, and between other users of the
 /// group at the same places. Throws c10::Error for a name that no group of this process has.
 std::shared_ptr<ProcessGroup> registered_group(const std::string& name);
+/// The group itself.
+c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const std::string& name);
 
 }  // namespace fp8::runtime::distributed

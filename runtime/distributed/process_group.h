@@ -61,6 +61,9 @@ class ProcessGroup {
   virtual void meet(const std::string& /*what*/) {}
   /// Sets the call that this rank waits in; returns the one before.
   virtual Wait waits_in(Wait /*next*/) { return {}; }
+  /// Once for a group, however many objects stand for it, before its first message: what every rank said, in the order
+  /// of the ranks; "" of one that has not come within seconds. Afterwards nothing. say: not empty.
+  virtual std::vector<std::string> introduce(const std::string& /*say*/) { return {}; }
 };
 
 /// While one lives, this rank waits in `wait`.

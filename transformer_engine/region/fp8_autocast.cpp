@@ -44,12 +44,39 @@ float names_number(const States& states) {
   return static_cast<float>((h ^ (h >> 24)) & 0xFFFFFF);
 }
 
+/// The first time that ranks of a group come to share amaxes: what is wrong where some ran other products than others,
+/// or none, and would wait in other messages; "": nothing is.
+std::string introduce(const std::string& ran, ProcessGroup& group) {
+  const std::vector<std::string> all = group.introduce(ran);
+  std::string text;
+  bool differ = false;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    differ = differ || (!all[rank].empty() && all[rank] != ran);
+    text += io::message("{}rank {} {}", rank > 0 ? ", " : "", rank, all[rank].empty() ? "ran no region" : all[rank]);
+  }
+  if (!differ) return "";
+  return io::message(
+      "[fp8_autocast] rank {} of {}: the ranks ran different products in fp8: {}; with reduce_amax all run the same "
+      "ones, of models that were converted on each rank",
+      group.rank(), group.size(), text);
+}
+
+bool shares_amaxes(const recipes::Recipe& recipe) {
+  const auto* delayed = std::get_if<recipes::DelayedScaling>(&recipe);
+  return delayed != nullptr && delayed->reduce_amax;
+}
+
 /// All ranks' amaxes in one message, in the order in which the modules ran: {amax, amax, ..., fails, names, -names}.
 /// fails: this rank throws after it; the others do here.
 void reduce(const States& states, Pass pass, ProcessGroup& group, bool fails = false) {
   std::vector<float> all;
   for (const auto& state : states) state->copy_recorded(pass, all);
   if (all.empty()) return;
+  const std::string differ = introduce(io::message("ran {}, '{}' to '{}', with {} amaxes", states.size(),
+                                                   states.front()->name(), states.back()->name(), all.size()),
+                                       group);
+  if (fails && !differ.empty()) return;
+  TORCH_CHECK(differ.empty(), differ);
   const float names = names_number(states);
   all.push_back(fails ? 1.0f : 0.0f);
   all.push_back(names);
@@ -228,8 +255,12 @@ void Fp8Region::finish_forward() {
   const std::string failure = ends == nullptr ? std::string() : ends(!taken.states.empty());
   if (!taken.by_group.empty()) runtime::finish_work();
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group, !failure.empty());
+  const bool none = taken.states.empty() && r.instances_.empty() && r.enabled() && at::GradMode::is_enabled();
+  const std::string differ =
+      none && r.group_ != nullptr && shares_amaxes(r.recipe_) ? introduce("ran none", *r.group_) : "";
   end_of_step(taken.states, Pass::forward);
   TORCH_CHECK(failure.empty(), failure);
+  TORCH_CHECK(differ.empty(), differ);
 }
 
 void Fp8Region::finish_backward() {
