@@ -45,7 +45,8 @@ class ConfigPlanner {
     for (const auto& n : nodes_) plan_node(n);
     warn_of_kept_scales();
     for (const auto& entry : filter_.unused_entries()) plan_.warnings.push_back(entry.message);
-    if (config_.row_parallel_allreduce)
+    if (config_.row_parallel_allreduce &&
+        std::ranges::none_of(modules_, [](const ModuleInfo& m) { return m.type == "LinearAllreduce"; }))
       plan_.warnings.push_back(
           config_.source +
           ": key 'row_parallel_linear_allreduce_quantization' has no effect: modules here are not split");

@@ -16,6 +16,7 @@
 import atexit
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -208,6 +209,9 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
         if weight.transposed:
             weight.owned.data = tensor.transpose(-2, -1)
     _finish(model, found, left, said)
+    if str(config.to_dict().get("row_parallel_linear_allreduce_quantization")).lower() == "true":
+        for module in [module for module in model.modules() if type(module).__name__ == "LinearAllreduce"]:  # DeepSpeed's
+            importlib.import_module("fp8.deepspeed").reduce_in_fp8(module)
     return model
 
 
