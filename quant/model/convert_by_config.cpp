@@ -14,9 +14,15 @@ bool nothing_to_store(const QuantConfig& config) {
   return config.dynamic_quantization || !config.scale_methods.needs_measurements();
 }
 
+/// One process takes what `measurements unify` made of several ranks, where it has no file of its own.
 measure::StatsName stats_name(const QuantConfig& config, const configs::Environment& environment,
                               const std::string& method) {
-  return {config.dump_stats_path.string(), config.observer, method, configs::file_rank(config, environment)};
+  measure::StatsName name{config.dump_stats_path.string(), config.observer, "",
+                          configs::file_rank(config, environment)};
+  const measure::StatsName unified = name.with_rank(configs::Rank{0, 1});
+  if (!name.rank.has_value() && !name.exists() && unified.exists()) name = unified;
+  name.method = method;
+  return name;
 }
 
 /// Everything besides model and measurement that decides a scale.

@@ -209,11 +209,12 @@ void check_measured_weight(const PlannedModule& module, float amax) {
   if (!module.measured_weight_amax.has_value()) return;
   const float measured = *module.measured_weight_amax;
   if (std::abs(measured - amax) <= std::ldexp(std::max(measured, amax), -7)) return;  // other tools store it in bf16
-  if (module.weight_threshold && measured < amax && measured > 0.0f) return;
+  const bool threshold = module.measured_weight == MeasuredWeight::threshold;
+  if (threshold && measured < amax && measured > 0.0f) return;
+  if (module.measured_weight == MeasuredWeight::of_whole && amax < measured) return;
   std::ostringstream text;
-  text << "measurements: " << module.info.name << ": the weight's "
-       << (module.weight_threshold ? "clipping threshold" : "amax") << " was " << measured << " when measured and "
-       << (module.weight_threshold ? "its amax " : "") << "is " << amax
+  text << "measurements: " << module.info.name << ": the weight's " << (threshold ? "clipping threshold" : "amax")
+       << " was " << measured << " when measured and " << (threshold ? "its amax " : "") << "is " << amax
        << " in this model; a measurement of another model?";
   throw io::Error(text.str());
 }

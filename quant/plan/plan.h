@@ -23,6 +23,12 @@ struct ModuleInfo {
   std::optional<std::string> kept = {};
 };
 
+enum class MeasuredWeight : std::uint8_t {
+  amax,
+  threshold,  ///< a clipping observer's: at most the weight's amax
+  of_whole,   ///< in a rank's file, which may be that of one process (expand): the weight here may be a part
+};
+
 struct PlannedModule {
   ModuleInfo info;
   Scheme scheme;
@@ -32,7 +38,7 @@ struct PlannedModule {
   std::vector<float>
       stored_weight_scale_inv;  ///< from a scale file: one, or one per output channel; empty: made of the weight
   std::optional<float> measured_weight_amax;  ///< to tell a measurement of another model; no scale is made of it
-  bool weight_threshold = false;              ///< that is a clipping observer's threshold, at most the weight's amax
+  MeasuredWeight measured_weight = MeasuredWeight::amax;  ///< what that is
 };
 
 /// A module without a weight, as the plan sees it.

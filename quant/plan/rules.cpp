@@ -32,7 +32,8 @@ void set_measured_weight(PlannedModule& planned, const PlanOptions& o) {
   const auto* m = measured(o, planned.info.name);
   if (m == nullptr || !m->weight.has_value() || m->weight->empty()) return;
   planned.measured_weight_amax = *std::ranges::max_element(*m->weight);
-  planned.weight_threshold = measure::has_thresholds(*o.measurements);
+  if (o.measurements->local_rank.value_or(-1) >= 0) planned.measured_weight = MeasuredWeight::of_whole;
+  if (measure::has_thresholds(*o.measurements)) planned.measured_weight = MeasuredWeight::threshold;
 }
 
 }  // namespace

@@ -25,6 +25,16 @@ def batch(rows=16):
     return torch.randn(rows, 64, generator=torch.Generator().manual_seed(1)).to("hpu")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def elsewhere(request, tmp_path_factory):
+    """What engines write where they are run (lightning_logs, say) goes with their tests."""
+    here = os.getcwd()
+    if request.path.parent.name == "engines":
+        os.chdir(tmp_path_factory.mktemp("engines"))
+    yield
+    os.chdir(here)
+
+
 @pytest.fixture
 def converted():
     """net() in fp8 with static scales, and what it gives for batch()."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="
 @pytest.fixture(scope="module")
 def found():
     pytest.importorskip("deepspeed")
-    return dict(engine_cells.pairs(inferences.CELLS))
+    return dict(engine_cells.pairs([*inferences.CELLS, inferences.REDUCED]))
 
 
 @pytest.mark.parametrize("cell", inferences.CELLS)
@@ -31,3 +31,28 @@ def test_a_split_model_gives_the_logits_of_the_whole(found, cell):
     assert "error" not in first and "error" not in second, (first, second)
     assert first["split"] == second["split"] and first["rows"] == 96
     assert first["split"] < 1e-4 * first["fp8"]
+
+
+def test_ranks_add_the_results_of_one_token_in_fp8(found):
+    first, second = found[inferences.REDUCED]
+    assert "error" not in first and "error" not in second, (first, second)
+    assert first["greedy"] == second["greedy"] and first["warnings"] == second["warnings"] == []
+    for rank in (first, second):
+        (largest, error), (_, whole) = rank["tokens"]
+        assert 0 < error < largest / 8  # two casts to three bits of mantissa; INC sums more tokens as they are
+        assert whole == 0
+
+
+def test_measurements_serve_another_number_of_ranks_and_checkpoints_are_refused(tmp_path):
+    pytest.importorskip("deepspeed")
+    (_, ranks), = engine_cells.pairs([f"inference:measured:{tmp_path}"])
+    assert not any("error" in said for said in ranks), ranks
+    inferences.others(tmp_path)
+    (_, ranks), = engine_cells.pairs([f"inference:files:{tmp_path}"])
+    for said in ranks:
+        assert "error" not in said, said
+        assert said["of_two"] == 0 and said["parts"] < 1e-4 * said["fp8"]
+        save, whole, parts = said["refused"]
+        assert save.startswith("save: model.layers.0.self_attn.q_proj: its weight is one of 2 parts") and not said["saved"]
+        assert "inc_1: model.layers.0.mlp.down_proj.weight: found shape [192, 512], stored transposed; the model's is [192, 256]" in whole
+        assert "inc_2: tensor 'model.layers.0.mlp.down_proj.weight_0_2': the model has none of this name" in parts

@@ -268,6 +268,18 @@ TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
   EXPECT_NO_THROW(check_measured_weight(m, 0.0f));
 }
 
+TEST(Plan, ARanksFileMayBeOfTheWholeWeight) {
+  PlanOptions o = static_options({"model.layers.0.mlp.up_proj"}, {"self_attn", "vision", "gate_proj"});
+  const auto amax_is = [&](float amax) { check_measured_weight(make_plan(kModel, o).modules.at(0), amax); };
+  for (const std::int64_t rank : {0, 1}) {
+    o.measurements->local_rank = rank;
+    EXPECT_NO_THROW(amax_is(0.5f));  // of a part, 1 is the whole's
+    EXPECT_REFUSED(amax_is(1.1f), "up_proj", "was 1 when measured and is 1.1", "another model");
+  }
+  o.measurements->local_rank = -1;  // unified
+  EXPECT_REFUSED(amax_is(0.5f), "up_proj", "was 1 when measured and is 0.5", "another model");
+}
+
 TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
   PlanOptions o = static_options({"model.layers.0.mlp.up_proj"}, {"self_attn", "vision", "gate_proj"});
   for (const char* observer : {"percentile", "mse", "kl", "of_my_own"}) {

@@ -40,6 +40,10 @@ def save(model: torch.nn.Module, output_dir: Folder = "./saved_results", format:
     precision that config.json and the tokenizer are taken from, default the model's `name_or_path`. Raises RuntimeError
     naming the module for what the form can't hold, ValueError for an unknown form, and writes nothing then."""
     _library.require()
+    for name, module in model.named_modules():
+        if (ranks := getattr(module, "tp_world_size", 1)) > 1:  # of DeepSpeed's layers
+            raise RuntimeError(f"save: {name}: its weight is one of {ranks} parts, which ranks have of it (DeepSpeed has split the model), expected "
+                               "the whole: save the model before deepspeed.init_inference() splits it")
     form = _FORMS.get(format, format)
     if form not in torch.ops.fp8.forms():
         raise ValueError(f"save: format: found '{format}', allowed: {', '.join((*_FORMS, *torch.ops.fp8.forms()))}")
