@@ -162,10 +162,14 @@ StreamResult Job::write(const fs::path& out, bool join, std::vector<std::string>
     folder.write_config(source.empty() ? source : source / io::kConfigFile, edits);
     if (form != nullptr)
       for (const auto& [name, value] : form->extra_files(quantization)) folder.write_json(name, value);
-    if (marked) sidecar["run"] = run_mark(units, stream);
-    if (!sidecar.is_null()) folder.write_json(kSidecarName, sidecar);
     auto warnings = source.empty() ? std::vector<std::string>() : folder.carry_through(source);
     if (texts.card.has_value()) write_card(folder, *texts.card, warnings);
+    if (marked) {
+      sidecar["run"] = run_mark(units, stream);
+      folder.write_sidecar(sidecar);
+    } else if (!sidecar.is_null()) {
+      folder.write_json(kSidecarName, sidecar);
+    }
     if (left != nullptr) *left = std::move(warnings);
   });
 }

@@ -3,6 +3,7 @@
 
 #include <system_error>
 
+#include "fp8/quant/forms/checksums.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/version.h"
@@ -49,6 +50,17 @@ void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
   for (const char* key : {"quantization_config", "compression_config"}) config.erase_below(key);
   config.erase("compression_config");
   write_text(io::kConfigFile, config.text());
+}
+
+void OutputFolder::write_sidecar(const io::Json& value) {
+  io::Json files = io::Json::object();
+  auto& members = files.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
+  for (const auto& [name, file] : files_below(directory_.temporary())) {
+    const auto noted = sums_.find(name);
+    if (name != kJournalName && name != kSidecarName)
+      members.emplace_back(name, noted != sums_.end() ? noted->second : sums_of_file(directory_.temporary() / file));
+  }
+  write_text(kSidecarName, with_checksums(directory_.file(kSidecarName), value, std::move(files)));
 }
 
 std::vector<std::string> OutputFolder::carry_through(const fs::path& source) { return carry_files(source, directory_); }

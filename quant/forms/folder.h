@@ -28,12 +28,17 @@ class OutputFolder {
   /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or
   /// removed where they are null. Every other byte stays: order of keys, spelling of numbers, indentation.
   void write_config(const std::filesystem::path& source, const io::Json& edits);
+  /// Keeps the checksums of a file (checksums.h) that were made while it was written.
+  void note_sums(const std::string& name, io::Json sums) { sums_.emplace(name, std::move(sums)); }
+  /// fp8.json, when all else is written: with the checksums of every file that stands in the folder.
+  void write_sidecar(const io::Json& value);
   /// carry_files() of `source`.
   std::vector<std::string> carry_through(const std::filesystem::path& source);
   void commit() { directory_.commit(); }
 
  private:
   io::OutputDirectory directory_;
+  std::map<std::string, io::Json> sums_;
 };
 
 // The files that a written checkpoint copies from its source byte for byte: all that a reader needs beside weights and
@@ -64,16 +69,18 @@ void require_carried_unchanged(const std::filesystem::path& source, const io::Js
 //
 //   {"tool": "fp8 0.1.0", "dialect": "ocp", "convention": "own", "scale_method": "amax", "hp_dtype": null | "bf16",
 //    "measurements": null | fingerprint, "skipped": {module: reason}, "nonfinite": {tensor: {"nan": 3, "inf": 0}},
-//    "activation_method": {...}, "run": mark}
+//    "activation_method": {...}, "run": mark, "checksums": {...}}
 //
 // activation_method: of convention inc with dynamic activations, as configs::to_json() has it; absent else. Where
 // transformers writes the files, the text is in the metadata of the safetensors, under the key "fp8.json".
 //
 // nonfinite: tensors that were copied with NaN or Inf, as the user allowed; absent else. run: what the run was asked to
-// do, as a checksum, by which --resume knows its finished output. Beside a checkpoint converted to high precision:
-// "tool", "converted" and those two.
+// do, as a checksum, by which --resume knows its finished output. checksums: of what quantize and convert write
+// (checksums.h). Beside a checkpoint converted to high precision: "tool", "converted" and those three.
 
 inline constexpr char kSidecarName[] = "fp8.json";
+/// Beside it while a checkpoint is made.
+inline constexpr char kJournalName[] = "journal.jsonl";
 
 io::Json make_sidecar(const Plan& plan, const Scheme& scheme);
 /// Of a checkpoint in high precision: "tool" alone.

@@ -264,5 +264,28 @@ TEST(Finished, MeasureSaysSoAndMakesNoBackup) {
   EXPECT_EQ(backups(), 2u);
 }
 
+// Checksums: what inspect --verify says of an output (quant/forms/checksums_test.cpp has each kind of damage).
+
+TEST(Verify, OutputsAreAsTheyWereWrittenUntilSomebodyChangesThem) {
+  const test::TempDir folder;
+  expect_success(fp8("quantize $DEMO --dynamic --quiet --out {}", folder / "q"));
+  expect_success(fp8("convert {} --format bf16 --quiet --out {}", folder / "q", folder / "c"));
+  for (const char* name : {"q", "c"}) {
+    const auto json = json_of(fp8("inspect --json --verify {}", folder / name));
+    EXPECT_EQ(json["damage"], io::Json::array());
+    EXPECT_EQ(json["files"], names_in(folder / name).size());
+  }
+  const auto file = folder / "q" / "model.safetensors";
+  std::string bytes = read_file(file);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_file(file, bytes);
+  const auto run = fp8("inspect --json --verify {}", folder / "q");
+  expect_failed(run, {"1 damaged, the first: model.safetensors: tensor '", "are not those that were written"});
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["damage"][0]["file"], "model.safetensors");
+  expect_refused(fp8(args("inspect --verify $DEMO")), {"fp8.json"});
+  EXPECT_EQ(fp8(args("inspect --verify --plan {}", folder / "q")).code, 2);
+  EXPECT_EQ(fp8(args("inspect --verify --reference $DEMO {}", folder / "q")).code, 2);
+}
+
 }  // namespace
 }  // namespace fp8::e2e

@@ -75,14 +75,15 @@ inline std::map<std::string, std::string> contents(const std::filesystem::path& 
   return files;
 }
 
-/// contents() without the mark of a run, by which --resume knows its output: equal results of other commands or
-/// sources are equal.
+/// contents() without the mark of a run, by which --resume knows its output, and the checksums: equal results of other
+/// commands or sources are equal.
 inline std::map<std::string, std::string> results(const std::filesystem::path& folder) {
   auto files = contents(folder);
   for (auto& [name, text] : files) {
     if (name != "fp8.json" && name.find(".fingerprint") == std::string::npos) continue;
     io::Json json = io::parse_json(text, name);
     json.erase("run");
+    json.erase("checksums");
     text = json.dump();
   }
   return files;

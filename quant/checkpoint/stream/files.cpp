@@ -117,6 +117,22 @@ void write_index(OutputFolder& folder, const std::vector<File>& files, const std
   folder.write_json(io::kIndexFile, io::Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}});
 }
 
+void note_sums(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units,
+               const Finished& finished) {
+  for (const auto& file : files) {
+    const auto layout = layout_of(file, units, file.name);
+    std::map<std::uint64_t, std::string> in_file;  // by their place; what has no bytes has no sums
+    for (const std::size_t unit : file.units) {
+      const io::Json& pieces = finished.at(units[unit].name);
+      for (const auto& e : units[unit].entries)
+        if (const auto& slot = layout.slots.at(e.name); slot.size > 0) in_file[slot.begin] = pieces.at(e.name);
+    }
+    std::string tensors;
+    for (const auto& [begin, sums] : in_file) tensors += (tensors.empty() ? "" : " ") + sums;
+    folder.note_sums(file.name, {{"bytes", layout.file_bytes}, {"head", sums_of(layout.head)}, {"tensors", tensors}});
+  }
+}
+
 fs::path beside(const fs::path& out, const std::string& prefix, const std::string& suffix) {
   const fs::path plain = out.lexically_normal(), place = plain.has_filename() ? plain : plain.parent_path();
   return place.parent_path() / (prefix + place.filename().string() + suffix);
@@ -124,20 +140,6 @@ fs::path beside(const fs::path& out, const std::string& prefix, const std::strin
 
 fs::path share_folder(const fs::path& out, std::int64_t rank, std::int64_t world_size) {
   return beside(out, "", ".rank-" + std::to_string(rank) + "-of-" + std::to_string(world_size));
-}
-
-std::optional<std::vector<Piece>> noted_pieces(const io::Json& pieces, std::uint64_t size) {
-  if (!pieces.is_array()) return std::nullopt;
-  std::vector<Piece> noted;
-  std::uint64_t next = 0;
-  for (const auto& p : pieces) {
-    if (!p.is_array() || p.size() != 3 || !p[0].is_number_unsigned() || !p[1].is_number_unsigned() || !p[2].is_string())
-      return std::nullopt;
-    noted.push_back({p[0].get<std::uint64_t>(), p[1].get<std::uint64_t>(), p[2].get<std::string>()});
-    if (noted.back().begin != next || noted.back().end < next || noted.back().end > size) return std::nullopt;
-    next = noted.back().end;
-  }
-  return next == size ? std::optional(std::move(noted)) : std::nullopt;
 }
 
 io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& options) {

@@ -4,10 +4,9 @@
 #pragma once
 
 #include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/quant/forms/checksums.h"
 
 namespace fp8::quant::stream {
-
-inline constexpr char kJournalName[] = "journal.jsonl";
 
 struct File {
   std::string name;                ///< "model-00001-of-00002.safetensors"
@@ -26,6 +25,13 @@ io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units
 
 /// Writes model.safetensors.index.json if there is more than one file.
 void write_index(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units);
+
+/// By unit, {TENSOR: "SUM SUM ..."}: PieceSums of the bytes as they were given to be written.
+using Finished = std::map<std::string, io::Json>;
+
+/// Notes the checksums of the files' headers and tensors for fp8.json. finished: of all units.
+void note_sums(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units,
+               const Finished& finished);
 
 /// PREFIX + the name of `out` + SUFFIX, in the folder where that is.
 std::filesystem::path beside(const std::filesystem::path& out, const std::string& prefix, const std::string& suffix);
@@ -60,28 +66,18 @@ bool is_as_written(const io::Json& record, const std::string& name, int fd);
 // A share of a checkpoint on disk: whole files, and share.json with how they stood and the checksums of their bytes, by
 // which it is checked before it is joined. Internal to checkpoint_stream. No torch here.
 
-/// The members of share.json beside "checksums": {unit: {tensor: [[begin, end, "checksum"], ...]}}, of the bytes as
-/// they were given to be written.
+/// The members of share.json beside "checksums", which are Finished.
 io::Json share_json(const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank,
                     const StreamOptions& options);
 inline constexpr char kChecksums[] = "checksums";
-
-/// Bytes [begin, end) of a tensor that were written one after the other, and their checksum_text().
-struct Piece {
-  std::uint64_t begin = 0, end = 0;
-  std::string checksum;
-};
-/// Those of a tensor as journal and share.json have them: [[begin, end, "checksum"], ...]. Nothing unless they are its
-/// `size` bytes, without a gap.
-std::optional<std::vector<Piece>> noted_pieces(const io::Json& pieces, std::uint64_t size);
 
 /// Throws io::Error if a file is not as long as it should be, or has another header.
 void check_head(const std::filesystem::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout);
 
 /// Throws io::Error if the files of `rank` are not in `folder` in full, to the byte. Files that this machine wrote and
-/// that were not touched since (as_written()) are not read.
-void check_share(const std::filesystem::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
-                 std::int64_t rank, const StreamOptions& options);
+/// that were not touched since (as_written()) are not read. Returns the checksums.
+Finished check_share(const std::filesystem::path& folder, const std::vector<Unit>& units,
+                     const std::vector<File>& files, std::int64_t rank, const StreamOptions& options);
 
 /// Puts the files into `folder`. shares: where those of each rank are, in files that are laid out as `parts`. Linked
 /// where a file is the same in both, else copied tensor by tensor.

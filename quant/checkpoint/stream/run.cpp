@@ -12,7 +12,6 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kCopyBytes = std::uint64_t{8}
                                      << 20;  // at once within the kernel; then they are read, to be checked
-constexpr std::size_t kMaxPieces = 64;
 constexpr std::uint64_t kProgressSteps = 400;
 
 /// Another worker failed: this one ends without a word.
@@ -38,11 +37,9 @@ class Run::Worker final : public UnitContext {
   /// Adds what this task wrote to what the unit's others did.
   void end(std::map<std::string, Written>& written) {
     for (auto& [name, track] : tracks_) {
-      track.close();
-      Written& all = written[name];
+      Written& all = written.try_emplace(name, Written{PieceSums(track.size)}).first->second;
       all.bytes += track.written.bytes;
-      all.scattered = all.scattered || track.written.scattered;
-      all.pieces.insert(all.pieces.end(), track.written.pieces.begin(), track.written.pieces.end());
+      all.sums.take(track.written.sums);
     }
     tracks_.clear();
   }
@@ -52,7 +49,7 @@ class Run::Worker final : public UnitContext {
     io::check_within(place.slot, tensor, offset, size, run_.folder_.path().path());
     if (size == 0) return;
     place.file->write(place.slot.begin + offset, data, size);
-    tracks_[tensor].add(data, offset, size);
+    track(tensor, place).add(data, offset, size);
   }
 
   void advance(std::uint64_t bytes) override { run_.advance(bytes); }
@@ -77,7 +74,7 @@ class Run::Worker final : public UnitContext {
             has_nonfinite(in.data(), info.dtype, static_cast<std::int64_t>(chunk) / io::size_of(info.dtype)))
           refuse_nonfinite(source, from);
         if (!copied) place.file->write(place.slot.begin + at, in.data(), chunk);
-        tracks_[to].add(in.data(), at, chunk);
+        track(to, place).add(in.data(), at, chunk);
         at += chunk;
         advance(chunk);
       }
@@ -85,44 +82,50 @@ class Run::Worker final : public UnitContext {
     if (size == 0) advance(0);
   }
 
-  /// The checksum of bytes of a tensor as they stand in the file.
-  std::string checksum_of(const Place& place, std::uint64_t offset, std::uint64_t size) {
+  /// The sum of a piece of a tensor as it stands in the file.
+  std::string sum_of(const Place& place, std::size_t i) {
+    const std::uint64_t begin = i * kPieceBytes;
+    in.resize(std::min(kPieceBytes, place.slot.size - begin));
+    place.file->read(place.slot.begin + begin, in.data(), in.size());
+    advance(0);
     io::Checksum sum;
-    in.resize(std::min(io::kChunkBytes, size));
-    for (std::uint64_t done = 0; done < size;) {
-      const std::uint64_t chunk = std::min(io::kChunkBytes, size - done);
-      place.file->read(place.slot.begin + offset + done, in.data(), chunk);
-      sum.update(in.data(), chunk);
-      done += chunk;
-      advance(0);
-    }
+    sum.update(in.data(), in.size());
     return io::checksum_text(sum.value());
   }
 
  private:
+  /// Sums of the pieces that are written from front to back.
   struct Track {
+    explicit Track(std::uint64_t bytes) : size(bytes), written{PieceSums(bytes)} {}
+    std::uint64_t size;
     Written written;
     io::Checksum sum;
-    std::uint64_t begin = 0, end = 0;
+    std::uint64_t end = 0;
+    bool whole = true;  ///< `sum` has the piece from its begin to `end`
 
-    void add(const void* data, std::uint64_t offset, std::uint64_t size) {
-      written.bytes += size;
-      if (written.scattered) return;
-      if (offset != end) {
-        close();
-        begin = offset;
+    void add(const void* data, std::uint64_t offset, std::uint64_t count) {
+      const auto* bytes = static_cast<const char*>(data);
+      written.bytes += count;
+      if (offset != end) start(offset);
+      while (count > 0) {
+        const std::uint64_t n = std::min(count, kPieceBytes - end % kPieceBytes);
+        if (whole) sum.update(bytes, n);
+        bytes += n, count -= n, end += n;
+        if (end % kPieceBytes != 0 && end != size) continue;
+        if (whole) written.sums.set((end - 1) / kPieceBytes, io::checksum_text(sum.value()));
+        start(end);
       }
-      sum.update(data, size);
-      end = offset + size;
     }
-    void close() {
-      if (written.scattered || end == begin) return;
-      written.pieces.push_back({begin, end, io::checksum_text(sum.value())});
-      written.scattered = written.pieces.size() > kMaxPieces;
+    void start(std::uint64_t at) {
+      end = at;
+      whole = at % kPieceBytes == 0;
       sum = {};
-      begin = end;
     }
   };
+
+  Track& track(const std::string& tensor, const Place& place) {
+    return tracks_.try_emplace(tensor, place.slot.size).first->second;
+  }
 
   const Place& place_of(const std::string& tensor) const {
     const auto found = run_.places_.find(tensor);
@@ -294,15 +297,13 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
   io::Json pieces = io::Json::object();
   for (const auto& e : units_[unit].entries) {
     const Place& place = places_.at(e.name);
-    Written& written = states_[unit]->written[e.name];
+    Written& written = states_[unit]->written.try_emplace(e.name, Written{PieceSums(place.slot.size)}).first->second;
     if (written.bytes != place.slot.size)
       io::fail<io::Error>("{}: tensor {}: {} of {} bytes written", folder_.path().path().string(),
                           io::in_quotes(e.name), written.bytes, place.slot.size);
-    if (written.scattered || written.pieces.size() > kMaxPieces)
-      written.pieces = {{0, place.slot.size, worker.checksum_of(place, 0, place.slot.size)}};
-    std::ranges::sort(written.pieces, [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-    io::Json& list = pieces[e.name] = io::Json::array();
-    for (const Piece& p : written.pieces) list.push_back({p.begin, p.end, p.checksum});
+    for (std::size_t i = 0; i < written.sums.size(); ++i)  // what came in several runs of bytes
+      if (!written.sums.has(i)) written.sums.set(i, worker.sum_of(place, i));
+    pieces[e.name] = written.sums.text();
   }
   note_finished(unit, pieces);
   journal_->append({{"unit", units_[unit].name}, {"pieces", std::move(pieces)}});
@@ -310,26 +311,18 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
 }
 
 void Run::note_finished(std::size_t unit, const io::Json& pieces) {
-  if (options_.world_size == 1 && !options_.shares.has_value()) return;
   const std::lock_guard lock(mutex_);
   finished_[units_[unit].name] = pieces;
-}
-
-io::Json Run::finished() const {
-  io::Json all = io::Json::object();
-  auto& members = all.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
-  for (const auto& [unit, pieces] : finished_) members.emplace_back(unit, pieces);
-  return all;
 }
 
 bool Run::verify(Worker& worker, std::size_t unit, const io::Json& pieces) {
   if (!pieces.is_object() || pieces.size() != units_[unit].entries.size()) return false;
   return std::ranges::all_of(units_[unit].entries, [&](const auto& e) {
     const Place& place = places_.at(e.name);
-    const auto noted = noted_pieces(pieces.value(e.name, io::Json()), place.slot.size);
-    return noted.has_value() && std::ranges::all_of(*noted, [&](const Piece& p) {
-             return p.checksum == worker.checksum_of(place, p.begin, p.end - p.begin);
-           });
+    const auto noted = PieceSums::of(pieces.value(e.name, io::Json()), place.slot.size);
+    for (std::size_t i = 0; noted.has_value() && i < noted->size(); ++i)
+      if ((*noted)[i] != worker.sum_of(place, i)) return false;
+    return noted.has_value();
   });
 }
 

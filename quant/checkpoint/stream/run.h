@@ -3,11 +3,10 @@
 // Internal to checkpoint_stream. No torch here.
 //
 //   journal.jsonl    {"identity": {...}}                                                         once, first
-//                    {"unit": NAME, "pieces": {TENSOR: [[begin, end, "checksum"], ...]}}         per finished unit
+//                    {"unit": NAME, "pieces": {TENSOR: "SUM SUM ..."}}    per finished unit
 //
-// A tensor's pieces are the runs of bytes that were written one after the other, each with the checksum of its bytes;
-// together they cover it. A tensor that was written in many small pieces (transposed codes) is read back when it is
-// finished, and is one.
+// The sums are PieceSums (forms/checksums.h), made while the bytes are written; of a piece that was written in several
+// runs of bytes (transposed codes) when it is read back at the end of its unit.
 #pragma once
 #include <exception>
 
@@ -19,9 +18,8 @@ namespace fp8::quant::stream {
 
 /// The bytes of a tensor that were written.
 struct Written {
-  std::vector<Piece> pieces;
+  PieceSums sums;
   std::uint64_t bytes = 0;
-  bool scattered = false;  ///< in too many pieces to keep; they are not complete
 };
 
 class Run {
@@ -35,8 +33,8 @@ class Run {
   /// Verifies what was finished and does the rest. Throws the first error.
   void work();
   std::size_t kept() const { return kept_; }
-  /// With several processes: by unit, the pieces of its tensors as the journal has them. For share.json.
-  io::Json finished() const;
+  /// Of all units of this rank, when work() is done.
+  const Finished& finished() const { return finished_; }
   /// Closes the journal and removes it.
   void remove_journal();
 
@@ -72,8 +70,8 @@ class Run {
   std::vector<std::size_t> mine_;                  // units of this rank
   std::vector<std::unique_ptr<State>> states_;     // of all units; null: another rank's
   std::unique_ptr<io::Journal> journal_;
-  std::map<std::size_t, io::Json> left_;      // by unit: the pieces that the journal tells
-  std::map<std::string, io::Json> finished_;  // by unit, of a share; guarded by mutex_
+  std::map<std::size_t, io::Json> left_;  // by unit: the pieces that the journal tells
+  Finished finished_;                     // guarded by mutex_
 
   std::atomic<std::size_t> kept_{0};
   std::atomic<bool> failed_{false};

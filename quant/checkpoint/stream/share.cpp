@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "fp8/quant/checkpoint/stream/files.h"
-#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/io/json/resumable_file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -11,33 +10,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The checksum of a run of bytes of a file.
-std::string checksum_of(const fs::path& path, int fd, std::uint64_t begin, std::uint64_t size,
-                        const StreamOptions& options) {
-  constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, size)));
-  io::Checksum sum;
-  for (std::uint64_t done = 0; done < size; done += kChunk) {
-    if (options.stop && options.stop()) throw io::Error("interrupted");
-    const std::uint64_t n = std::min(kChunk, size - done);
-    io::read_at(fd, path, begin + done, bytes.data(), static_cast<std::size_t>(n));
-    sum.update(bytes.data(), static_cast<std::size_t>(n));
-  }
-  return io::checksum_text(sum.value());
-}
-
 /// Throws io::Error unless a tensor's bytes in a share are those that its rank wrote.
+/// as_written: they need not be read.
 void check_pieces(const fs::path& path, int fd, const std::string& tensor, const io::SafetensorsLayout::Slot& slot,
-                  const io::Json& pieces, const StreamOptions& options) {
+                  const io::Json& pieces, bool as_written, const StreamOptions& options) {
   const auto fail = [&](const std::string& what) {
     io::fail(path, "tensor {}: {}; write the share again", io::in_quotes(tensor), what);
   };
-  if (!pieces.is_array()) fail("share.json has no checksums of it");
-  const auto noted = noted_pieces(pieces, slot.size);
+  if (!pieces.is_string()) fail("share.json has no checksums of it");
+  const auto noted = PieceSums::of(pieces, slot.size);
   if (!noted.has_value()) fail("share.json has no checksum of all of its bytes");
-  for (const auto& p : *noted)
-    if (p.checksum != checksum_of(path, fd, slot.begin + p.begin, p.end - p.begin, options))
-      fail(io::message("bytes {} to {} are not those that were written, by their checksum", p.begin, p.end));
+  for (std::size_t i = 0; !as_written && i < noted->size(); ++i) {
+    if (options.stop && options.stop()) throw io::Error("interrupted");
+    const std::uint64_t begin = i * kPieceBytes, size = std::min(kPieceBytes, slot.size - begin);
+    if ((*noted)[i] != sum_of_piece(fd, path, slot.begin + begin, size))
+      fail(io::message("bytes {} to {} are not those that were written, by their checksum", begin, begin + size));
+  }
 }
 
 void copy_bytes(io::PlacedFile& to, std::uint64_t at, const fs::path& path, int from, std::uint64_t begin,
@@ -118,8 +106,8 @@ void check_head(const fs::path& path, int fd, std::uint64_t size, const io::Safe
   if (head != layout.head) io::fail(path, "has another header than this run would write");
 }
 
-void check_share(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
-                 std::int64_t rank, const StreamOptions& options) {
+Finished check_share(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
+                     std::int64_t rank, const StreamOptions& options) {
   io::Json found = io::read_json(folder / io::kShareFile);
   const io::Json finished = found.is_object() ? found.value(kChecksums, io::Json()) : io::Json();
   const io::Json written = found.is_object() ? found.value(kAsWritten, io::Json()) : io::Json();
@@ -129,9 +117,10 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
   }
   if (const std::string text = io::difference(found, share_json(units, files, rank, options)); !text.empty())
     io::fail(folder, "was made from something else: {}", text);
-  std::unordered_map<std::string, const io::Json*> by_unit;
+  Finished by_unit;
   if (finished.is_object())
-    for (const auto& [unit, tensors] : finished.items()) by_unit.emplace(unit, &tensors);
+    for (const auto& [unit, tensors] : finished.items())
+      by_unit[unit] = tensors.is_object() ? tensors : io::Json::object();
   if (!finished.is_object())
     io::fail(folder / io::kShareFile, "has no checksums, expected an object '{}'; write the share again", kChecksums);
   for (const auto& file : files) {
@@ -141,17 +130,18 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
     std::uint64_t size = 0;
     const io::Descriptor in = io::open_regular(path, &size);
     check_head(path, in.get(), size, layout);
-    if (is_as_written(written, file.name, in.get())) continue;
+    const bool as_written = is_as_written(written, file.name, in.get());
     kernels::parallel_for(static_cast<std::int64_t>(file.units.size()), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const Unit& unit = units[file.units[static_cast<std::size_t>(i)]];
         const auto its = by_unit.find(unit.name);
-        const io::Json tensors = its != by_unit.end() && its->second->is_object() ? *its->second : io::Json::object();
         for (const auto& e : unit.entries)
-          check_pieces(path, in.get(), e.name, layout.slots.at(e.name), tensors.value(e.name, io::Json()), options);
+          check_pieces(path, in.get(), e.name, layout.slots.at(e.name),
+                       its != by_unit.end() ? its->second.value(e.name, io::Json()) : io::Json(), as_written, options);
       }
     });
   }
+  return by_unit;
 }
 
 void assemble(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files,

@@ -70,30 +70,35 @@ void write_share_file(OutputFolder& folder, const stream::Run& run, const std::v
     if (file.rank == options.rank) names.push_back(file.name);
   folder.path().sync();
   io::Json share = stream::share_json(units, files, options.rank, options);
-  share[stream::kChecksums] = run.finished();
+  io::Json& sums = share[stream::kChecksums] = io::Json::object();
+  auto& members = sums.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
+  for (const auto& [unit, tensors] : run.finished()) members.emplace_back(unit, tensors);
   share[stream::kAsWritten] = stream::as_written(folder.path().temporary(), names);
   folder.write_json(io::kShareFile, share);
 }
 
-/// A damaged one is made again if its mark is taken away.
-void check_shares(const std::vector<fs::path>& places, const std::vector<Unit>& units, const std::vector<File>& parts,
-                  const StreamOptions& options) {
+/// A damaged one is made again if its mark is taken away. Returns the checksums of all.
+stream::Finished check_shares(const std::vector<fs::path>& places, const std::vector<Unit>& units,
+                              const std::vector<File>& parts, const StreamOptions& options) {
+  stream::Finished finished;
   for (std::size_t i = 0; i < places.size(); ++i) {
     try {
-      stream::check_share(places[i], units, parts, static_cast<std::int64_t>(i), options);
+      finished.merge(stream::check_share(places[i], units, parts, static_cast<std::int64_t>(i), options));
     } catch (const io::Error& error) {
       const fs::path mark = places[i].parent_path() / (std::to_string(i) + ".done");
       io::fail<io::Error>("{} (remove {} for that)", io::raw_message(error), io::printable(mark.string(), 4096));
     }
   }
+  return finished;
 }
 
 /// Makes `out` of shares that were checked.
 void put_together(const fs::path& out, const std::vector<Unit>& units, const std::vector<File>& files,
-                  const std::vector<File>& parts, const std::vector<fs::path>& shares, const StreamOptions& options,
-                  const std::function<void(OutputFolder&)>& finish) {
+                  const std::vector<File>& parts, const std::vector<fs::path>& shares, const stream::Finished& finished,
+                  const StreamOptions& options, const std::function<void(OutputFolder&)>& finish) {
   OutputFolder folder(out, options.overwrite, options.source);
   stream::assemble(folder, units, files, parts, shares, options);
+  stream::note_sums(folder, files, units, finished);
   stream::write_index(folder, files, units);
   finish(folder);
   stream::require_unchanged(options);
@@ -177,8 +182,8 @@ StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   result.shares.made = shares.made();
   if (join) {
     result.shares.joined = shares.join(stands, [&](const std::vector<fs::path>& places) {
-      check_shares(places, units, parts, part);
-      put_together(out, units, files, parts, places, part, finish);
+      const auto sums = check_shares(places, units, parts, part);
+      put_together(out, units, files, parts, places, sums, part, finish);
       shares.remove();
     });
     result.finished_before = !result.shares.joined && result.shares.made.empty();
@@ -234,6 +239,7 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   return run_into(target, units, files, options, options.resume ? io::Partial::now : io::Partial::later,
                   [&](OutputFolder& folder, const stream::Run& run) {
                     if (shared) return write_share_file(folder, run, units, files, options);
+                    stream::note_sums(folder, files, units, run.finished());
                     stream::write_index(folder, files, units);
                     finish(folder);
                   });
@@ -252,11 +258,12 @@ StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units
   if (!missing.empty())
     io::fail(out, "can't join the shares of {} ranks, missing: {}", options.world_size, io::joined(missing));
   std::vector<fs::path> places;
+  stream::Finished finished;
   for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
     places.push_back(stream::share_folder(out, rank, options.world_size));
-    stream::check_share(places.back(), units, files, rank, options);
+    finished.merge(stream::check_share(places.back(), units, files, rank, options));
   }
-  put_together(out, units, files, files, places, options, finish);
+  put_together(out, units, files, files, places, finished, options, finish);
   for (const auto& place : places) fs::remove_all(place, error);
   return {};
 }

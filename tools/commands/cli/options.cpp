@@ -429,7 +429,7 @@ constexpr CommonOnes kCommonOnes[] = {
      "STAGE --init --model --data --out --steps --batch --seq-len --lr --warmup --precision --recipe --measurements "
      "--eval --eval-every --save-every --resume --overwrite --config --device --seed"},
     {"run", "--measurements --samples --batch --reference --device --dtype"},
-    {"inspect", "--html --plot --all --data --measurements --reference --plan --tensors-only"},
+    {"inspect", "--html --plot --all --data --measurements --reference --plan --tensors-only --verify"},
     {"config", "--kind --model --set --out"},
     {"doctor", "--all --device"},
     {"measurements merge", ""},

@@ -6,6 +6,7 @@
 
 #include <system_error>
 
+#include "fp8/quant/forms/checksums.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/report.h"
@@ -60,7 +61,7 @@ struct InspectOptions : DamageOptions {
   fs::path path, html, plot;
   std::string module;             ///< whose histogram is drawn
   std::vector<std::string> with;  ///< more training runs
-  bool tensors_only = false, plan = false, all = false;
+  bool tensors_only = false, plan = false, all = false, verify = false;
 };
 
 /// The order differs because the cost of a module's noise depends on how the model uses its output.
@@ -184,7 +185,27 @@ std::string hint_of(const InspectOptions& o, const Inspection& inspection) {
   return "\n(--all lists every tensor and module, --html FILE draws them)\n";
 }
 
+void run_verify(const InspectOptions& o, Context& context) {
+  refuse_cast_options(o, context, "--verify beside it");
+  if (!o.html.empty() || !o.plot.empty() || o.plan || o.tensors_only)
+    throw UsageError("inspect: --html, --plot, --plan and --tensors-only do not go with --verify");
+  const auto verified = quant::verify_checksums(o.path, interrupted);
+  io::Json damage = io::Json::array();
+  std::string text = fmt::format("{} files, {} bytes: {}\n", verified.files, verified.bytes,
+                                 verified.damage.empty() ? "all as they were written" : "damaged");
+  for (const auto& d : verified.damage) {
+    text += d.text() + "\n";
+    damage.push_back({{"kind", d.kind}, {"file", d.file}, {"tensor", d.tensor}, {"begin", d.begin}, {"end", d.end}});
+  }
+  context.result({{"kind", "verification"}, {"files", verified.files}, {"bytes", verified.bytes}, {"damage", damage}},
+                 text);
+  if (!verified.damage.empty())
+    io::fail<io::Error>("{}: {} damaged, the first: {}", o.path.string(), verified.damage.size(),
+                        verified.damage[0].text());
+}
+
 void run_inspect(const InspectOptions& o, Context& context) {
+  if (o.verify) return run_verify(o, context);
   if (!o.module.empty() && o.plot.empty()) throw UsageError("inspect: --module goes with --plot FILE");
   if (!o.plot.empty() && o.plot.extension() != ".svg")
     io::fail<UsageError>("--plot: found '{}', allowed: a name ending in .svg", o.plot.string());
@@ -258,6 +279,8 @@ Action add_inspect(Options& options) {
   options.flag("--all", values->all, "Every tensor and every module, not a summary and the worst five");
   options.flag("--tensors-only", values->tensors_only,
                "No damage report, no search for NaN: headers and scales are read, weights are not");
+  options.flag("--verify", values->verify,
+               "Of a checkpoint of quantize or convert: read every byte and compare checksums; exit code 1 for damage");
   return [values](Context& context) {
     values->all = values->all || context.verbose;
     run_inspect(*values, context);

@@ -98,7 +98,7 @@ TEST(CheckpointStream, ResumeNamesWhatDiffers) {
 /// As the commands do it: fp8.json with the mark.
 void finish(const Work& w, OutputFolder& folder) {
   folder.write_json("config.json", {{"a", 1}});
-  folder.write_json("fp8.json", {{"run", run_mark(w.units, w.options)}});
+  folder.write_sidecar({{"run", run_mark(w.units, w.options)}});
 }
 
 TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
@@ -166,10 +166,7 @@ TEST(CheckpointStream, ACutShortOverwriteGoesOnInsteadOfBeingFinished) {
 
 /// What finish() writes, with the mark by which a finished output is known.
 StreamResult make(Work& w, bool join) {
-  return make_checkpoint(w.dir / "out", w.units, w.options, join, [&](OutputFolder& f) {
-    f.write_json("config.json", {{"a", 1}});
-    f.write_json("fp8.json", {{"run", run_mark(w.units, w.options)}});
-  });
+  return make_checkpoint(w.dir / "out", w.units, w.options, join, [&](OutputFolder& f) { finish(w, f); });
 }
 
 io::SharesOptions shares_of(std::int64_t count, std::optional<double> wait = std::nullopt) {

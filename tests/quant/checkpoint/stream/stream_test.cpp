@@ -308,11 +308,12 @@ TEST(CheckpointStream, JoinReadsAgainWhatWasTouched) {
     Work w;
     const auto [share, file] = w.write_two_shares();
     io::Json json = io::read_json(share / "share.json");
-    json["checksums"] = io::Json::object();  // nobody asks for them, unless bytes are read
+    for (auto& tensors : json["checksums"])
+      for (auto& sums : tensors) sums = std::string(sums.get<std::string>().size(), '0');  // seen where bytes are read
     io::write_json(share / "share.json", json);
     if (touched) {
       fs::last_write_time(share / file, fs::last_write_time(share / file));
-      EXPECT_THAT(w.error([&] { w.join(); }), HasSubstr("no checksums of it"));
+      EXPECT_THAT(w.error([&] { w.join(); }), HasSubstr("by their checksum"));
     } else {
       w.join();
     }

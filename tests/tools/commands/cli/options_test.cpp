@@ -223,7 +223,7 @@ TEST(OptionShelves, NoCommandGrowsUnseen) {
       {"embed", {4, 3}},
       {"train", {71, 13}},
       {"run", {7, 3}},
-      {"inspect", {13, 7}},
+      {"inspect", {14, 8}},
       {"config", {6, 4}},
       {"measurements merge", {1, 1}},
       {"measurements unify", {5, 5}},
