@@ -2,7 +2,9 @@
 """The wheel: what pip makes of tools/python and of a finished build folder, installed beside torch and without it."""
 
 import email
+import hashlib
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -188,6 +190,33 @@ def test_the_release_wheels(wheel, tmp_path):
     python = environment(tmp_path / "venv")
     pip("install", "--no-index", "--no-deps", toolkit, tmp_path / f"fp8_cli-{VERSION}-py3-none-manylinux2014_x86_64.whl", python=python)
     assert run(python.with_name("fp8"), "--version").startswith(f"fp8 {VERSION}") and run(python.with_name("fp8-cli")) == ""
+
+
+def test_the_bill_of_materials(tmp_path):
+    """Beside each file of a release: all of NOTICE's rows somewhere, and what others are not to have nowhere else."""
+    names = [f"fp8-{VERSION}-linux-x86_64.tar.zst", f"fp8-static-{VERSION}-linux-x86_64", f"fp8_{VERSION}_amd64.deb",
+             f"fp8_toolkit-{VERSION}-py3-none-any.whl", f"fp8_cli-{VERSION}-py3-none-any.whl"]
+    licenses = tmp_path / "tree/share/doc/fp8/licenses"
+    licenses.mkdir(parents=True)
+    (licenses / "libtorch").write_text("its own notice")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    run(sys.executable, PACKAGE / "sbom.py", tmp_path / "tree", tmp_path, *(tmp_path / name for name in names), SOURCE_DATE_EPOCH="1700000000")
+    inside = {}
+    for name in names:
+        made = json.loads((tmp_path / f"{name}.spdx.json").read_text())
+        [itself, *parts] = made["packages"]
+        assert itself["checksums"][0]["checksumValue"] == hashlib.sha256(name.encode()).hexdigest()
+        assert made["creationInfo"]["created"] == "2023-11-14T22:13:20Z"
+        assert [one["relatedSpdxElement"] for one in made["relationships"]] == [one["SPDXID"] for one in made["packages"]]
+        inside[name] = {part["name"]: part["licenseDeclared"] for part in parts}
+        assert (made.get("hasExtractedLicensingInfos", [{}])[0].get("extractedText") == "its own notice") == ("LibTorch" in inside[name])
+    tarball, static, deb, toolkit, cli = inside.values()
+    notice = (ROOT / "tools" / "NOTICE").read_text().partition("What fp8 is built with")[2]
+    assert set(tarball) | set(static) == {re.split("  +", line.strip())[0] for line in notice.splitlines() if line.startswith("  ")}
+    assert tarball == deb and static == cli and set(tarball) - set(toolkit) == {"LibTorch", "libgomp (part of GCC)"} <= set(tarball) - set(static)
+    assert {"glibc", "libstdc++, libgcc (of GCC)"} == set(static) - set(tarball) and "libpng" not in static
+    assert tarball["Highway"] == "Apache-2.0 OR BSD-3-Clause" and tarball["libjpeg-turbo"] == "IJG AND BSD-3-Clause AND Zlib"
 
 
 def test_uninstalled(beside_torch):
