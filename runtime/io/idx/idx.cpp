@@ -6,6 +6,7 @@
 #include <bit>
 #include <limits>
 
+#include "fp8/runtime/io/base/byte_reader.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
@@ -15,12 +16,6 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 32;
 constexpr std::size_t kMagicBytes = 4, kLargestHeader = kMagicBytes + 4 * 255;
 // Deflate shrinks at most 1032:1: sizes that promise more are lying about what to allocate.
 constexpr std::uint64_t kMostDeflated = 1032;
-
-std::uint32_t big_endian(std::string_view bytes, std::size_t at) {
-  std::uint32_t value = 0;
-  for (std::size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<std::uint8_t>(bytes[at + i]);
-  return value;
-}
 
 /// To or from big-endian.
 void swap_elements(std::string& elements, std::size_t size) {
@@ -47,7 +42,7 @@ Header header_of(std::string_view bytes, const std::string& where) {
   if (bytes.size() < header.bytes) fail_at(where, "ends within its {} sizes (cut short?)", dimensions);
   header.elements = size_of(header.type);
   for (std::size_t i = 0; i < dimensions; ++i) {
-    const std::uint64_t size = big_endian(bytes, kMagicBytes + 4 * i);
+    const std::uint64_t size = ByteReader(bytes).big<std::uint32_t>(kMagicBytes + 4 * i);
     header.shape.push_back(static_cast<std::int64_t>(size));
     header.elements *= size;  // at most 2^32 before, so at most 2^64 - 2^32
     if (header.elements > kMostBytes) fail_at(where, "sizes {} and more, allowed are 4 GiB", shape_text(header.shape));

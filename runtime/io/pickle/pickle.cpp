@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "fp8/runtime/io/base/byte_reader.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 
 namespace fp8::io {
@@ -21,13 +22,6 @@ constexpr std::size_t kFreeBytes = std::size_t{64} << 20;  // any pickle may unf
 constexpr std::size_t kGrowth = 64;                        // a large one to this many times its size,
 constexpr std::size_t kMostBytes = std::size_t{4} << 30;   // none to more than this
 constexpr std::size_t kValueBytes = sizeof(PyValue);
-
-template <class T>
-T load(const char* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
 
 class PickleReader {
  public:
@@ -108,16 +102,16 @@ class PickleReader {
     NdArray result;
     for (const PickleId id : node.children) result.shape.push_back(machine_.node(id).integer);
     result.data.resize(count);
-    for (std::size_t i = 0; i < count; ++i) result.data[i] = number(dtype, node.text.data() + i * item);
+    for (std::size_t i = 0; i < count; ++i) result.data[i] = number(dtype, ByteReader(node.text), i * item);
     if (node.fortran && result.shape.size() > 1) result.data = to_row_major(result);
     return result;
   }
 
-  float number(std::string_view dtype, const char* from) const {
-    if (dtype == "f4") return load<float>(from);
-    if (dtype == "f8") return static_cast<float>(load<double>(from));
-    if (dtype == "f2") return half_to_float(load<std::uint16_t>(from));
-    const std::int64_t integer = dtype == "i4" ? load<std::int32_t>(from) : load<std::int64_t>(from);
+  float number(std::string_view dtype, const ByteReader& bytes, std::size_t at) const {
+    if (dtype == "f4") return bytes.little<float>(at);
+    if (dtype == "f8") return static_cast<float>(bytes.little<double>(at));
+    if (dtype == "f2") return half_to_float(bytes.little<std::uint16_t>(at));
+    const std::int64_t integer = dtype == "i4" ? bytes.little<std::int32_t>(at) : bytes.little<std::int64_t>(at);
     const auto real = static_cast<float>(integer);
     // 2^63 is the one float in reach that an int64 can't be compared with.
     if (real >= 0x1p63f || static_cast<std::int64_t>(real) != integer)

@@ -2,6 +2,7 @@
 #include "fp8/runtime/io/tensors/npz.h"
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/byte_reader.h"
 #include "fp8/runtime/io/tensors/zip.h"
 
 namespace fp8::io {
@@ -21,8 +22,8 @@ std::string_view object_of(std::string_view npy, const std::string& name) {
   const int version = byte(6);
   if (version < 1 || version > 3) fail("npy version " + std::to_string(version) + ", expected 1 to 3");
   const std::size_t length_bytes = version == 1 ? 2 : 4;
-  std::size_t length = 0;
-  for (std::size_t i = length_bytes; i-- > 0;) length = length << 8 | byte(8 + i);
+  const std::size_t length =
+      version == 1 ? ByteReader(npy).little<std::uint16_t>(8) : ByteReader(npy).little<std::uint32_t>(8);
   if (length > npy.size() - 8 - length_bytes) fail("its header reaches past the end");
   const std::string_view header = npy.substr(8 + length_bytes, length);
 

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "fp8/runtime/io/base/byte_reader.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::io {
@@ -94,10 +95,9 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path name, std::string bytes)
 
 void SafetensorsFile::read_all(std::uint64_t file_size) {
   if (file_size < 8) fail(path_, "{} bytes, too short for a safetensors file", file_size);
-  std::array<std::uint8_t, 8> prefix;
+  std::string prefix(8, '\0');
   read_raw(0, prefix.data(), prefix.size());
-  std::uint64_t header_size = 0;
-  for (int i = 7; i >= 0; --i) header_size = header_size << 8 | prefix[i];
+  const auto header_size = ByteReader(prefix).little<std::uint64_t>(0);
   if (header_size > kMaxHeaderBytes)
     fail(path_, "header of {} bytes, allowed at most {} (not a safetensors file?)", header_size, kMaxHeaderBytes);
   if (header_size > file_size - 8)
@@ -152,7 +152,7 @@ void SafetensorsFile::read_bytes(const TensorInfo& tensor, void* destination, st
 // Within the file, as read_all() and TensorFile::read() have checked.
 void SafetensorsFile::read_raw(std::uint64_t offset, void* destination, std::uint64_t size) const {
   if (!bytes_.has_value()) return read_at(file_.get(), path_, offset, destination, size);
-  if (size > 0) std::memcpy(destination, bytes_->data() + offset, size);
+  ByteReader(*bytes_).copy(offset, size, destination);
 }
 
 namespace {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "fp8/runtime/io/base/byte_reader.h"
+
 namespace fp8::io {
 namespace {
 
@@ -13,17 +15,10 @@ constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{256} << 20;
 constexpr std::uint32_t kLocalMark = 0x04034b50, kCentralMark = 0x02014b50, kEndMark = 0x06054b50,
                         kEnd64Mark = 0x06064b50, kLocatorMark = 0x07064b50;
 
-// Little-endian fields of a header.
-template <class Field>
-Field field(std::string_view bytes, std::uint64_t at) {
-  ensure(at + sizeof(Field) <= bytes.size(), "a header that lies within the bytes read");
-  std::uint64_t value = 0;
-  for (std::size_t i = sizeof(Field); i-- > 0;) value = value << 8 | static_cast<std::uint8_t>(bytes[at + i]);
-  return static_cast<Field>(value);
-}
-std::uint32_t u16(std::string_view bytes, std::uint64_t at) { return field<std::uint16_t>(bytes, at); }
-std::uint32_t u32(std::string_view bytes, std::uint64_t at) { return field<std::uint32_t>(bytes, at); }
-std::uint64_t u64(std::string_view bytes, std::uint64_t at) { return field<std::uint64_t>(bytes, at); }
+// Fields of a header.
+std::uint32_t u16(std::string_view bytes, std::uint64_t at) { return ByteReader(bytes).little<std::uint16_t>(at); }
+std::uint32_t u32(std::string_view bytes, std::uint64_t at) { return ByteReader(bytes).little<std::uint32_t>(at); }
+std::uint64_t u64(std::string_view bytes, std::uint64_t at) { return ByteReader(bytes).little<std::uint64_t>(at); }
 
 ZipMember member_of(std::string_view central) {
   const std::string_view name = central.substr(kCentralBytes, u16(central, 28));

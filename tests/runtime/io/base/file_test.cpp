@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "fp8/runtime/io/base/byte_reader.h"
 #include "runtime/io/io_test.h"
 
 namespace fp8::io {
@@ -251,6 +252,19 @@ TEST_F(SourceFolder, LinksThatLeadNowhereAreTheOpenersToTell) {
   link("loop", "model/loop");
   EXPECT_EQ(leads_to("model", "dangling"), "");
   EXPECT_EQ(leads_to("model", "loop"), "");
+}
+
+TEST(ByteReader, ReadsNumbersAndNothingOutside) {
+  const std::string bytes("\x01\x02\x03\x04\x00\x00\x80\x3f", 8);
+  const ByteReader reader(bytes);
+  EXPECT_EQ(reader.little<std::uint32_t>(0), 0x04030201u);
+  EXPECT_EQ(reader.big<std::uint32_t>(0), 0x01020304u);
+  EXPECT_EQ(reader.little<float>(4), 1.0f);
+  EXPECT_EQ(reader.bytes(6, 2), "\x80\x3f");
+  EXPECT_EQ(reader.bytes(8, 0), "");
+  EXPECT_THROW(reader.little<std::uint16_t>(7), std::logic_error);
+  EXPECT_THROW(reader.bytes(9, 0), std::logic_error);
+  EXPECT_THROW(reader.bytes(1, ~std::uint64_t{0}), std::logic_error);  // which would wrap around
 }
 
 }  // namespace
