@@ -86,6 +86,26 @@ if(rc EQUAL 0)
   if(rc EQUAL 0 OR NOT output STREQUAL "" OR NOT errors MATCHES "torch 2[^ ]* for Python 3[^ ]* could not be fetched")
     message(FATAL_ERROR "rc ${rc}, expected a wheel that cannot be fetched: ${output}${errors}")
   endif()
+  # One that has the right name and other bytes.
+  file(WRITE ${WORK}/wheel.py "
+import platform, sys, zipfile
+tag = 'cp%d%d' % sys.version_info[:2]
+name = f'{sys.argv[1]}/torch-2.13.0+cpu-{tag}-{tag}-manylinux_2_28_{platform.machine()}.whl'
+with zipfile.ZipFile(name, 'w') as wheel:
+    info = 'torch-2.13.0+cpu.dist-info'
+    wheel.writestr(f'{info}/METADATA', 'Metadata-Version: 2.1\\nName: torch\\nVersion: 2.13.0+cpu\\n')
+    wheel.writestr(f'{info}/WHEEL', f'Wheel-Version: 1.0\\nRoot-Is-Purelib: false\\nTag: {tag}-{tag}-manylinux_2_28_{platform.machine()}\\n')
+    wheel.writestr(f'{info}/RECORD', '')
+")
+  file(MAKE_DIRECTORY ${WORK}/wheels)
+  execute_process(COMMAND ${python} ${WORK}/wheel.py ${WORK}/wheels COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env XDG_CACHE_HOME=${WORK}/python-cache PIP_NO_INDEX=1 PIP_FIND_LINKS=${WORK}/wheels
+      PIP_CONFIG_FILE=/dev/null bash ${ROOT}/tools/setup --python
+    RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  if(rc EQUAL 0 OR NOT output STREQUAL "" OR NOT errors MATCHES "torch-2[^ ]*whl is not the file of this name in [^ ]*/tools/hashes.txt")
+    message(FATAL_ERROR "rc ${rc}, expected a wheel that is refused: ${output}${errors}")
+  endif()
   if(EXISTS ${WORK}/python-cache/fp8/venv)
     message(FATAL_ERROR "${WORK}/python-cache/fp8/venv was left behind")
   endif()
