@@ -131,12 +131,12 @@ class Verify : public ::testing::Test {
   const fs::path out = w.dir / "out";
 };
 
-TEST_F(Verify, EveryByteOfEveryFile) {
+TEST_F(Verify, AnyByteOfAnyFile) {
   EXPECT_THAT(damage_of(out), IsEmpty());
   const io::SafetensorsFile weights(out / "model.safetensors");
   for (const char* file : {"config.json", "fp8.json", "model.safetensors"}) {
     const std::size_t size = fs::file_size(out / file), head = size - weights.tensors().back().end;
-    for (std::size_t at = 0; at < size; at += size < 5000 ? 1 : at < head ? 3 : 65'537)
+    for (std::size_t at = 0; at < size; at += size < 5000 ? 5 : at < head ? 17 : 131'071)
       with_flip(file, at, [&] {
         std::vector<std::string> lines;
         try {
