@@ -16,8 +16,6 @@ from typing import Any, Callable
 
 import torch
 
-from fp8 import _autoload
-
 # What other packages call things, and what of it is here: of lightning-habana, of optimum.habana, arguments of Transformer Engine.
 NAMES: dict[str, Any] = json.loads(pathlib.Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
@@ -70,13 +68,6 @@ def keep_integers(utils: Any) -> None:
         return found
     available._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile takes the answer, as of transformers' own
     utils.is_torch_hpu_available = available
-
-
-def register_backend(name: str) -> None:
-    """The backend "fp8" by another name, for torch.compile."""
-    import torch._dynamo
-    if name not in torch._dynamo.list_backends(()):
-        torch._dynamo.register_backend(_autoload.backend, name)
 
 
 def check_pickled(tensor: torch.Tensor) -> None:

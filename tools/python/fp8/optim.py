@@ -12,7 +12,7 @@ Formulas: runtime/kernels/optim.h. Parameters are f32, bf16 or f16, on hpu. Muon
 
 import copy
 import math
-from typing import Any, Callable, Iterable, Iterator, Sequence, cast
+from typing import Any, Callable, Iterable, Sequence, cast
 
 import torch
 from torch.optim import Muon as Muon
@@ -26,6 +26,13 @@ Group = dict[str, Any]
 _OPS = torch.ops.hpu
 _MOMENTS = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# Option of a group: whether it is right, and what is allowed.
+_ALLOWED: dict[str, tuple[Callable[[Any, Group], bool], str]] = {
+    **dict.fromkeys(("lr", "weight_decay", "momentum"), (lambda value, _: 0 <= value < math.inf, "0 or more")),
+    "eps": (lambda value, _: 0 < value < math.inf, "more than 0"),
+    "betas": (lambda value, _: all(0 <= beta < 1 for beta in value), "two from 0 up to 1, without 1"),
+    "eps_mode": (lambda value, _: value in ("habana", "torch"), "habana, torch"),
+    "nesterov": (lambda value, group: not value or (group["momentum"] > 0 and group["dampening"] == 0), "False without momentum, or with dampening")}
 
 
 def _scalar(value: float) -> torch.Tensor: return torch.tensor([value], dtype=torch.float32, device="hpu")
@@ -34,16 +41,10 @@ def _scalar(value: float) -> torch.Tensor: return torch.tensor([value], dtype=to
 class _Fused(torch.optim.Optimizer):
     """step() is _update() for each group that has gradients."""
 
-    def _allow(self, group: Group) -> Iterator[tuple[str, bool, str]]:
-        """Options with what is allowed, and whether they are."""
-        yield from ((key, 0 <= group.get(key, 0) < math.inf, "0 or more") for key in ("lr", "weight_decay", "momentum"))
-        yield "eps", 0 < group.get("eps", 1) < math.inf, "more than 0"
-        yield "betas", all(0 <= beta < 1 for beta in group.get("betas", ())), "two from 0 up to 1, without 1"
-
     def add_param_group(self, param_group: Group) -> None:
         options = {**self.defaults, **param_group}
-        for key, right, allowed in self._allow(options):
-            expect(right, type(self).__name__, key, options.get(key), allowed)
+        for key, (right, allowed) in _ALLOWED.items():
+            expect(key not in options or right(options[key], options), type(self).__name__, key, options.get(key), allowed)
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -101,10 +102,6 @@ class FusedAdamW(_Fused):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
                                   "moments_dtype": moments_dtype, "eps_mode": eps_mode})
 
-    def _allow(self, group: Group) -> Iterator[tuple[str, bool, str]]:
-        yield from super()._allow(group)
-        yield "eps_mode", group["eps_mode"] in ("habana", "torch"), "habana, torch"
-
     def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         dtypes = group["moments_dtype"] if isinstance(group["moments_dtype"], (tuple, list)) else (group["moments_dtype"],) * 2
         moments, states = self._moments(params, values, exp_avg=dtypes[0], exp_avg_sq=dtypes[1]), [self.state[p] for p in params]
@@ -120,11 +117,6 @@ class FusedSGD(_Fused):
 
     def __init__(self, params: Any, lr: float, momentum: float = 0, weight_decay: float = 0, dampening: float = 0, nesterov: bool = False) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": dampening, "nesterov": nesterov})
-
-    def _allow(self, group: Group) -> Iterator[tuple[str, bool, str]]:
-        yield from super()._allow(group)
-        right = not group["nesterov"] or (group["momentum"] > 0 and group["dampening"] == 0)
-        yield "nesterov", right, "False without momentum, or with dampening"
 
     def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         with_momentum = params if group["momentum"] else []
@@ -182,15 +174,12 @@ class FusedLars(_Fused):
     optimizer's.
 
     skip_mask: for each parameter, in the order of the groups: 0 where the step is lr * gradient (biases, norms), else 1."""
-    optim: FusedResourceApplyMomentum
-    skip_mask: list[int]
-    eeta: float
-    eps: float
 
     def __init__(self, optimizer: FusedResourceApplyMomentum, skip_mask: Sequence[int], eeta: float = 0.001, eps: float = 1e-8) -> None:
         expect(isinstance(optimizer, FusedResourceApplyMomentum), "FusedLars", "optimizer", type(optimizer).__name__,
                "FusedResourceApplyMomentum (others apply lr once more)")
-        self.optim, self.skip_mask, self.eeta, self.eps = optimizer, list(skip_mask), eeta, eps
+        self.optim, self.eeta, self.eps = optimizer, eeta, eps
+        self.skip_mask: list[int] = list(skip_mask)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
 

@@ -24,12 +24,8 @@ class Accelerator:
             raise lightning.misconfiguration(self.package)(f"Device should be HPU, got {device} instead.")
         torch.hpu.set_device(device)
 
-    def teardown(self) -> None:
-        """Nothing is kept."""
-
-    def get_device_stats(self, device: Any) -> dict[str, int]:
-        """The ten rows of torch.hpu.memory_stats()."""
-        return torch.hpu.memory_stats(device)
+    def teardown(self) -> None: """Nothing is kept."""
+    def get_device_stats(self, device: Any) -> dict[str, int]: return torch.hpu.memory_stats(device)  # its ten rows
 
     @classmethod
     def parse_devices(cls, devices: int | str | None) -> int:
@@ -38,10 +34,7 @@ class Accelerator:
         if not isinstance(devices, (int, str, type(None))) or isinstance(devices, bool):
             raise wrong(f"`devices` for `HPUAccelerator` must be int, string or None. Found {devices!r}.")
         there = torch.hpu.device_count()
-        try:
-            count = there if devices is None or int(devices) == -1 else int(devices)
-        except ValueError:
-            count = 0
+        count = there if devices in (None, -1, "-1") else int(devices) if str(devices).isdecimal() else 0
         if not 0 < count <= there:
             raise wrong(f"`devices` for `HPUAccelerator`: found {devices!r}, allowed: a count from 1 to {there} (FP8_HPU_DEVICES emulates more)")
         return count
@@ -103,7 +96,8 @@ class Precision:
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """What Lightning calls before it makes the optimizers."""
-        if self.precision != "fp8" or self._inference or _in_fp8(module):
+        from fp8.te import _attached
+        if self.precision != "fp8" or self._inference or _attached.within(module):
             return module
         return self.convert_modules(module, replace_layers=True, recipe=self.recipe)
 
@@ -123,12 +117,6 @@ class Precision:
         return te.fp8_autocast(enabled=True, fp8_recipe=self.recipe, fp8_group=torch.distributed.group.WORLD if several else None)
 
     def autocast_context_manager(self) -> ContextManager[None]: return self.forward_context()
-
-
-def _in_fp8(module: torch.nn.Module) -> bool:
-    """Whether one of its modules trains in fp8."""
-    from fp8.te import _attached
-    return bool(_attached.within(module))
 
 
 def _for_inference(model: torch.nn.Module, quant: Any, folder: Path | None) -> torch.nn.Module:

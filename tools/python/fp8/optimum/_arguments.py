@@ -17,33 +17,22 @@ from accelerate import state
 from transformers import training_args
 from transformers.utils import hub
 
-from fp8 import _config
+from fp8 import _config, _trainers
 from fp8._trainers import expect
 
 Bool = bool | None
 Int = int | None
 
-# Arguments that change no result, with their defaults: they are accepted.
-_ACCEPTED = [
-    *((name, Bool, False) for name in """pipelining_fwd_bwd disable_tensor_cache_hpu_graphs use_compiled_autograd
-        compile_from_sec_iteration use_regional_compilation use_zero3_leaf_promotion flash_attention_recompute flash_attention_fast_softmax
-        flash_attention_causal_mask sdp_on_bf16 overwrite_output_dir""".split()),
-    *((name, Bool, None) for name in ("compile_dynamic", "inline_inbuilt_nn_modules", "allow_unspec_int_on_nn_module")),
-    ("cache_size_limit", Int, None)]
-# Argument: what is allowed. Optimum refuses the first ones too.
-_ONLY = {
-    "fp16": (False,), "fp16_full_eval": (False,), "tf32": (None, False), "fp16_backend": ("auto",), "fp16_opt_level": ("O1",), "mp_parameters": ("",),
-    "tpu_num_cores": (None,), "tpu_metrics_debug": (False,), "distribution_strategy": ("ddp", "fast_ddp"), "context_parallel_size": (1,),
-    "half_precision_backend": ("hpu_amp", "cpu_amp"), "attn_implementation": (None, "eager", "sdpa", "gaudi_fused_sdpa"),
-    "ddp_backend": (None, "hccl", "gloo"), "flash_attention_fp8": (False,)}
-_HABANAS = ("use_lazy_mode", "use_hpu_graphs", "use_hpu_graphs_for_inference", "use_hpu_graphs_for_training", "gaudi_config_name", "fp8")
+# Arguments that change no result, with their defaults, which are accepted; arguments with what is allowed; those that ask for hpu.
+_ACCEPTED, _ONLY, _HABANAS = (_trainers.NAMES["optimum"][key] for key in ("accepted", "only", "of hpu"))
 
 if TYPE_CHECKING:
     class _More: ...
 else:  # the fields that these tables alone need
     _fields = transformers.TrainingArguments.__dataclass_fields__
-    _More = dataclasses.make_dataclass("_More", [*_ACCEPTED, *((name, Union[type(values[0]), None], values[0])
-                                                               for name, values in _ONLY.items() if name not in _fields)])
+    _defaults = {**_ACCEPTED, **{name: values[0] for name, values in _ONLY.items() if name not in _fields}}
+    _More = dataclasses.make_dataclass("_More", [(name, Int if name == "cache_size_limit" else Bool if value is None else type(value) | None, value)
+                                                 for name, value in _defaults.items()])
 
 
 @functools.cache  # once
@@ -127,11 +116,8 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
             super().__post_init__()
         if self.non_blocking_data_copy:
             self.accelerator_config.non_blocking = True
-        if self.torch_compile_backend == "hpu_backend":
-            from fp8 import _trainers
-            _trainers.register_backend("hpu_backend")
         self.use_hpu_graphs_for_inference = self.use_hpu_graphs_for_inference or self.use_hpu_graphs  # its older name
-        names = [name for name, _, nothing in [("use_lazy_mode", Bool, False), *_ACCEPTED] if getattr(self, name) != nothing]
+        names = [name for name, nothing in {"use_lazy_mode": False, **_ACCEPTED}.items() if getattr(self, name) != nothing]
         if names:
             _tell(", ".join(names))
 
@@ -170,9 +156,9 @@ class GaudiConfig:
     def __post_init__(self) -> None: _check({key: value for key, value in self.to_dict().items() if value is not None}, "GaudiConfig")
 
     @classmethod
-    def from_dict(cls, config_dict: Mapping[str, Any]) -> "GaudiConfig":
-        """Raises ValueError for an unknown key (the nearest is named)."""
-        _check(config_dict, "GaudiConfig")
+    def from_dict(cls, config_dict: Mapping[str, Any], source: str = "GaudiConfig") -> "GaudiConfig":
+        """Raises ValueError for an unknown key (the nearest is named). source: in messages."""
+        _check(config_dict, source)
         return cls(**{field.name: config_dict[field.name] for field in dataclasses.fields(cls) if field.name in config_dict})
 
     @classmethod
@@ -181,14 +167,11 @@ class GaudiConfig:
         file: Any = os.fspath(pretrained_model_name_or_path)
         if not os.path.isfile(file):
             file = hub.cached_file(file, _FILE, **kwargs)
-        keys = _config.read_object(file)
-        _check(keys, file)
-        return cls.from_dict(keys)
+        return cls.from_dict(_config.read_object(file), file)
 
     def save_pretrained(self, save_directory: Path) -> None:
         os.makedirs(save_directory, exist_ok=True)
-        text = json.dumps(self.to_dict(), indent=2, sort_keys=True)
-        pathlib.Path(save_directory, _FILE).write_text(text + "\n", encoding="utf-8")
+        pathlib.Path(save_directory, _FILE).write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]: return dataclasses.asdict(self)
 

@@ -41,7 +41,7 @@ def rotary_position_embedding(dim: int, positions: int, base: float = 10000.0, d
 
 
 @_region.unseen
-def _attend(operator: Any, *args: Any) -> torch.Tensor: return operator(*args)
+def _attend(operator: Any, *args: Any) -> torch.Tensor: return operator._op(*args)  # by itself torch looks for a tracer's objects in all
 
 
 class FusedAttention(torch.nn.Module):
@@ -97,11 +97,10 @@ class DotProductAttention(torch.nn.Module):
         place of a padding mask; _padded: where each begins, with rows of none between; max_seqlen_*: none is longer. attn_mask_type,
         window_size: instead of the module's. checkpoint_core_attention: computed again in backward."""
         refuse(_DOT, nothing)
-        run: Any = functools.partial(_attend, torch.ops.fp8.dot_product_attention)
-        run = functools.partial(_region.checkpoint, run, use_reentrant=False) if checkpoint_core_attention else run
-        return run(query_layer, key_layer, value_layer, attention_mask, *self._options(attn_mask_type or self.attn_mask_type, window_size),
-                   cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, self.training,
-                   self.fused_attention and self.fused_attention._state)
+        run: Any = functools.partial(_region.checkpoint, _attend, use_reentrant=False) if checkpoint_core_attention else _attend
+        return run(torch.ops.fp8.dot_product_attention, query_layer, key_layer, value_layer, attention_mask,
+                   *self._options(attn_mask_type or self.attn_mask_type, window_size), cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
+                   cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, self.training, self.fused_attention and self.fused_attention._state)
 
 
 class MultiheadAttention(torch.nn.Module):

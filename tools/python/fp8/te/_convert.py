@@ -16,13 +16,11 @@ _CHECKPOINTING = "_fp8_checkpointing"
 
 def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe: _recipe.Argument = None,
                     minimize_memory: bool = False) -> quant.Report:
-    """Products of the model's linear layers run in fp8 inside of fp8_autocast from now on. Nothing is replaced: parameters, hooks,
-    dtypes and an optimizer that has them stay.
+    """Products of the model's linear layers run in fp8 inside of fp8_autocast from now on; parameters and hooks stay.
 
-    replace_layers: False changes nothing; recipe: of these modules, whatever a region says (its rules keep single modules in high
-    precision), default what the region says; minimize_memory: backward casts weights again instead of keeping their codes.
-    Returns what became of each matrix. Raises ValueError for a model that is converted already or not on hpu, RuntimeError naming the
-    module for what can't be done; then nothing is converted."""
+    replace_layers: False changes nothing; recipe: of these modules, whatever a region says; minimize_memory: backward casts weights
+    again instead of keeping their codes. Returns what became of each matrix. Raises ValueError for a model that is converted already or
+    not on hpu, RuntimeError naming the module for what can't be done; then nothing is converted."""
     text = _recipe.check(recipe)
     found, left = _modules.weights(model)
     own = {id(attached.weight(module).owned) for module, attached in _attached.within(model) if hasattr(module, "attaches_itself")}

@@ -56,12 +56,8 @@ class _Norm:
         return _normalized(f"te.{type(self).__name__}", input, self.weight, getattr(self, "bias", None), self.eps, self.zero_centered_gamma)
 
 
-class LayerNorm(_Norm, torch.nn.LayerNorm):
-    """torch.nn.LayerNorm. zero_centered_gamma: gamma is 1 + weight, which begins as zeros."""
-
-
-class RMSNorm(_Norm, torch.nn.RMSNorm):
-    """torch.nn.RMSNorm. zero_centered_gamma: gamma is 1 + weight, which begins as zeros."""
+class LayerNorm(_Norm, torch.nn.LayerNorm): """torch.nn.LayerNorm. zero_centered_gamma: gamma is 1 + weight, which begins as zeros."""
+class RMSNorm(_Norm, torch.nn.RMSNorm): """torch.nn.RMSNorm. zero_centered_gamma: gamma is 1 + weight, which begins as zeros."""
 
 
 _NORMS: dict[str, Any] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}

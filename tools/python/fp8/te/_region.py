@@ -14,6 +14,7 @@ from fp8._trainers import expect
 from fp8.te import recipe as _recipe
 
 _groups = threading.local()  # those of this thread's regions
+_NO_REGION = contextlib.nullcontext()
 Function = TypeVar("Function", bound=Callable[..., Any])
 _callback = torch._C._dynamo.eval_frame.get_eval_frame_callback  # what torch.compile has around the calls of this thread, if it has
 
@@ -31,11 +32,10 @@ def unseen(function: Function) -> Function:
 class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the field
     """Products of converted modules run in fp8 inside, those of backward too. A context manager, or a decorator of a function.
 
-    force_measurement: True measures amaxes in this step, False does not, whatever the recipe's interval says; fp8_recipe: default the
-    outer region's, else DelayedScaling(); fp8_group: a group of torch.distributed, whose ranks share their
-    amaxes; calibrating: with enabled=False, high precision, but amaxes are recorded; is_first_microbatch: True casts weights and
-    keeps them, False uses the kept ones; seed: of stochastic rounding. Regions nest: the innermost decides. After an exception no
-    scale moves. Raises ValueError for what it can't take, RuntimeError naming modules that did not run in fp8."""
+    force_measurement: whether amaxes are measured, whatever the recipe's interval says; fp8_recipe: default the outer region's, else
+    DelayedScaling(); fp8_group: whose ranks share amaxes; calibrating: with enabled=False, amaxes are recorded; is_first_microbatch:
+    True casts weights and keeps them, False uses the kept ones; seed: of stochastic rounding. The innermost region decides. After an
+    exception no scale moves. Raises ValueError for what it can't take, RuntimeError naming modules that did not run in fp8."""
 
     def __init__(self, enabled: bool = False, force_measurement: bool | None = None, fp8_recipe: _recipe.Argument = None, fp8_group: Any = None,
                  calibrating: bool = False, *, is_first_microbatch: bool | None = None, seed: int = 0) -> None:
@@ -86,7 +86,7 @@ def is_fp8_enabled() -> bool:
 
 def microbatch(first: bool | None) -> ContextManager[Any]:
     """The region of this thread, where it is enabled, as is_first_microbatch of a module's forward changes it."""
-    return fp8_autocast(True, is_first_microbatch=first) if first is not None and is_fp8_enabled() else contextlib.nullcontext()
+    return fp8_autocast(True, is_first_microbatch=first) if first is not None and is_fp8_enabled() else _NO_REGION
 
 
 _asked: contextvars.ContextVar[tuple[str, bool] | None] = contextvars.ContextVar("quantized_model_init", default=None)
@@ -151,10 +151,9 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = T
     asked = {"distribute_saved_activations": distribute_saved_activations, "get_rng_state_tracker": get_rng_state_tracker, "tp_group": tp_group}
     for name, found in asked.items():
         expect(not found, "checkpoint", name, repr(found), "None or False (one process computes the whole of function)")
-    if use_reentrant:
-        return _torch_checkpoint.checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True, preserve_rng_state=preserve_rng_state)
-    return _torch_checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, context_fn=checkpoint_contexts,
-                                        **kwargs)
+    contexts = {} if use_reentrant else {"context_fn": checkpoint_contexts}
+    function = functools.partial(function, **kwargs) if kwargs else function
+    return _torch_checkpoint.checkpoint(function, *args, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state, **contexts)
 
 
 def give_contexts(model: torch.nn.Module, _: Any) -> None:

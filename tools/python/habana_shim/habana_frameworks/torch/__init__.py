@@ -73,24 +73,15 @@ def _initialize_distributed_hpu(world_size: typing.Optional[int] = None, rank: t
             int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank)
 
 
-_CORE = """hpu_set_env hpu_reset_env hpu_initialize hpu_set_inference_env hpu_inference_set_env hpu_inference_initialize
-    hpu_teardown_inference_env"""
+_NAMES = _trainers.NAMES["habana_frameworks"]
 # Module: its names, or the module of fp8 that has them.
 _MODULES: dict[str, typing.Union[str, dict[str, typing.Any]]] = {
-    "core": {"mark_step": _mark_step, "iter_mark_step": _mark_step, **{name: _accepted(name) for name in _CORE.split()},
-             "add_step_closure": _add_step_closure},
-    "hpex": {},
-    "hpex.experimental": {},
-    "hpex.experimental.transformer_engine": "fp8.te",
-    "hpex.experimental.transformer_engine.recipe": "fp8.te.recipe",
-    "hpex.optimizers": "fp8.optim",
-    "hpex.normalization": "fp8.optim",
-    "utils": {},
+    **{name: {} for name in _NAMES["empty"]}, **_NAMES["modules"],
+    "core": {"mark_step": _mark_step, "iter_mark_step": _mark_step, "add_step_closure": _add_step_closure,
+             **{name: _accepted(name) for name in _NAMES["accepted"]}},
     "utils.experimental": {"synDeviceType": _DeviceType, "_get_device_type": lambda: _DeviceType(torch.hpu.get_device_name())},
     "utils.internal": {"is_lazy": _is_lazy},
-    "distributed": {},
-    "distributed.hccl": {"initialize_distributed_hpu": _initialize_distributed_hpu},
-}
+    "distributed.hccl": {"initialize_distributed_hpu": _initialize_distributed_hpu}}
 
 
 def _found_in(module: str, names: dict[str, typing.Any]) -> typing.Callable[[str], typing.Any]:
