@@ -3,7 +3,7 @@
 // namespace of their own, which TorchScript of strangers may not use.
 //
 //   cache = torch.classes.fp8_graphs.GraphCache(10)
-//   match cache.decide(inputs, training, more):
+//   match cache.decide(inputs, more, version):
 //     case 0: results = cache.replay(inputs)
 //     case 1: results = cache.end(inputs, f(*cache.begin(inputs)), reason)     "": none against it; or cache.abandon()
 //     case 2: results = f(*inputs)
@@ -82,10 +82,10 @@ void register_cache() {
   torch::class_<PythonCache>("fp8_graphs", "GraphCache")
       .def(torch::init<std::int64_t>())
       .def("decide",
-           [](const Cache& self, const Tensors& inputs, bool training, const std::string& more) {
+           [](const Cache& self, const Tensors& inputs, const std::string& more, std::int64_t version) {
              if (is_recording())
                return static_cast<std::int64_t>(GraphCache::Way::as_it_is);  // within its own capture, too
-             self->decision = self->cache.decide(inputs, training, more);
+             self->decision = self->cache.decide(inputs, more, version);
              return static_cast<std::int64_t>(self->decision.way);
            })
       .def("begin", [](const Cache& self, const Tensors& inputs) { return self->pending().begin(inputs); })

@@ -312,6 +312,18 @@ std::vector<at::Tensor> GraphedCall::again(at::TensorList inputs) {
   return in_graph(frame, inputs, results);
 }
 
+/// With the strides that it had when it was recorded.
+at::Tensor GraphedCall::as_recorded(const at::Tensor& gradient, const TapeWindow& like) const {
+  if (gradient.strides() == like.strides) return gradient;
+  try {
+    return at::empty_strided(like.sizes, like.strides, gradient.options()).copy_(gradient);
+  } catch (c10::Error& error) {
+    add_replayed(error, "the gradient of a result",
+                 backward_begins_ > 0 ? tape_.nodes[backward_begins_ - 1].module : std::string());
+    throw;
+  }
+}
+
 std::vector<at::Tensor> GraphedCall::backward(Frame& frame, at::TensorList gradients) {
   for (const auto& [window, version] : frame.versions)
     TORCH_CHECK(frame.memory->version(window) == version,
@@ -322,9 +334,7 @@ std::vector<at::Tensor> GraphedCall::backward(Frame& frame, at::TensorList gradi
   TapeFrame memory = *frame.memory;  // a second backward finds it as it was
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const TapeWindow& like = tape_.windows[static_cast<std::size_t>(gradients_in_[i])];
-    at::Tensor g = gradients[i];
-    if (g.strides() != like.strides) g = at::empty_strided(like.sizes, like.strides, g.options()).copy_(g);
-    memory.give(gradients_in_[i], g);
+    memory.give(gradients_in_[i], as_recorded(gradients[i], like));
   }
   tape_.run(memory, backward_begins_, tape_.nodes.size());
   std::vector<at::Tensor> all;

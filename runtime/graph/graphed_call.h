@@ -61,6 +61,7 @@ class GraphedCall : public std::enable_shared_from_this<GraphedCall> {
   std::vector<at::Tensor> backward_as_it_is(at::TensorList gradients);
   std::vector<at::Tensor> first_backward(at::TensorList gradients);
   std::vector<at::Tensor> backward(Frame& frame, at::TensorList gradients);
+  at::Tensor as_recorded(const at::Tensor& gradient, const TapeWindow& like) const;
   void note_versions(Frame& frame) const;
   /// The results of a call as those of a node of autograd.
   std::vector<at::Tensor> in_graph(const c10::intrusive_ptr<Frame>& frame, at::TensorList inputs,

@@ -33,9 +33,9 @@ class Key {
   std::string bytes_;
 };
 
-std::string key_of(at::TensorList inputs, bool training) {
+std::string key_of(at::TensorList inputs) {
   Key key;
-  key << training << at::GradMode::is_enabled() << c10::InferenceMode::is_enabled() << interception_paused()
+  key << at::GradMode::is_enabled() << c10::InferenceMode::is_enabled() << interception_paused()
       << at::autocast::is_autocast_enabled(at::kHPU) << at::autocast::get_autocast_dtype(at::kHPU)
       << c10::get_default_dtype_as_scalartype() << at::globalContext().deterministicAlgorithms();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -56,6 +56,25 @@ bool can_be_given(at::TensorList inputs) {
   });
 }
 
+/// Its parameters without their names.
+struct OpenModule : torch::nn::Module {
+  static const auto& parameters_of(const torch::nn::Module& module) { return module.*&OpenModule::parameters_; }
+};
+
+bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }
+bool is_same(const std::shared_ptr<torch::nn::Module>& a, const std::shared_ptr<torch::nn::Module>& b) {
+  return a == b;
+}
+
+/// True if `seen` is the next of `known`; else that ends with it.
+template <class T>
+bool is_next(std::vector<T>& known, std::size_t& next, const T& seen) {
+  const bool same = next < known.size() && is_same(known[next], seen);
+  if (!same) known.resize(next), known.push_back(seen);
+  ++next;
+  return same;
+}
+
 }  // namespace
 
 GraphCallable::GraphCallable(torch::nn::Sequential module)
@@ -63,8 +82,7 @@ GraphCallable::GraphCallable(torch::nn::Sequential module)
         TORCH_CHECK(inputs.size() == 1, "[graph] Sequential: found ", inputs.size(), " inputs, expected 1");
         return std::vector<at::Tensor>{module->forward(inputs[0])};
       }),
-      is_training([module] { return module->is_training(); }),
-      parts([module] { return count_parts(*module); }) {}
+      module(module.ptr()) {}
 
 GraphCallable::GraphCallable(torch::nn::AnyModule module)
     : call([module](at::TensorList x) mutable -> std::vector<at::Tensor> {
@@ -76,50 +94,64 @@ GraphCallable::GraphCallable(torch::nn::AnyModule module)
           default: TORCH_CHECK(false, "[graph] AnyModule: found ", x.size(), " inputs, allowed: 1 to 4");
         }
       }),
-      is_training([module] { return module.ptr()->is_training(); }),
-      parts([module] { return count_parts(*module.ptr()); }) {}
+      module(module.ptr()) {}
 
-std::size_t count_parts(const torch::nn::Module& module) {
-  std::size_t count = 1 + module.parameters(/*recurse=*/false).size();
-  for (const auto& child : module.children()) count += count_parts(*child);
-  return count;
+bool ModuleParts::walk(const torch::nn::Module& module) {
+  modes_.push_back(module.is_training() ? 't' : 'e');
+  bool same = true;
+  for (const auto& p : OpenModule::parameters_of(module)) same &= is_next(parameters_, parameter_, p.value());
+  for (const auto& child : module.children()) {
+    same &= is_next(modules_, module_, child);
+    same &= walk(*child);
+  }
+  return same;
+}
+
+void ModuleParts::look(const torch::nn::Module& module) {
+  modes_.clear();
+  module_ = parameter_ = 0;
+  bool same = walk(module);
+  same &= module_ == modules_.size() && parameter_ == parameters_.size();
+  modules_.resize(module_), parameters_.resize(parameter_);
+  if (!same) ++version_;
 }
 
 GraphCache::GraphCache(GraphOptions options) : options_(options) {
   TORCH_CHECK(options.max_graphs >= 0, "[graph] max_graphs: found ", options.max_graphs, ", allowed: 0 and more");
 }
 
-GraphCache::Decision GraphCache::decide(at::TensorList inputs, bool training, const std::string& more) {
+GraphCache::Decision GraphCache::decide(at::TensorList inputs, const std::string& more, std::int64_t version) {
   const auto as_it_is = [&] {
     ++counts_.eager;
     return Decision();
   };
   if (!can_be_given(inputs) || Recorder::is_any_on()) return as_it_is();
-  const std::string key = key_of(inputs, training) + more;
+  const std::string key = key_of(inputs) + more;
   const auto found = calls_.find(key);
   if (found != calls_.end()) {
+    const auto& [call, of_version] = found->second;
     // Nobody holds a first call whose backward will never come: a loss that was left out.
-    const bool was_left = found->second->refusal().empty() && found->second.use_count() == 1;
-    if (!found->second->is_ready() && !was_left) return as_it_is();
-    if (found->second->is_ready() && found->second->is_current()) {
+    const bool was_left = call->refusal().empty() && call.use_count() == 1, same = of_version == version;
+    if (same && !call->is_ready() && !was_left) return as_it_is();
+    if (same && call->is_ready() && call->is_current()) {
       ++counts_.replayed;
-      return {Way::replay, found->second};
+      return {Way::replay, call};
     }
     calls_.erase(found);
   }
   if (static_cast<std::int64_t>(calls_.size()) >= options_.max_graphs) return as_it_is();
   ++counts_.captured;
-  return {Way::capture, calls_.emplace(key, std::make_shared<GraphedCall>()).first->second};
+  return {Way::capture, calls_.emplace(key, Known{std::make_shared<GraphedCall>(), version}).first->second.call};
 }
 
 void GraphCache::abandon(const std::shared_ptr<GraphedCall>& call) {
-  std::erase_if(calls_, [&](const auto& known) { return known.second == call; });
+  std::erase_if(calls_, [&](const auto& known) { return known.second.call == call; });
 }
 
 std::vector<std::string> GraphCache::refusals() const {
   std::vector<std::string> all;
-  for (const auto& [key, call] : calls_)
-    if (!call->refusal().empty()) all.push_back(call->refusal());
+  for (const auto& [key, known] : calls_)
+    if (!known.call->refusal().empty()) all.push_back(known.call->refusal());
   return all;
 }
 
@@ -132,7 +164,8 @@ std::vector<at::Tensor> ModuleCacher::bypass(at::TensorList inputs) {
 }
 
 std::vector<at::Tensor> ModuleCacher::operator()(at::TensorList inputs) {
-  const auto [way, call] = cache_.decide(inputs, callable_.is_training(), std::to_string(callable_.parts()));
+  if (callable_.module != nullptr) parts_.look(*callable_.module);
+  const auto [way, call] = cache_.decide(inputs, parts_.modes(), parts_.version());
   if (way == GraphCache::Way::replay) return call->again(inputs);
   if (way == GraphCache::Way::as_it_is) return callable_.call(inputs);
   try {

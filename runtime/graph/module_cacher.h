@@ -7,10 +7,10 @@
 //   loss_of(graphed(x)).backward();                   runs, and is captured
 //   loss_of(graphed(x)).backward();                   is replayed: net's code is not called
 //
-// A kind of call: sizes, strides, dtypes and gradients of the inputs, which of them share memory, training or not,
-// gradients on or off, autocast, how many parts a module has. Where a parameter, or any tensor that was read and is no
-// input, has other memory since (set_data, load, convert) the call is captured anew. What can't be captured runs as it
-// is, and all beyond max_graphs.
+// A kind of call: sizes, strides, dtypes and gradients of the inputs, which of them share memory, which parts of a
+// module train, gradients on or off, autocast. Where a module has other parts or parameters since, or a parameter, or
+// any tensor that was read and is no input, other memory (set_data, load, convert) the call is captured anew. What
+// can't be captured runs as it is, and all beyond max_graphs.
 // Results are tensors of their own, not buffers that the next call fills.
 #pragma once
 #include <torch/csrc/api/include/torch/nn/module.h>
@@ -23,12 +23,10 @@
 
 namespace fp8::runtime {
 
-/// What is captured: the function, and what of its state decides how it runs.
+/// What is captured: the function, and the module whose state decides how it runs.
 struct GraphCallable {
   GraphFunction call;
-  std::function<bool()> is_training = [] { return false; };
-  /// Another where the module has got more parts: an adapter that is attached leaves the tensors that were read.
-  std::function<std::size_t()> parts = [] { return std::size_t{0}; };
+  std::shared_ptr<const torch::nn::Module> module = nullptr;
 
   GraphCallable(GraphFunction function) : call(std::move(function)) {}  // NOLINT: any function is one
   GraphCallable(torch::nn::Sequential module);                          // NOLINT
@@ -44,8 +42,24 @@ struct GraphCounts {
   std::int64_t captured = 0, replayed = 0, eager = 0;
 };
 
-/// How many modules and parameters there are in it.
-std::size_t count_parts(const torch::nn::Module& module);
+/// The parts of a module as calls find them. Nobody tells of changes, so each call looks; it holds what it saw last.
+class ModuleParts {
+ public:
+  void look(const torch::nn::Module& module);
+  const std::string& modes() const { return modes_; }  ///< of each part whether it trains
+  /// Another each time that parts or parameters are others: an adapter that is attached leaves the tensors that were
+  /// read, and an optimizer may hold a parameter that was replaced.
+  std::int64_t version() const { return version_; }
+
+ private:
+  bool walk(const torch::nn::Module& module);  ///< true: all are those that it saw last
+
+  std::string modes_;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<at::Tensor> parameters_;
+  std::size_t module_ = 0, parameter_ = 0;  // the next ones of a walk
+  std::int64_t version_ = 0;
+};
 
 /// Graphs by kind of call.
 class GraphCache {
@@ -53,13 +67,14 @@ class GraphCache {
   explicit GraphCache(GraphOptions options = {});
 
   enum class Way { replay, capture, as_it_is };
-  /// How this call runs, and counts it. more: what else decides how it does. replay: call->again(inputs); capture:
-  /// call->first(f, inputs), or abandon() where that throws.
+  /// How this call runs, and counts it. more: what else decides how it does; version: where it is another than at the
+  /// capture, that is of no use. replay: call->again(inputs); capture: call->first(f, inputs), or abandon() where that
+  /// throws.
   struct Decision {
     Way way = Way::as_it_is;
     std::shared_ptr<GraphedCall> call;
   };
-  Decision decide(at::TensorList inputs, bool training, const std::string& more = "");
+  Decision decide(at::TensorList inputs, const std::string& more = "", std::int64_t version = 0);
   void abandon(const std::shared_ptr<GraphedCall>& call);
 
   /// Lets go of all graphs, and of their memory.
@@ -72,7 +87,11 @@ class GraphCache {
  private:
   GraphOptions options_;
   GraphCounts counts_;
-  std::map<std::string, std::shared_ptr<GraphedCall>> calls_;
+  struct Known {
+    std::shared_ptr<GraphedCall> call;
+    std::int64_t version;
+  };
+  std::map<std::string, Known> calls_;
 };
 
 class ModuleCacher {
@@ -89,6 +108,7 @@ class ModuleCacher {
 
  private:
   GraphCallable callable_;
+  ModuleParts parts_;
   GraphCache cache_;
 };
 

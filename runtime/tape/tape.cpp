@@ -25,6 +25,10 @@ at::Tensor tensor_on(const c10::Storage& memory, const TapeWindow& window, std::
 
 }  // namespace
 
+void add_replayed(c10::Error& error, const std::string& name, const std::string& module) {
+  error.add_context("replayed: " + name + (module.empty() ? "" : " of module '" + module + "'"));
+}
+
 TapeFrame::TapeFrame(const Tape& tape)
     : tape_(&tape),
       tensors_(tape.windows.size()),
@@ -200,7 +204,7 @@ void Tape::run(TapeFrame& frame, std::size_t first, std::size_t end) const {
     try {
       run(frame, node, stack);
     } catch (c10::Error& error) {
-      error.add_context("replayed: " + node.name + (node.module.empty() ? "" : " of module '" + node.module + "'"));
+      add_replayed(error, node.name, node.module);
       throw;
     }
   }

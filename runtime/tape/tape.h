@@ -70,6 +70,9 @@ struct TapeNode {
   std::vector<std::int32_t> gone;     ///< the windows on them
 };
 
+/// Says in the message what was replayed.
+void add_replayed(c10::Error& error, const std::string& name, const std::string& module);
+
 class Tape;
 
 /// One run's memory, on its way through the nodes.

@@ -7,9 +7,10 @@ at::Tensor GraphedSteps::run(TrainingModule& module, Step step, const Batch& bat
                              const Metrics& metrics) {
   using Way = runtime::GraphCache::Way;
   if (!(training ? use_.training : use_.inference)) return (module.*step)(batch, index);
+  parts_.look(module.network());
   const std::string more = std::to_string(batch.samples) + " " + std::to_string(batch.tokens) + " " +
-                           std::to_string(runtime::count_parts(module.network()));
-  const auto [way, call] = cache_.decide(batch.tensors, training, more);
+                           std::to_string(static_cast<int>(training)) + parts_.modes();
+  const auto [way, call] = cache_.decide(batch.tensors, more, parts_.version());
   if (way == Way::as_it_is) return (module.*step)(batch, index);
   if (way == Way::replay) return call->again(batch.tensors).at(0);
   try {

@@ -26,6 +26,7 @@ class GraphedSteps {
  private:
   GraphUse use_;
   runtime::GraphCache cache_;
+  runtime::ModuleParts parts_;
 };
 
 }  // namespace fp8::trainer

@@ -183,6 +183,18 @@ def test_training_in_fp8(bf16):
     assert counts(model) == (2, 6, 0)
 
 
+def test_a_parameter_that_is_replaced_is_seen():
+    model, x = net().eval(), torch.randn(4, 8).to("hpu")
+    torch.hpu.wrap_in_hpu_graph(model)
+    held = list(model.parameters())  # as by an optimizer
+    with torch.no_grad():
+        for number in (1, 2):
+            for _ in range(2):
+                assert torch.equal(model(x), torch.nn.Sequential.forward(model, x))
+            assert counts(model) == (number, number, 0) and len(held) == 6
+            model[0].weight = torch.nn.Parameter(model[0].weight * 2)
+
+
 def test_graph_keeps_addresses():
     x = torch.arange(6.0).to("hpu")
     graph = torch.hpu.HPUGraph()

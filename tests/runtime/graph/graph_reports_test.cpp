@@ -49,23 +49,36 @@ TEST(GraphReports, OutOfMemoryInAReplay) {
 }
 
 TEST(GraphReports, OutOfMemoryInTheBackwardOfAReplay) {
-  torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::GELU(), torch::nn::Linear(64, 64));
-  net->to(at::kHPU);
+  const std::string path = "decoder.up";
+  torch::nn::Linear up(64, 64), down(64, 64);
+  up->to(at::kHPU), down->to(at::kHPU);
+  const GraphFunction net = [&](at::TensorList x) {
+    const ModuleScope module(path);
+    return Tensors{down(at::gelu(up(x[0])))};
+  };
   ModuleCacher graphed(net);
   const auto x = hpu(torch::rand({64, 64}));
+  const Tensors parameters = {up->weight, up->bias, down->weight, down->bias};
   const auto gradients = [&](bool with) {
-    net->zero_grad();
-    (with ? graphed(x) : net->forward(x)).square().sum().backward();
+    for (const auto& p : parameters) p.mutable_grad().reset();
+    (with ? graphed(x) : net(x)[0]).square().sum().backward();
     Tensors all;
-    for (const auto& p : net->parameters()) all.push_back(p.grad());
+    for (const auto& p : parameters) all.push_back(p.grad());
     return all;
   };
   gradients(true);
-  net->zero_grad();
+  for (const auto& p : parameters) p.mutable_grad().reset();
   {
-    const auto loss = graphed(x).square().sum();
+    const auto y = graphed(x);
+    const auto given = hpu(torch::rand({64, 64}));
     const BytesLeft left(x.nbytes());
-    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("out of memory"));
+    EXPECT_THAT(error_of([&] { y.backward(given); }),
+                AllOf(HasSubstr("out of memory"), HasSubstr("replayed: aten::"), HasSubstr("of module 'decoder.up'")));
+    const auto turned = given.t();  // a copy of it is made, which the recorded strides ask for
+    const BytesLeft none(0);
+    EXPECT_THAT(error_of([&] { y.backward(turned); }),
+                AllOf(HasSubstr("out of memory"), HasSubstr("replayed: the gradient of a result"),
+                      HasSubstr("of module 'decoder.up'")));
   }
   const auto found = gradients(true), expected = gradients(false);
   for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(test::same_bits(found[i], expected[i])) << i;
@@ -140,6 +153,40 @@ TEST(GraphReports, AnAdapterThatIsAttachedAfterACaptureIsCapturedAnew) {
     }
     EXPECT_EQ(graphed.counts().captured, 2);
   }
+}
+
+struct PartsImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return last(dropout(first(x))); }
+  torch::nn::Linear first{register_module("first", torch::nn::Linear(32, 32))},
+      last{register_module("last", torch::nn::Linear(32, 32))};
+  torch::nn::Dropout dropout{register_module("dropout", torch::nn::Dropout(0.5))};
+};
+TORCH_MODULE(Parts);
+
+TEST(GraphReports, APartThatIsReplacedOrChangesItsModeIsSeen) {
+  Parts net;
+  net->to(at::kHPU);
+  ModuleCacher graphed{GraphCallable(torch::nn::AnyModule(net))};
+  const auto x = hpu(torch::randn({8, 32}));
+  const auto expect_eager = [&](std::int64_t captured) {
+    for (int i = 0; i < 2; ++i) {
+      torch::manual_seed(i);
+      const auto expected = net->forward(x);
+      torch::manual_seed(i);
+      EXPECT_TRUE(graphed(x).equal(expected));
+    }
+    EXPECT_EQ(graphed.counts().captured, captured);
+  };
+  const at::NoGradGuard no_grad;
+  expect_eager(1);
+  net->dropout->eval();
+  expect_eager(2);
+  net->dropout->train();
+  expect_eager(2);
+  const Tensors held = net->parameters();  // as by an optimizer
+  net->last = net->replace_module("last", torch::nn::Linear(32, 32));
+  net->to(at::kHPU);
+  expect_eager(3);
 }
 
 TEST(GraphReports, ADropoutMaskIsAnotherInEachReplay) {

@@ -12,6 +12,7 @@ What a graph keeps, and what can't be captured: tools/pages/graphs.md. Options t
 (asynchronous, dry_run, disable_tensor_cache, ...) are accepted and change nothing: results are tensors of their own."""
 
 import copy
+import operator
 import sys
 import typing
 
@@ -94,6 +95,8 @@ class _Graphed:
     def __init__(self, function: Function, module: typing.Optional[torch.nn.Module], max_graphs: typing.Optional[int]) -> None:
         self.function, self.module, self.cache = function, module, torch.classes.fp8_graphs.GraphCache(10**9 if max_graphs is None else max_graphs)
         self.results: dict[int, tuple[list[typing.Any], typing.Any]] = {}
+        self.parts: list[typing.Any] = []  # modules and parameters, at the last call
+        self.version = 0  # another each time that they are others
 
     def __call__(self, *args: typing.Any, bypass_hpu_graphs: bool = False, warmup_mode: bool = False, cache_tensors_list: typing.Any = None,
                  **kwargs: typing.Any) -> typing.Any:
@@ -106,8 +109,10 @@ class _Graphed:
         modules = list(self.module.modules()) if self.module is not None else []
         if not _replays_all(modules):
             return self.function(*args, **kwargs)
-        training = [m.training for m in modules]
-        way = self.cache.decide(tensors, any(training), repr((constants, spec, training)))
+        parts = [part for m in modules for part in (m, *m._parameters.values())]
+        if len(parts) != len(self.parts) or not all(map(operator.is_, parts, self.parts)):
+            self.parts, self.version = parts, self.version + 1
+        way = self.cache.decide(tensors, repr((constants, spec, [m.training for m in modules])), self.version)
         number = self.cache.number()
         if way == 0:
             return _with_tensors(*self.results[number], self.cache.replay(tensors))
