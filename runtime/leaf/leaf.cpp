@@ -50,6 +50,12 @@ ThreadScopes& thread_scopes() {
   return scopes;
 }
 
+/// What this thread's outermost OpScope calls, where calls are heard. Apart, as it has a destructor.
+std::optional<RunsAtOnce>& at_once() {
+  thread_local std::optional<RunsAtOnce> at_once;
+  return at_once;
+}
+
 struct Listeners {
   std::shared_mutex mutex;
   std::array<LeafListener*, 8> all{};
@@ -226,8 +232,7 @@ bool detail::OpEvent::enter(const char* op) {
   auto& scopes = thread_scopes();
   if (scopes.op != nullptr) return false;
   if (g_finish_work.load(std::memory_order_relaxed) != nullptr && is_heard()) [[unlikely]] {
-    finish_work();
-    c10::impl::tls_set_dispatch_key_excluded(kHeardKey, true);  // what it calls runs at once
+    at_once().emplace();
     scopes.called = true;
   }
   scopes.op = op;
@@ -237,7 +242,7 @@ bool detail::OpEvent::enter(const char* op) {
 void detail::OpEvent::leave() {
   auto& scopes = thread_scopes();
   scopes.op = nullptr;
-  if (std::exchange(scopes.called, false)) c10::impl::tls_set_dispatch_key_excluded(kHeardKey, false);
+  if (std::exchange(scopes.called, false)) at_once().reset();
 }
 
 const char* OpScope::current() { return thread_scopes().op; }
