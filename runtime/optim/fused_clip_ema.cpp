@@ -115,11 +115,21 @@ void FusedEMA::update(const std::vector<at::Tensor>& parameters) {
       "FusedEMA: found update between two calls of swap, allowed: after the second, which puts the parameters back");
   const at::NoGradGuard disabled;
   const double d = decay_of(updates_ + 1);
-  std::vector<ops::ScaleAddItem> items;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    items.push_back({averages_[i], values_of(parameters[i]), static_cast<float>(d), static_cast<float>(1 - d)});
+  std::vector<at::Tensor> operands = averages_;
+  for (const at::Tensor& p : parameters) operands.push_back(values_of(p));
+  const auto average = [d, n = averages_.size()](at::TensorList given) -> std::vector<at::Tensor> {
+    std::vector<ops::ScaleAddItem> items;
+    for (std::size_t i = 0; i < n; ++i)
+      items.push_back({given[i], given[n + i], static_cast<float>(d), static_cast<float>(1 - d)});
+    ops::scale_add("FusedEMA", items);
+    return {};
+  };
+  if (queues_calls()) {
+    for (const at::Tensor& t : averages_) t.unsafeGetTensorImpl()->bump_version();
+    queue_call("FusedEMA", operands, {}, average, averages_);
+  } else {
+    average(operands);
   }
-  ops::scale_add("FusedEMA", items);
   ++updates_;
 }
 

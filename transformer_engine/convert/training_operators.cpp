@@ -161,16 +161,11 @@ runtime::CastSpec State::spec_of_parts(double amax, at::ScalarType dtype) {
   const recipes::OperandScaling& how = scaling.of(Role::weight);
   const StepScales scales = handler_->state()->next_scales(*region);
   parts_.delayed = how.rule == recipes::ScalingRule::history;
-  TORCH_CHECK(scales.hybrid_scale.empty() && (parts_.delayed || how.rule == recipes::ScalingRule::tensor),
-              "[fp8::State] '", name(), "': found the recipe ", recipes::describe(recipe),
+  TORCH_CHECK(scales.hybrid_scale.empty() && how.one_scale(), "[fp8::State] '", name(), "': found the recipe ",
+              recipes::describe(recipe),
               ", and a weight is gathered in fp8 with one scale: expected habana, nvidia or current");
-  const recipes::Dialect dialect = runtime::device_dialect("fp8_autocast");
-  runtime::CastSpec spec{.format = scaling.format(Role::weight)};
-  spec.max = recipes::fp8_max(spec.format, dialect);
-  spec.scale =
-      parts_.delayed ? scales.scale[1] : current_scale_of(static_cast<float>(amax), spec.format, dialect, how, dtype);
-  spec.scale_inv = parts_.delayed ? scales.scale_inv[1] : 1.0f / spec.scale;
-  return spec;
+  return one_scale_spec(how, scaling.format(Role::weight), runtime::device_dialect("fp8_autocast"), scales, 1,
+                        static_cast<float>(amax), dtype);
 }
 
 at::Tensor State::cast_part(const at::Tensor& part, double amax, bool again) {

@@ -6,11 +6,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/intercept/intercept.h"
+#include "fp8/runtime/lazy/lazy_call.h"
 #include "fp8/runtime/ops/attention/attention.h"
 #include "fp8/runtime/tape/recorder.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
-#include "fp8/transformer_engine/region/recomputation.h"
+#include "fp8/transformer_engine/products/product_call.h"
 
 namespace fp8::te {
 namespace {
@@ -26,7 +25,7 @@ struct Call : ProductCall {
   Fp8AttentionOptions options;
   std::int64_t groups = 0;  ///< > 0: q is seen as [B, G, H / G, L, D], k and v as [B, G, 1, S, D]
   at::ScalarType dtype = at::kFloat;
-  bool trains = false;  ///< begin_forward()'s
+  std::array<std::vector<std::int64_t>, 3> sizes;  ///< of q, k, v
   float d_q = 1, d_k = 1, d_v = 1, q_s = 1, d_s = 1;
 };
 
@@ -113,7 +112,7 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
 
 variable_list backward_products(Call& call, const variable_list& saved, const at::Tensor& grad) {
   const at::Tensor g = grad.detach().to(call.activation).contiguous();
-  const StepScales scales = call.state->begin_backward(*call.region, call.scales);
+  const StepScales scales = call.begin_backward();
   OperandPlan plan = plan_of(call, Role::grad, kDO, scales);
   plan.stochastic = gradient_seed(call.recipe, *call.region, call.state->origin(), scales);
   const OperandPair pair = quantize_operand(g, plan);
@@ -153,7 +152,7 @@ variable_list backward_products(Call& call, const variable_list& saved, const at
   return result;
 }
 
-// In a recording (runtime/tape) the passes are a node each, as a product's are (fp8_linear.cpp):
+// The nodes of a recording:
 //
 //   te::attention           (q, k, v, mask)                       -> o, what backward reads (7), the call
 //   te::attention_backward  (do, what backward reads, the call)   -> dq, dk, dv
@@ -166,12 +165,9 @@ at::Tensor forward_as_node(runtime::Recorder& recorder, const std::array<at::Ten
   recorder.call(
       "te::attention",
       [like = *call, keeps = kept != nullptr](torch::jit::Stack& s) {
-        const runtime::autocast::InsideOp inside(std::nullopt);
-        const runtime::InterceptionPause pause;
-        const runtime::ModuleScope module(like.state->name());
-        const at::NoGradGuard no_grad;
+        const PassScope scope(like);
         auto call = c10::make_intrusive<Call>(like);
-        call->begin(like.trains);
+        call->begin_in_replay();
         variable_list kept;
         at::Tensor out = forward_product(s[0].toTensor(), s[1].toTensor(), s[2].toTensor(), s[3].toTensor(), *call,
                                          keeps ? &kept : nullptr);
@@ -194,10 +190,8 @@ variable_list backward_as_node(runtime::Recorder& recorder, const c10::intrusive
       "te::attention_backward",
       [](torch::jit::Stack& s) {
         const auto call = c10::static_intrusive_pointer_cast<Call>(s.back().toCapsule());
-        const runtime::autocast::InsideOp inside(std::nullopt);
+        const PassScope scope(*call);
         const runtime::DeviceKindScope device(call->device);
-        const runtime::ModuleScope module(call->state->name());
-        const at::NoGradGuard no_grad;
         variable_list saved;
         for (std::size_t i = 1; i + 1 < s.size(); ++i) saved.push_back(s[i].toTensor());
         auto gradients = backward_products(*call, saved, s[0].toTensor());
@@ -209,14 +203,74 @@ variable_list backward_as_node(runtime::Recorder& recorder, const c10::intrusive
   return gradients;
 }
 
+// In lazy mode what forward makes for backward alone is no tensor of autograd's, but lies with one; the mask is one.
+
+at::Tensor forward_later(const std::array<at::Tensor, 4>& operands, const c10::intrusive_ptr<Call>& call,
+                         variable_list* kept) {
+  auto sizes = call->sizes[kQ];
+  sizes.back() = call->sizes[kV].back();
+  std::shared_ptr<variable_list> codes;
+  if (kept != nullptr) {
+    call->made_for_backward = codes = std::make_shared<variable_list>();
+    *kept = {owner_of(codes), call->options.recompute ? operands[3] : at::Tensor()};
+  }
+  const auto run = [call, codes](at::TensorList given) {
+    const OutsideRecomputation outside;
+    const PassScope scope(*call);
+    call->begin_later();
+    variable_list results{forward_product(given[0], given[1], given[2], given[3], *call, codes.get())};
+    if (codes != nullptr) codes->back().reset();
+    return results;
+  };
+  return runtime::queue_call("te::attention", operands, {runtime::PromisedResult{std::move(sizes), call->activation}},
+                             run)[0];
+}
+
+/// What backward_products() reads, where forward ran later.
+variable_list saved_of(const Call& call, const at::Tensor& mask) {
+  variable_list all = *call.made_for_backward.lock();
+  if (mask.defined()) all.back() = grouped_mask(call, mask.detach(), call.sizes[kQ][1]);
+  return all;
+}
+
+variable_list backward_later(const c10::intrusive_ptr<Call>& call, const variable_list& saved, const at::Tensor& grad) {
+  call->state->call_backward(*call->region);
+  std::vector<std::optional<runtime::PromisedResult>> promises;
+  for (const auto& sizes : call->sizes) promises.emplace_back(runtime::PromisedResult{sizes, call->dtype});
+  const auto run = [call, codes = saved[0]](at::TensorList given) {
+    const OutsideRecomputation outside;
+    const PassScope scope(*call);
+    return backward_products(*call, saved_of(*call, given[1]), given[0]);
+  };
+  return runtime::queue_call("te::attention_backward", {grad, saved[1]}, promises, run);
+}
+
+/// The passes where they are called: in a recording, in lazy mode, or now.
+at::Tensor forward_pass(const std::array<at::Tensor, 4>& operands, c10::intrusive_ptr<Call>& call,
+                        variable_list* kept) {
+  if (call->later) return forward_later(operands, call, kept);
+  if (auto* recorder = runtime::Recorder::current()) return forward_as_node(*recorder, operands, call, kept);
+  const runtime::RunsAtOnce at_once;
+  return forward_product(operands[0], operands[1], operands[2], operands[3], *call, kept);
+}
+
+variable_list backward_pass(const c10::intrusive_ptr<Call>& call, variable_list saved, const at::Tensor& grad) {
+  if (call->later && runtime::queues_calls()) return backward_later(call, saved, grad);
+  if (call->later) {  // lazy mode ended in between
+    runtime::finish_work();
+    saved = saved_of(*call, saved[1]);
+    call->later = false;
+  }
+  if (auto* recorder = runtime::Recorder::current()) return backward_as_node(*recorder, call, saved, grad);
+  const runtime::RunsAtOnce at_once;
+  return backward_products(*call, saved, grad);
+}
+
 struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::optional<at::Tensor>& mask, c10::intrusive_ptr<Call> call) {
     variable_list kept;
-    auto* recorder = runtime::Recorder::current();
-    const at::Tensor m = mask.value_or(at::Tensor());
-    at::Tensor out = recorder != nullptr ? forward_as_node(*recorder, {q, k, v, m}, call, &kept)
-                                         : forward_product(q, k, v, m, *call, &kept);
+    at::Tensor out = forward_pass({q, k, v, mask.value_or(at::Tensor())}, call, &kept);
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->save_for_backward(kept);
     return out;
@@ -231,10 +285,7 @@ struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
     variable_list result;
     {
       const at::NoGradGuard no_grad;
-      const variable_list saved = context->get_saved_variables();
-      auto* recorder = runtime::Recorder::current();
-      result = recorder != nullptr ? backward_as_node(*recorder, call, saved, gradients[0])
-                                   : backward_products(*call, saved, gradients[0]);
+      result = backward_pass(call, context->get_saved_variables(), gradients[0]);
     }
     for (auto& g : result)
       g = runtime::ops::once_differentiable(g, "the fp8 attention of fp8::te", call->state->name(), gradients);
@@ -305,20 +356,19 @@ at::Tensor fp8_attention(const at::Tensor& query, const at::Tensor& key, const a
   call->dtype = q.scalar_type();
   call->activation = runtime::autocast::region_dtype().value_or(q.scalar_type());
   if (q.dim() == 4 && k.size(1) != q.size(1)) call->groups = k.size(1);
+  call->sizes = {q.sizes().vec(), k.sizes().vec(), v.sizes().vec()};
   const bool grad_mode = at::GradMode::is_enabled(),
              learns = q.requires_grad() || k.requires_grad() || v.requires_grad();
   call->needs_grad = grad_mode && learns;
   const bool first_of_two_runs = !grad_mode && current_replay_log() != nullptr;
   call->trains = options.training && (grad_mode || first_of_two_runs);
-  auto* recorder = runtime::Recorder::current();
-  if (recorder == nullptr) call->scales = state->begin_forward(*region, call->trains);
+  call->begin_at_call(/*may_wait=*/options.p == 0);
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
   const runtime::ModuleScope module(state->name());
   if (!call->needs_grad) {
     const at::NoGradGuard no_grad;
-    return recorder != nullptr ? forward_as_node(*recorder, {q, k, v, mask}, call, nullptr)
-                               : forward_product(q, k, v, mask, *call, nullptr);
+    return forward_pass({q, k, v, mask}, call, nullptr);
   }
   return Fp8Attention::apply(q, k, v, mask.defined() ? std::optional<at::Tensor>(mask.detach()) : std::nullopt, call);
 }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
-#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_unsafe_view.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -12,12 +10,10 @@
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/lazy/lazy_call.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/tape/recorder.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
-#include "fp8/transformer_engine/region/recomputation.h"
+#include "fp8/transformer_engine/products/product_call.h"
 
 namespace fp8::te {
 namespace {
@@ -31,14 +27,10 @@ struct Call : ProductCall {
   at::ScalarType x_dtype = at::kFloat, weight_grad = at::kFloat, bias_dtype = at::kFloat;
   bool has_bias = false;
   bool x_learns = false, weight_learns = false;  ///< of what the backward pass may be asked for: dx needs w, dw needs x
-  bool trains = false;                           ///< begin_forward()'s
   bool gathered = false;                         ///< the weight has no values, its codes came from several ranks
   bool exact_weight_grad = false;                ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
-  Fp8Tensor x_rows, weight_rows;            ///< without their tensors
-  bool later = false;                       ///< in lazy mode; then, too:
-  int instance = 0;                         ///< call_forward()'s
-  std::weak_ptr<variable_list> codes = {};  ///< what backward reads of those that forward has made
+  Fp8Tensor x_rows, weight_rows;  ///< without their tensors
 
   bool keeps_input() const { return exact_weight_grad || options.save_original_input; }
   /// Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
@@ -175,8 +167,7 @@ variable_list backward_products(const Wanted& wants, const c10::intrusive_ptr<Ca
   at::Tensor dx, dw, db;
   if (wants_x || wants_w) {
     const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
-    const StepScales scales = call->later ? call->state->backward_scales(*call->region, call->scales)
-                                          : call->state->begin_backward(*call->region, call->scales);
+    const StepScales scales = call->begin_backward();
     OperandPlan plan = call->plan(Role::grad, 0, scales);
     plan.need_rows = wants_w && !call->exact_weight_grad;
     plan.need_columns = wants_x;
@@ -197,7 +188,7 @@ variable_list backward_products(const Wanted& wants, const c10::intrusive_ptr<Ca
   return {dx, dw, db, at::Tensor()};
 }
 
-// In a recording (runtime/tape) the passes are a node each. Both read scales, region and history anew:
+// The nodes of a recording:
 //
 //   te::forward   (x, weight, bias)            -> y, what backward reads (5), the call
 //   te::backward  (dy, what backward reads, the call) -> dx, dw, db
@@ -213,12 +204,9 @@ at::Tensor forward_as_node(runtime::Recorder& recorder, const at::Tensor& x, con
   recorder.call(
       "te::forward",
       [like = *call, keeps](torch::jit::Stack& s) {
-        const runtime::autocast::InsideOp inside(std::nullopt);
-        const runtime::InterceptionPause pause;
-        const runtime::ModuleScope module(like.state->name());
-        const at::NoGradGuard no_grad;
+        const PassScope scope(like);
         auto call = c10::make_intrusive<Call>(like);
-        call->begin(like.trains);
+        call->begin_in_replay();
         variable_list kept;
         const at::Tensor b = s[2].toTensor();
         at::Tensor y = forward_product(s[0].toTensor(), s[1].toTensor(), b.defined() ? std::optional(b) : std::nullopt,
@@ -241,10 +229,8 @@ variable_list backward_as_node(runtime::Recorder& recorder, const Wanted& wants,
   recorder.call(
       "te::backward",
       [wants](torch::jit::Stack& s) {
-        const runtime::autocast::InsideOp inside(std::nullopt);
         const auto call = c10::static_intrusive_pointer_cast<Call>(s.back().toCapsule());
-        const runtime::ModuleScope module(call->state->name());
-        const at::NoGradGuard no_grad;
+        const PassScope scope(*call);
         variable_list saved;
         for (std::size_t i = 1; i + 1 < s.size(); ++i) saved.push_back(s[i].toTensor());
         auto gradients = backward_products(wants, call, saved, s[0].toTensor());
@@ -256,21 +242,7 @@ variable_list backward_as_node(runtime::Recorder& recorder, const Wanted& wants,
   return gradients;
 }
 
-// In lazy mode (runtime/lazy) the passes are a call each, which runs later: with the region of the call, and the scales
-// that it finds then. What forward makes for backward alone is no tensor of autograd's, but lies with one that is.
-
-/// False for what is noted at the call: first runs of recomputations, codes that ranks have gathered.
-bool can_wait(const Call& call) {
-  return runtime::queues_calls() && at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
-         current_replay_log() == nullptr && first_run_of(*call.state) == nullptr &&
-         at::SavedTensorDefaultHooks::get_tls_state().stack.empty() && !call.state->gathered().has_value();
-}
-
-/// A tensor that has `codes` for as long as it lives.
-at::Tensor owner_of(std::shared_ptr<variable_list> codes) {
-  void* place = codes.get();
-  return at::from_blob(place, {1}, [codes = std::move(codes)](void*) {}, at::kByte);
-}
+// In lazy mode what forward makes for backward alone is no tensor of autograd's, but lies with one that is.
 
 at::Tensor forward_later(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                          const c10::intrusive_ptr<Call>& call, variable_list* kept) {
@@ -279,17 +251,14 @@ at::Tensor forward_later(const at::Tensor& x, const at::Tensor& weight, const st
   std::shared_ptr<variable_list> codes;
   if (kept != nullptr) {
     codes = std::make_shared<variable_list>();
-    call->codes = codes;
+    call->made_for_backward = codes;
     const bool keeps_x = call->weight_learns && call->keeps_input(), keeps_w = call->x_learns && !call->keeps_weight();
     *kept = {owner_of(codes), keeps_x ? x : at::Tensor(), keeps_w ? weight : at::Tensor()};
   }
   const auto run = [call, codes](at::TensorList given) -> std::vector<at::Tensor> {
     const OutsideRecomputation outside;
-    const runtime::autocast::InsideOp inside(std::nullopt);
-    const runtime::InterceptionPause pause;
-    const runtime::ModuleScope module(call->state->name());
-    const at::NoGradGuard no_grad;
-    call->scales = call->state->forward_scales(*call->region, call->recipe, call->trains, call->instance);
+    const PassScope scope(*call);
+    call->begin_later();
     at::Tensor y = forward_product(given[0], given[1], given[2], *call, codes.get());
     if (codes == nullptr) return {y};
     if (call->keeps_input()) (*codes)[0].reset();
@@ -321,7 +290,7 @@ variable_list saved_of(const Call& call, const variable_list& codes, const varia
 variable_list backward_later(const Wanted& wants, const c10::intrusive_ptr<Call>& call, const variable_list& saved,
                              const at::Tensor& grad) {
   using runtime::PromisedResult;
-  const auto codes = call->codes.lock();
+  const auto codes = call->made_for_backward.lock();
   const auto promise = [](bool wanted, std::vector<std::int64_t> sizes, at::ScalarType dtype) {
     return wanted ? std::optional(PromisedResult{std::move(sizes), dtype}) : std::nullopt;
   };
@@ -329,9 +298,7 @@ variable_list backward_later(const Wanted& wants, const c10::intrusive_ptr<Call>
   if (wants.x || wants.w) call->state->call_backward(*call->region);
   const auto run = [wants, call, codes](at::TensorList given) {
     const OutsideRecomputation outside;
-    const runtime::autocast::InsideOp inside(std::nullopt);
-    const runtime::ModuleScope module(call->state->name());
-    const at::NoGradGuard no_grad;
+    const PassScope scope(*call);
     const variable_list none;
     auto gradients =
         backward_products(wants, call, saved_of(*call, codes != nullptr ? *codes : none, given.vec()), given[0]);
@@ -355,7 +322,7 @@ variable_list backward_pass(const Wanted& wants, const c10::intrusive_ptr<Call>&
   if (call->later) {  // lazy mode ended in between
     runtime::finish_work();
     call->later = false;
-    if (!saved.empty()) saved = saved_of(*call, *call->codes.lock(), saved);
+    if (!saved.empty()) saved = saved_of(*call, *call->made_for_backward.lock(), saved);
   }
   if (auto* recorder = runtime::Recorder::current()) return backward_as_node(*recorder, wants, call, saved, grad);
   const runtime::RunsAtOnce at_once;
@@ -448,11 +415,7 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   const bool first_of_two_runs = current_replay_log() != nullptr;
   // A frozen product is part of training too: it needs scales, and its backward pass leads to what learns before it.
   call->trains = options.training && (grad_mode || first_of_two_runs);
-  call->later = can_wait(*call);
-  if (call->later)
-    call->instance = state->call_forward(*region, call->trains);
-  else if (runtime::Recorder::current() == nullptr)
-    call->scales = state->begin_forward(*region, call->trains);
+  call->begin_at_call(/*may_wait=*/true);
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
   const runtime::ModuleScope module(state->name());

@@ -94,28 +94,18 @@ float amax_of(const at::Tensor& x, const OperandPlan& plan) {
 
 /// The recipe's cast along the columns. An amax of x that it knows, or that the cast will find, lies in `amax`.
 CastSpec spec_of(const at::Tensor& x, const OperandScaling& how, Format format, const OperandPlan& plan, float& amax) {
-  CastSpec spec{.format = format, .max = recipes::fp8_max(format, plan.dialect)};
-  const auto i = static_cast<std::size_t>(plan.index);
-  switch (how.rule) {
-    case ScalingRule::history:
-      spec.scale = plan.scales->scale[i], spec.scale_inv = plan.scales->scale_inv[i];
-      spec.stochastic = plan.stochastic;
-      if (plan.scales->record) spec.amax = &amax;
-      break;
-    case ScalingRule::tensor:
-      amax = amax_of(x, plan);
-      spec.scale = current_scale_of(amax, format, plan.dialect, how, x.scalar_type());
-      spec.scale_inv = 1.0f / spec.scale;
-      spec.stochastic = plan.stochastic;
-      break;
-    case ScalingRule::blocks:
-    case ScalingRule::mx:
-      spec.layout = ScaleLayout::blocks(how.block_rows, how.block_cols);
-      spec.rule = how.rule == ScalingRule::mx ? ScaleRule::e8m0 : ScaleRule::max_over_amax;
-      spec.power_of_two = how.power_of_two;
-      spec.amax_epsilon = how.amax_epsilon;
-      break;
+  if (how.one_scale()) {
+    if (how.rule == ScalingRule::tensor) amax = amax_of(x, plan);
+    CastSpec spec = one_scale_spec(how, format, plan.dialect, *plan.scales, plan.index, amax, x.scalar_type());
+    spec.stochastic = plan.stochastic;
+    if (how.rule == ScalingRule::history && plan.scales->record) spec.amax = &amax;
+    return spec;
   }
+  CastSpec spec{.format = format, .max = recipes::fp8_max(format, plan.dialect)};
+  spec.layout = ScaleLayout::blocks(how.block_rows, how.block_cols);
+  spec.rule = how.rule == ScalingRule::mx ? ScaleRule::e8m0 : ScaleRule::max_over_amax;
+  spec.power_of_two = how.power_of_two;
+  spec.amax_epsilon = how.amax_epsilon;
   return spec;
 }
 
@@ -348,23 +338,6 @@ at::Tensor weight_values(const at::Tensor& parameter) {
   return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
 }
 
-void ProductCall::begin(bool trains) {
-  if (const auto& now = current_region(); now != nullptr && now->enabled()) region = now;
-  recipe = state->recipe_in(*region);
-  scales = state->begin_forward(*region, trains);
-}
-
-OperandPlan ProductCall::plan(Role role, int index, const StepScales& of) const {
-  return {.recipe = recipe,
-          .dialect = dialect,
-          .role = role,
-          .need_rows = needs_grad,
-          .state = state.get(),
-          .scales = &of,
-          .index = index,
-          .statistics = region->options().statistics};
-}
-
 OperandPair quantize_operand(const at::Tensor& x, const OperandPlan& plan) {
   const recipes::RecipeScaling scaling = recipes::scaling_of(plan.recipe);
   const OperandScaling& how = scaling.of(plan.role);
@@ -391,6 +364,16 @@ std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const 
   h ^= static_cast<std::uint64_t>(region.rank()) * 0xc4ceb9fe1a85ec53ull;
   h = (h ^ (h >> 31)) * 0xbf58476d1ce4e5b9ull;
   return h ^ (h >> 29);
+}
+
+CastSpec one_scale_spec(const OperandScaling& how, Format format, recipes::Dialect dialect, const StepScales& scales,
+                        int index, float amax, at::ScalarType dtype) {
+  const auto i = static_cast<std::size_t>(index);
+  const bool known = how.rule == ScalingRule::history;
+  CastSpec spec{.format = format, .max = recipes::fp8_max(format, dialect)};
+  spec.scale = known ? scales.scale[i] : current_scale_of(amax, format, dialect, how, dtype);
+  spec.scale_inv = known ? scales.scale_inv[i] : 1.0f / spec.scale;
+  return spec;
 }
 
 float current_scale_of(float amax, Format format, recipes::Dialect dialect, const OperandScaling& how,

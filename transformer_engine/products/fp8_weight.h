@@ -165,22 +165,6 @@ struct OperandPlan {
   at::Tensor input = {};  ///< of several products (q, k, v): cast once where their scale is one
 };
 
-/// The part of a product's call that its backward pass needs too; tensors lie in save_for_backward.
-struct ProductCall : torch::CustomClassHolder {
-  std::shared_ptr<Fp8State> state;
-  std::shared_ptr<Fp8Region> region;
-  recipes::Recipe recipe;
-  recipes::Dialect dialect = recipes::Dialect::gaudi3;
-  at::ScalarType activation = at::kFloat;
-  bool needs_grad = false;
-  StepScales scales;
-
-  OperandPlan plan(Role role, int index, const StepScales& of) const;
-  /// Of a recorded call that runs: region, recipe and scales as they are now. Where regions are of the recording alone,
-  /// those are in force at a replay too.
-  void begin(bool trains);
-};
-
 /// x: [rows, cols] in f32, bf16 or f16, contiguous. plan.input: x is what this tensor became.
 OperandPair quantize_operand(const at::Tensor& x, const OperandPlan& plan);
 
@@ -189,6 +173,10 @@ OperandPair quantize_operand(const at::Tensor& x, const OperandPlan& plan);
 /// rank, the same in every process of that rank and on any number of threads.
 std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region,
                                            const std::string& product, const StepScales& scales);
+
+/// The cast of a tensor of this dtype where a recipe has one scale for it: with history that of `scales`, else of amax.
+kernels::CastSpec one_scale_spec(const recipes::OperandScaling& how, recipes::Format format, recipes::Dialect dialect,
+                                 const StepScales& scales, int index, float amax, at::ScalarType dtype);
 
 /// current_scale() of a tensor of this dtype.
 float current_scale_of(float amax, recipes::Format format, recipes::Dialect dialect, const recipes::OperandScaling& how,

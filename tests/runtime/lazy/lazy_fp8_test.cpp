@@ -66,6 +66,7 @@ Trained train_steps(const StepCase& how, Mode mode, int steps = 12) {
   autograd.set_multithreading_enabled(how.threads);
   const auto parameters = net->parameters();
   const auto optimizer = how.optimizer(parameters);
+  optim::FusedEMA ema(parameters, 0.9);
   Trained trained;
   for (int step = 0; step < steps; ++step) {
     if (step == steps / 2) trained.waits = runtime::lazy_counts().waits;
@@ -86,6 +87,7 @@ Trained train_steps(const StepCase& how, Mode mode, int steps = 12) {
     }
     trained.values.push_back(optim::FusedClipNorm(parameters, 0.05).clip_norm(parameters));
     optimizer->step();
+    ema.update();
     for (auto& group : optimizer->param_groups()) group.options().set_lr(0.01 / (step + 2));
     runtime::submit_work();
   }
@@ -99,6 +101,7 @@ Trained train_steps(const StepCase& how, Mode mode, int steps = 12) {
                              std::to_string(statistics.underflowed));
   for (const auto& [name, state] : dynamic_cast<optim::FusedOptimizer&>(*optimizer).tensors())
     trained.values.push_back(state);
+  for (const auto& t : ema.averages()) trained.values.push_back(t);
   for (auto& t : trained.values) t = t.cpu();
   autograd.set_multithreading_enabled(before);
   return trained;
@@ -129,6 +132,86 @@ TEST(LazyFp8, WeightsThatStayBetweenMicrobatches) { expect_bits_of_eager({.micro
 TEST(LazyFp8, APassThatWaitsIsNoPartOfARecomputation) {
   for (const char* recipe : {"nvidia", "habana", "current"})
     expect_bits_of_eager({.recipe = recipe, .recomputed = true});
+}
+
+struct AttentionCase {
+  std::string recipe = "nvidia";
+  bool recompute = false, mask = false, autocast = false;
+  double dropout = 0;
+  std::int64_t groups = 4;
+};
+
+/// Steps of q, k and v themselves; none of its values is read before the end.
+Trained train_attention(const AttentionCase& how, Mode mode) {
+  torch::manual_seed(4);
+  FusedAttention attention(FusedAttentionOptions{.attention_dropout = how.dropout, .enable_recompute = how.recompute});
+  Tensors qkv;
+  for (const std::int64_t heads : {std::int64_t{4}, how.groups, how.groups})
+    qkv.push_back(hpu(torch::randn({2, heads, 8, 16})).requires_grad_(true));
+  const auto mask = how.mask ? hpu(torch::rand({2, 1, 8, 8}).gt(0.3)) : at::Tensor();
+  const auto recipe = configs::recipe_from_argument(how.recipe).recipe;
+  const In in(mode);
+  optim::FusedSGD optimizer(qkv, optim::FusedSGDOptions(0.5));
+  Trained trained;
+  for (int step = 0; step < 8; ++step) {
+    if (step == 4) trained.waits = runtime::lazy_counts().waits;
+    optimizer.zero_grad();
+    at::Tensor y;
+    {
+      std::optional<runtime::autocast::AutocastGuard> cast;
+      if (how.autocast) cast.emplace(at::kBFloat16);
+      const fp8_autocast region(true, recipe);
+      y = attention(qkv[0], qkv[1], qkv[2], mask, /*is_causal=*/!how.mask);
+      if (step == 3) {  // as in an evaluation
+        attention->eval();
+        trained.values.push_back(attention(qkv[0].detach(), qkv[1].detach(), qkv[2].detach()));
+        attention->train();
+      }
+    }
+    y.to(at::kFloat).square().mean().backward();
+    trained.values.push_back(y.detach());
+    for (const auto& t : qkv) trained.values.push_back(t.grad().clone());
+    optimizer.step();
+    runtime::submit_work();
+  }
+  trained.waits = runtime::lazy_counts().waits - trained.waits;
+  for (const auto& t : qkv) trained.values.push_back(t.detach());
+  trained.values.push_back(torch::rand(2));
+  for (auto& t : trained.values) t = t.cpu();
+  return trained;
+}
+
+TEST(LazyFp8, AttentionWaitsButWhereItDrawsNumbers) {
+  for (const auto& how : std::vector<AttentionCase>{{},
+                                                    {.recompute = true, .mask = true},
+                                                    {.recipe = "habana", .groups = 2},
+                                                    {.recipe = "current", .recompute = true, .mask = true, .groups = 2},
+                                                    {.recipe = "nvidia", .recompute = true, .autocast = true},
+                                                    {.dropout = 0.25},
+                                                    {.recompute = true, .dropout = 0.25}}) {
+    const auto eager = train_attention(how, Mode::eager);
+    for (const Mode mode : kLazyModes) {
+      const auto lazy = train_attention(how, mode);
+      ASSERT_EQ(lazy.values.size(), eager.values.size());
+      for (std::size_t i = 0; i < eager.values.size(); ++i)
+        EXPECT_TRUE(test::same_bits(lazy.values[i], eager.values[i])) << how.recipe << " value " << i;
+      EXPECT_EQ(lazy.waits == 0, how.dropout == 0) << how.recipe;
+    }
+  }
+}
+
+TEST(LazyFp8, AMaskThatAttentionKeepsIsCheckedByBackward) {
+  const auto q = hpu(torch::randn({1, 2, 4, 16})).requires_grad_(true);
+  const auto mask = hpu(torch::zeros({1, 1, 4, 4}));
+  FusedAttention attention(FusedAttentionOptions{.enable_recompute = true});
+  const In lazy(Mode::lazy);
+  at::Tensor y;
+  {
+    const fp8_autocast region(true, recipes::DelayedScaling::nvidia());
+    y = attention(q, q, q, mask);
+  }
+  mask.add_(1);
+  EXPECT_REFUSED(y.sum().backward(), "modified by an inplace operation");
 }
 
 TEST(LazyFp8, AStepOfEachOptimizerWaitsWhole) {
