@@ -26,34 +26,42 @@ constexpr std::pair<std::string_view, HeardOp::Way> kFaster[] = {
     {"aten::index", HeardOp::Way::learns},  // masks are asked for at the call
 };
 
-/// Of ours, whose results look as those before.
-constexpr std::string_view kNorms[] = {"hpu::fused_clip_norm", "hpu::optimizer_lamb_fused_norm"};
-
 bool is_ours(const c10::FunctionSchema& schema) {
   return schema.name().starts_with("hpu::") || schema.name().starts_with("fp8::");
 }
 
-bool writes_lists(const c10::FunctionSchema& schema) {
-  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
-    return argument.alias_info() != nullptr && argument.alias_info()->isWrite() &&
-           argument.type()->isSubtypeOf(*c10::ListType::ofTensors());
-  });
+bool is_list(const c10::Argument& argument) { return argument.type()->isSubtypeOf(*c10::ListType::ofTensors()); }
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-bool writes_argument(const c10::FunctionSchema& schema) {
-  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
-    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  });
+/// Of ours: what reads or writes lists of tensors asks for nothing but its arguments, unless it calls other operators
+/// for autograd, which look at the region. Others may read what the host has.
+HeardOp::Way way_of_ours(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::AutogradHPU)) return HeardOp::Way::now;
+  const auto& arguments = schema.arguments();
+  const auto is_fresh = [](const c10::Argument& result) {
+    return result.alias_info() == nullptr && (result.type()->isSubtypeOf(*c10::TensorType::get()) || is_list(result));
+  };
+  if (schema.returns().empty())
+    return std::ranges::any_of(arguments, [](const auto& a) { return is_list(a) && is_written(a); })
+               ? HeardOp::Way::step
+               : HeardOp::Way::now;
+  return std::ranges::any_of(arguments, is_list) && std::ranges::all_of(schema.returns(), is_fresh)
+             ? HeardOp::Way::learns
+             : HeardOp::Way::now;
 }
+
+bool writes_argument(const c10::FunctionSchema& schema) { return std::ranges::any_of(schema.arguments(), is_written); }
 
 HeardOp::Way way_of(const c10::OperatorHandle& op) {
   using Way = HeardOp::Way;
   const c10::FunctionSchema& schema = op.schema();
   if (is_composite(op)) return Way::inside;
-  if (!schema.name().starts_with("aten::")) {
-    if (std::ranges::find(kNorms, schema.name()) != std::end(kNorms)) return Way::learns;
-    return is_ours(schema) && schema.returns().empty() && writes_lists(schema) ? Way::step : Way::now;
-  }
+  if (is_ours(schema)) return way_of_ours(op);
+  if (!schema.name().starts_with("aten::")) return Way::now;
   const auto* known =
       std::ranges::find(kFaster, std::string_view(schema.name()), [](const auto& row) { return row.first; });
   if (known != std::end(kFaster) && !writes_argument(schema)) return known->second;

@@ -7,10 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <regex>
+
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/graph/graph_counter.h"
 #include "fp8/runtime/graph/hpu_graph.h"
 #include "fp8/runtime/lazy/lazy_work.h"
+#include "fp8/runtime/tape/heard.h"
 #include "lazy_test.h"
 
 namespace fp8::runtime {
@@ -260,6 +263,35 @@ TEST(LazyMode, CapturesWorkAsInEager) {
     graph.replay();
     EXPECT_EQ(y.cpu()[0][0].item<float>(), 9);
   }
+}
+
+/// Of all operators of ours that have a kernel of the device, as the text of their schemas says.
+TEST(LazyMode, HowOurOperatorsAreHeardIsInTheirSchemas) {
+  using Way = HeardOp::Way;
+  std::map<Way, std::set<std::string>> found;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    const bool ours = name.name.starts_with("hpu::") || name.name.starts_with("fp8::");
+    if (!ours || !op.has_value()) continue;
+    const std::string text = c10::str(op->schema()), results = text.substr(text.rfind(" -> ") + 4);
+    const auto has = [](const std::string& in, const char* what) { return std::regex_search(in, std::regex(what)); };
+    const bool lists = has(text, R"([(, ]Tensor(\([a-z]!?\))?\[\] )"),
+               writes_lists = has(text, R"(Tensor\([a-z]!\)\[\] )");
+    const bool fresh = has(results, R"(^\(?Tensor(\[\])?(, Tensor(\[\])?)*\)?$)");
+    const bool calls_others = op->hasKernelForDispatchKey(c10::DispatchKey::AutogradHPU);
+    const Way expected = is_composite(*op)                 ? Way::inside
+                         : results == "()"                 ? (writes_lists ? Way::step : Way::now)
+                         : lists && fresh && !calls_others ? Way::learns
+                                                           : Way::now;
+    const Way way = HeardOp(*op).way;
+    EXPECT_EQ(static_cast<int>(way), static_cast<int>(expected)) << text;
+    found[way].insert(name.name);
+  }
+  EXPECT_EQ(found[Way::learns], (std::set<std::string>{"hpu::fused_clip_norm", "hpu::fused_norm",
+                                                       "hpu::mixture_of_experts", "hpu::optimizer_lamb_fused_norm"}));
+  EXPECT_GE(found[Way::step].size(), 16U);
+  EXPECT_GE(found[Way::now].size(), 50U);
+  EXPECT_EQ(found.size(), 4U);  // none looks or is random
 }
 
 TEST(LazyMode, TheQueueGoesWhenItIsLong) {
