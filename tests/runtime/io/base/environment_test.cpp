@@ -3,25 +3,18 @@
 // tools/pages/environment.md shows what has an effect.
 #include "fp8/runtime/io/base/environment.h"
 
-#include <iterator>
 #include <regex>
-#include <stdexcept>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/golden.h"
 #include "support/scoped_variable.h"
+#include "support/temp_dir.h"
 
 namespace fp8::io {
 namespace {
 
-namespace fs = std::filesystem;
-
 const fs::path kRoot = FP8_SOURCE_DIR;
-
-std::string text_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 /// Files below a folder of the tree that end so (all of them for no ending), but the two that hold the table.
 std::vector<fs::path> sources(const fs::path& folder, const std::set<std::string>& endings) {
@@ -36,63 +29,12 @@ std::vector<fs::path> sources(const fs::path& folder, const std::set<std::string
   return files;
 }
 
-std::vector<std::string> words(const std::string& text) {
-  std::istringstream in(text);
-  return {std::istream_iterator<std::string>(in), {}};
+/// The file beside this one: values by what a row says it allows, rows whose values no text can tell good from bad, and
+/// names that documents give to variables.
+const Json& names_and_values() {
+  static const Json all = read_json(kRoot / "tests/runtime/io/base/environment_test.json");
+  return all;
 }
-
-struct Values {
-  std::vector<const char*> good, bad;
-};
-
-/// By what a row says it allows.
-const std::map<std::string, Values> kValues = {
-    {"scalar, avx2, avx512, avx512bf16, amx",
-     {{"scalar", "avx2", "avx512", "avx512bf16", "amx"}, {"AVX2", "avx", "scalar, avx2"}}},
-    {"gaudi, gaudi2, gaudi3", {{"gaudi", "gaudi2", "gaudi3"}, {"gaudi1", "Gaudi2", "gaudi2 ", ","}}},
-    {"an integer from 1 to 16", {{"1", "3", "16"}, {"0", "17", "-1", "two", "1x", "1.0"}}},
-    {"a number of bytes > 0, K, M or G may follow",
-     {{"1", "1e9", "64M", "0.5G", "7K"}, {"0", "-5", "3Q", "lots", "1e30", "nan", "inf", "K", "1 K", "0.5"}}},
-    {"0, 1", {{"0", "1"}, {"2", "9", "true", "yes", "01"}}},
-    {"0, 1, false, true", {{"0", "1", "false", "true"}, {"True", "maybe"}}},
-    {"true, 1, false, 0", {{"true", "True", "FALSE", "1", "0"}, {"yes", "2", "t"}}},
-    {"true, 1, yes, on, false, 0, no, off", {{"True", "1", "Yes", "on", "FALSE", "0", "no", "OFF"}, {"2", "t", "-1"}}},
-    {"passive, active", {{"passive", "ACTIVE"}, {"spin", "passive,active"}}},
-    {"INFO, WARNING, ERROR, FATAL", {{"WARNING", "ERROR"}, {"error", "5"}}},
-    {"0, 1, 2, 0x0, 0x1, 0x2", {{"0", "1", "0x1"}, {"3", "lazy", "true"}}},
-    {"compile, compile_fx, eager, all", {{"compile_fx", "all"}, {"lazy", "fx"}}},
-    {"svg, graphml, pbtxt", {{"svg", "pbtxt"}, {"png", "pb"}}},
-    {"habana, core_aten, none", {{"habana", "none"}, {"aten", "0"}}},
-    {"json, text", {{"json", "text"}, {"xml", "csv"}}},
-    {"bf16", {{"bf16", "BF16"}, {"fp8", "f32"}}},
-    {"FOLDER[,DELETE[,MEGABYTES[,NFS]]]",
-     {{"/tmp/recipes", ",false,1024", "cache,True,20000", "/tmp/c,false,1024,false"},
-      {"c,maybe", "c,true,much", "c,true,1,2", "c,true,1024,false,1", "c,,1"}}},
-    {"cpu, hpu, cuda, xpu", {{"cpu", "HPU", "Cuda", "xpu"}, {"hpux", "gpu"}}},
-    {"1, 2, 3, 5", {{"1", "2", "3", "5"}, {"0", "4", "6", "x"}}},
-    {"an integer from 0 on",
-     {{"0", "7", "18446744073709551615", "0x1F"}, {"-1", "1.5", "0x", "18446744073709551616", "0b1", ""}}},
-    {"integers from 1 on, commas between", {{"1", "4,2", "16"}, {"0", "4,", ",4", "4;2", "two", "-1"}}},
-    {"process_exit, mark_step, metric_change, commas between",
-     {{"mark_step", "process_exit,metric_change"}, {"exit", "mark_step;metric_change", "mark_step,", ""}}},
-    {"an integer from 0 to 100", {{"0", "100"}, {"-1", "101", "50%"}}},
-    {"an integer from 0 to 6", {{"0", "6"}, {"-1", "7", "info"}}},
-    {"an integer from 0 to 65535", {{"0", "65535"}, {"-1", "65536", "x", "0x1", "1 "}}},
-    {"an integer from 1 to 65536", {{"1", "65536"}, {"0", "65537", "two", "99999999999"}}},
-    {"an integer from 1 to 65535", {{"1", "29500", "65535"}, {"0", "65536", "http"}}}};
-
-/// Rows whose values no text can tell good from bad.
-const std::set<std::string> kFree = {"0 is off, all else is on",
-                                     "a file with one name on a line",
-                                     "a JSON file",
-                                     "a path",
-                                     "a folder",
-                                     "anything",
-                                     "files, colons between",
-                                     "a name or an address",
-                                     "16 characters or more, the same for all ranks",
-                                     "an interface",
-                                     "hosts, as in n[1-3],m7"};
 
 /// The problem that `fp8 doctor --json` reports for a value.
 const std::set<std::string> kTypes = {"boolean", "choice", "integer", "bytes", "list", "path", "text", "secret"};
@@ -113,14 +55,14 @@ TEST(Variables, EachIsWhole) {
 TEST(Variables, EachTakesWhatItSaysAndNothingElse) {
   for (const Variable& row : variables()) {
     SCOPED_TRACE(row.name);
-    const auto found = kValues.find(row.allowed);
-    if (found == kValues.end()) {
-      EXPECT_TRUE(kFree.contains(row.allowed)) << "no values for: " << row.allowed;
+    const auto found = names_and_values()["values"].find(row.allowed);
+    if (found == names_and_values()["values"].end()) {
+      EXPECT_THAT(names_and_values()["free"], Contains(row.allowed)) << "no values for it";
       EXPECT_EQ(problem_of(row, "whatever it is"), "");
       continue;
     }
-    for (const char* value : found->second.good) EXPECT_EQ(problem_of(row, value), "");
-    for (const char* value : found->second.bad)
+    for (const std::string value : (*found)["good"]) EXPECT_EQ(problem_of(row, value), "");
+    for (const std::string value : (*found)["bad"])
       EXPECT_EQ(problem_of(row, value), std::string(row.name) + ": found '" + value + "', allowed: " + row.allowed);
   }
 }
@@ -136,16 +78,7 @@ TEST(Variables, TheVendorsAreKnownWithoutAnEffect) {
     }
   }
   // Of the documented flags, of each part of the vendor's stack one that its scripts set.
-  for (const std::string& name : words(R"(
-        PT_HPU_RECIPE_CACHE_CONFIG PT_HPU_LAZY_ACC_PAR_MODE
-        PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES PT_ENABLE_INT64_SUPPORT PT_HPU_PLACE_ON_CPU PT_HPU_INFERENCE_MODE
-        PT_HPU_ENABLE_LAZY_COLLECTIVES PT_HPU_POOL_STRATEGY PT_HPU_POOL_MEM_ACQUIRE_PERC
-        PT_ENABLE_HABANA_STREAMASYNC PT_HPU_MATMUL3D_2D_RESHAPE PT_HPU_GPU_MIGRATION PT_HPU_USE_EAGER_FALLBACK
-        PT_HPU_WEIGHT_SHARING PT_HPU_AUTOLOAD PT_TE_DUMP_TENSORS PT_TE_DUMP_TENSORS_PATH
-        PT_TE_OVERRIDE_SDPA_DOUT PT_TE_OVERRIDE_SDPA_BWD_PRECISSION PT_INFERENCE_RANGE_FILE
-        PT_HPU_REPLACE_ADAM_ADAMW PT_HPUGRAPH_DISABLE_TENSOR_CACHE PT_HPUGRAPH_ENABLE_DRY_RUN HABANA_PROFILE
-        HLS_MODULE_ID HABANA_VISIBLE_MODULES HABANA_VISIBLE_DEVICES HABANA_PGM_LRU_MAX GRAPH_VISUALIZATION)"))
-    EXPECT_FALSE(variable(name.c_str()).in_effect) << name;
+  for (const std::string name : names_and_values()["vendors"]) EXPECT_FALSE(variable(name.c_str()).in_effect) << name;
 }
 
 TEST(Variables, ProblemsArePrintable) {
@@ -234,7 +167,7 @@ TEST(Environment, EntriesOfNamesThatBeginAlike) {
 std::string without_comments(const fs::path& path) {
   const std::string mark = path.extension() == ".py" ? "#" : "//";
   std::string code;
-  std::istringstream lines(text_of(path));
+  std::istringstream lines(test::read_file(path));
   for (std::string line; std::getline(lines, line); code += '\n') code += line.substr(0, line.find(mark));
   return code;
 }
@@ -262,7 +195,7 @@ TEST(Sources, AskTheTable) {
 /// The source of the table without its rows: the reader of launchers' variables stands behind them.
 std::string code_beside_the_table() {
   std::string code;
-  std::istringstream lines(text_of(kRoot / "runtime/io/base/environment.cpp"));
+  std::istringstream lines(test::read_file(kRoot / "runtime/io/base/environment.cpp"));
   for (std::string line; std::getline(lines, line);)
     if (!line.starts_with("    {\"")) code += line + '\n';
   return code;
@@ -279,7 +212,7 @@ TEST(Sources, EachVariableIsReadWhereItsRowSays) {
     const std::string wanted = scripts ? row.name : '"' + std::string(row.name) + '"';
     bool found = reader == "runtime/io" && beside.find(wanted) != std::string::npos;
     for (const auto& path : sources(reader, scripts ? std::set<std::string>{} : std::set<std::string>{".cpp", ".h"}))
-      found = found || text_of(path).find(wanted) != std::string::npos;
+      found = found || test::read_file(path).find(wanted) != std::string::npos;
     EXPECT_TRUE(found) << row.name << ": nothing in " << reader << " asks for it";
   }
 }
@@ -290,7 +223,7 @@ TEST(Readme, ShowsWhatHasAnEffect) {
     if (!row.in_effect) continue;
     table += "| `" + std::string(row.name) + "` | " + row.fallback + " | " + row.allowed + " | " + row.effect + " |\n";
   }
-  const std::string readme = text_of(kRoot / "tools/pages/environment.md");
+  const std::string readme = test::read_file(kRoot / "tools/pages/environment.md");
   EXPECT_TRUE(readme.find("\n" + table + "\n") != std::string::npos) << "tools/pages/environment.md should have:\n"
                                                                      << table;
 }
@@ -298,59 +231,21 @@ TEST(Readme, ShowsWhatHasAnEffect) {
 // Names that documents, scripts and containers for the vendor's devices, Intel Neural Compressor, vLLM and launchers
 // give to variables: each has a row, or stands below with the reason why it has none.
 
-/// Of the table of runtime variables, of the guides to training, inference and fp8, of vLLM's and of older scripts.
-const std::string kNamed = R"(
-    CALC_ROUNDING_WITH_CGUID CALC_SCALE_WITH_CGUID ENABLE_CONSOLE ENABLE_EXPERIMENTAL_FLAGS
-    EXPERIMENTAL_WEIGHT_SHARING FP32_LIST GC_KERNEL_PATH GLOO_SOCKET_IFNAME GRAPH_VISUALIZATION HABANA_LOGS
-    HABANA_PROFILE HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES HLS_MODULE_ID INC_LOG_FILE_SIZE
-    INC_TARGET_DEVICE LOCAL_RANK LOCAL_WORLD_SIZE LOG_LEVEL_ALL LOG_LEVEL_INC LOWER_LIST MASTER_ADDR MASTER_PORT
-    MEASUREMENT_DUMP_METHOD NODE_RANK OMP_NUM_THREADS PT_ENABLE_HABANA_STREAMASYNC PT_ENABLE_INT64_SUPPORT
-    PT_HPUGRAPH_DISABLE_TENSOR_CACHE PT_HPUGRAPH_ENABLE_DRY_RUN PT_HPU_AUTOCAST_FP32_OPS_LIST
-    PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST PT_HPU_AUTOLOAD PT_HPU_DISABLE_ASYNC_COLLECTIVE
-    PT_HPU_EAGER_4_STAGE_PIPELINE_ENABLE PT_HPU_EAGER_OPS PT_HPU_EAGER_PIPELINE_ENABLE PT_HPU_ENABLE_EAGER_CACHE
-    PT_HPU_ENABLE_EXECUTION_THREAD_NO_WAIT PT_HPU_ENABLE_LAZY_COLLECTIVES
-    PT_HPU_ENABLE_LAZY_EAGER_LAUNCH_EXEC_THREAD PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES
-    PT_HPU_ENABLE_SYNAPSE_LAYOUT_HANDLING PT_HPU_FP8_MINIMIZE_MEMORY PT_HPU_GPU_MIGRATION PT_HPU_INFERENCE_MODE
-    PT_HPU_LAZY_ACC_PAR_MODE PT_HPU_LAZY_MODE PT_HPU_MATMUL3D_2D_RESHAPE PT_HPU_MAX_COMPOUND_OP_SIZE
-    PT_HPU_METRICS_GC_DETAILS PT_HPU_PLACE_ON_CPU PT_HPU_POOL_MEM_ACQUIRE_PERC PT_HPU_POOL_STRATEGY
-    PT_HPU_RECIPE_CACHE_CONFIG PT_HPU_REPLACE_ADAM_ADAMW PT_HPU_STOCHASTIC_ROUNDING_MODE
-    PT_HPU_USE_EAGER_FALLBACK PT_HPU_WEIGHT_SHARING PT_INFERENCE_RANGE_FILE PT_TE_DUMP_TENSORS
-    PT_TE_DUMP_TENSORS_PATH PT_TE_FORCE_SR_BWD PT_TE_OVERRIDE_SDPA_BWD_PRECISSION PT_TE_OVERRIDE_SDPA_DOUT
-    QUANT_CONFIG RANK RUNTIME_SCALE_PATCHING SCALE_METHOD_CONFIG_DUMP_PATH SLURM_JOB_NODELIST
-    TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE VLLM_DYNAMIC_KV_QUANT WORLD_SIZE)";
-
-/// By the reason.
-const std::map<std::string, std::string> kWithoutRow = {
-    {"an option of CMake for this project, not of the environment", "FP8_WERROR FP8_UNITY FP8_SANITIZE"},
-    {"a scheme or format in checkpoints of others",
-     "FP8_STATIC FP8_DYNAMIC FP8_BLOCK FP8_PB_WO FP8_PER_CHANNEL_PER_TOKEN"},
-    {"a name in somebody's source: no variable of the environment",
-     "FP8_MAX SYNAPSE_FUNCTION_CALLS BRIDGE_FUNCTION_CALLS SCALE_METHOD_UPPER"},
-    {"decides how Intel Neural Compressor is built", "INC_PT_ONLY"},
-    {"decides how LibTorch is built", "USE_C10D_GLOO"},
-    {"GNU's OpenMP reads it, and says itself what is wrong with it", "OMP_PROC_BIND OMP_PLACES GOMP_SPINCOUNT"},
-    {"read by NVIDIA's library alone: recipes say it in their JSON here",
-     "NVTE_BACKWARD_OVERRIDE NVTE_UNFUSED_FP8_UPDATE NVTE_FP8_BLOCK_SCALING_FP32_SCALES "
-     "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"},
-    {"a step has its own, SLURM_PROCID and SLURM_STEP_NUM_TASKS", "SLURM_NTASKS SLURM_LOCALID SLURM_NODEID"},
-    {"read by DeepSpeed or Lightning alone, which this is not",
-     "DEEPSPEED_USE_HPU DS_ACCELERATOR PL_DEEPSPEED_CONFIG_PATH"},
-    {"FP8_HPU_DEVICES says it here", "HPU_EMULATE_DEVICES"}};
-
 bool has_row(const std::string& name) {
   for (const Variable& row : variables())
     if (name == row.name) return true;
   return false;
 }
 
+/// Of the table of runtime variables, of the guides to training, inference and fp8, of vLLM's and of older scripts.
 TEST(DocumentedVariables, HaveARow) {
-  for (const std::string& name : words(kNamed)) EXPECT_TRUE(has_row(name)) << name;
+  for (const std::string name : names_and_values()["documented"]) EXPECT_TRUE(has_row(name)) << name;
 }
 
 TEST(DocumentedVariables, OrAReason) {
-  for (const auto& [reason, names] : kWithoutRow) {
+  for (const auto& [reason, names] : names_and_values()["without_row"].items()) {
     EXPECT_GT(reason.size(), 20u) << names;
-    for (const std::string& name : words(names)) EXPECT_FALSE(has_row(name)) << name << " has a row";
+    for (const std::string name : names) EXPECT_FALSE(has_row(name)) << name << " has a row";
   }
 }
 

@@ -156,8 +156,7 @@ TEST(FileNames, TheOnlyShardIsTheWeights) {
   EXPECT_EQ(kTorchWeightsFile + std::string(".index.json"), kTorchIndexFile);
 }
 
-class SourceFolder : public IoTest {
- protected:
+struct SourceFolder : IoTest {
   SourceFolder() {
     for (const char* folder : {"model/sub", "home", "models--a--b/snapshots/1/sub", "models--a--b/blobs"})
       fs::create_directories(path(folder));

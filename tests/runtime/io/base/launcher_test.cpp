@@ -2,7 +2,6 @@
 // One reader for all launchers: who this process is, alone, inside of each of them, and inside of one that another has
 // started.
 
-#include <sstream>
 #include <thread>
 
 #include "fp8/runtime/io/base/file.h"

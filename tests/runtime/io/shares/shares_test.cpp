@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include <atomic>
 #include <random>
 
 #include "runtime/io/io_test.h"
@@ -15,8 +14,7 @@
 namespace fp8::io {
 namespace {
 
-class SharesTest : public ::testing::Test {
- protected:
+struct SharesTest : ::testing::Test {
   fs::path place() const { return folder_ / "shares"; }
   fs::path out() const { return folder_ / "out"; }
   Shares shares(SharesOptions options) const { return {place(), {{"work", 1}}, std::move(options)}; }
@@ -154,8 +152,7 @@ const Json kWork = {{"command", "quantize"}, {"files", {{"a", {1, 2}}}}};
 
 void write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
-class LeasesTest : public ::testing::Test {
- protected:
+struct LeasesTest : ::testing::Test {
   /// Of a process that nothing is known of, unless `gone_`, and that shows a sign of life only where it is told to.
   LeaseOptions options() {
     return LeaseOptions{.expiry = 60,
@@ -384,8 +381,7 @@ TEST_F(LeasesTest, ProcessesThatRace) {
   std::vector<pid_t> children;
   for (int process = 0; process < kProcesses; ++process) {
     children.push_back(test::start_child([&] {
-      LeaseOptions o{.beats = false, .gone = [](const Holder&) { return false; }};
-      LeaseFolder folder(place(), kWork, o);
+      LeaseFolder folder(place(), kWork, {.beats = false, .gone = [](const Holder&) { return false; }});
       std::ofstream out(folder_ / ("taken-" + std::to_string(process)));
       while (const auto lease = folder.take(pieces)) {
         out << lease->piece() << "\n";

@@ -10,6 +10,7 @@
 #include "support/enum_names.h"
 #include "support/golden.h"
 #include "support/threads.h"
+#include "support/values.h"
 
 namespace fp8::io {
 namespace {
@@ -42,8 +43,7 @@ TEST_F(SafetensorsFileTest, ReadsTensorsInFileOrder) {
                                          "\x05\x06",
                                          10)));
   const SafetensorsFile file(name);
-  std::vector<std::string> names;
-  for (const auto& tensor : file.tensors()) names.push_back(tensor.name);
+  auto names = collected(file.tensors(), [](const auto& tensor) { return tensor.name; });
   EXPECT_EQ(names, (std::vector<std::string>{"a", "c", "empty", "b"}));
   EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}}));
   float one = 0;

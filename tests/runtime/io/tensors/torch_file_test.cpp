@@ -12,6 +12,7 @@
 #include "runtime/io/tensors/safetensors_bytes.h"
 #include "runtime/io/tensors/torch_bytes.h"
 #include "support/golden.h"
+#include "support/values.h"
 
 namespace fp8::io {
 namespace {
@@ -44,8 +45,7 @@ INSTANTIATE_TEST_SUITE_P(, SavedByTorch, testing::Values("torch_state.bin", "tor
 
 TEST_P(SavedByTorch, EveryKindOfTensor) {
   const TorchFile file(fixture(GetParam()));
-  std::vector<std::string> names;
-  for (const auto& t : file.tensors()) names.push_back(t.name);
+  auto names = collected(file.tensors(), [](const auto& t) { return t.name; });
   EXPECT_EQ(names, (std::vector<std::string>{"matrix", "tied", "transposed", "permuted", "sliced", "parameter",
                                              "scalar", "fp8", "empty", "tail"}));
   EXPECT_EQ(values_of<double>(file, "matrix"), (std::vector<double>{0, 1, 2, 3, 4, 5}));
