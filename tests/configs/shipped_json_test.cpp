@@ -2,7 +2,6 @@
 // The configurations in configs/json: all of them parse and say what their names say; and the JSON Schema knows the
 // keys and values that the parser knows.
 
-#include "configs/published_configs.h"
 #include "configs/quant_config_text.h"
 #include "fp8/configs/configs.h"
 #include "fp8/configs/quant_config_keys.h"

@@ -2,7 +2,7 @@
 // QUANT_CONFIG in the environment against the explicit way: measuring changes no bit of the logits and writes what fp8
 // measure writes; a model quantized on load gives the logits of measure + quantize --config + evaluate, bit for bit.
 
-#include "configs/published_configs.h"
+#include "configs/quant_config_text.h"
 #include "e2e/e2e.h"
 #include "fp8/configs/configs.h"
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // DeepSpeed's JSON: what is right, and every problem with its text.
-#include <set>
 
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "support/golden.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 
 namespace fp8::configs {
 namespace {
@@ -298,13 +298,11 @@ io::Json filled_in(const std::string& trainer, const std::string& strategy = "{}
 
 TEST(DeepSpeedStrategy, WhatTheTrainerAdds) {
   const io::Json plain = filled_in("{}");
-  EXPECT_EQ(plain["gradient_accumulation_steps"], 1);
-  EXPECT_EQ(plain["train_micro_batch_size_per_gpu"], 1);
-  EXPECT_EQ(plain["gradient_clipping"], 0.0);
+  expect_values(
+      plain, {{"gradient_accumulation_steps", 1}, {"train_micro_batch_size_per_gpu", 1}, {"gradient_clipping", 0.0}});
   const io::Json more = filled_in(R"({"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "batch_size": 4})");
-  EXPECT_EQ(more["gradient_accumulation_steps"], 2);
-  EXPECT_EQ(more["train_micro_batch_size_per_gpu"], 4);
-  EXPECT_EQ(more["gradient_clipping"], 0.5);
+  expect_values(
+      more, {{"gradient_accumulation_steps", 2}, {"train_micro_batch_size_per_gpu", 4}, {"gradient_clipping", 0.5}});
   EXPECT_EQ(filled_in(R"({"batch_size": 4})", R"({"logging_batch_size_per_gpu": 9})")["train_micro_batch_size_per_gpu"],
             9);
   EXPECT_EQ(filled_in(R"({"gradient_clip_val": null})")["gradient_clipping"], 0.0);

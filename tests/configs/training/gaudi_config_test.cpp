@@ -2,8 +2,6 @@
 // gaudi_config.json and training arguments: what each key comes to, and every refusal with its text.
 #include "fp8/configs/training/gaudi_config.h"
 
-#include <set>
-
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "support/command.h"
