@@ -7,13 +7,13 @@
 #include "support/golden.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 
 namespace fp8::measure {
 namespace {
 
 MeasurementFile example() {
-  MeasurementFile file;
-  file.num_samples = 12;
+  MeasurementFile file{.num_samples = 12};
   file.modules.push_back({"model.layers.0.mlp.up_proj", {{1.5f}}, std::vector<Amax>{{0.1f}}, Amax{0.25f}});
   file.modules.push_back({"model.layers.0.self_attn.matmul_qk", {{2.0f}, {3.0f}}, std::nullopt, std::nullopt});
   file.modules.push_back({"zero", {{0.0f}}, std::nullopt, Amax{1.0f, 2.0f, 3.0f}});
@@ -190,8 +190,7 @@ TEST(MeasurementFile, EveryObserverAndRankHasItsFiles) {
 
 TEST(MeasurementFile, ShapesAreSizes) {
   const test::TempDir dir;
-  MeasurementFile file;
-  file.mode = MeasurementMode::shape;
+  MeasurementFile file{.mode = MeasurementMode::shape};
   file.modules.push_back({"m", {{4, 128, 0}}, std::vector<Amax>{{}}, Amax{256, 128}});
   const auto paths = write_measurements((dir / "p").string(), file, {"shape", std::nullopt});
   EXPECT_EQ(paths[0], dir / "p_hooks_shape.json");
@@ -333,8 +332,8 @@ TEST(StatsName, ListsAFolderWhateverElseIsInIt) {
         "orig_q_hooks_maxabs.json", "notes.json", "p_hooks_maxabs_0_2.fingerprint", "p_hooks_maxabs_0_2.json~"})
     std::ofstream(dir / file) << "{}";
   fs::create_directory(dir / "backup_p_hooks_maxabs.json");
-  std::vector<std::string> names;
-  for (const auto& name : list_stats(dir.path())) names.push_back(fs::path(name.base()).filename());
+  auto names =
+      collected(list_stats(dir.path()), [](const auto& name) { return fs::path(name.base()).filename().string(); });
   EXPECT_EQ(names, (std::vector<std::string>{"orig_q_hooks_maxabs", "p_hooks_maxabs_0_2", "p_hooks_maxabs_1_2",
                                              "p_hooks_maxabs_MAXABS_HW_0_2"}));
   EXPECT_THROW(list_stats(dir / "gone"), io::Error);

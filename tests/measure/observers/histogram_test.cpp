@@ -152,9 +152,7 @@ TEST(Histogram, JsonOfAnotherMakingIsRefused) {
 
 /// A measurement of one module with that input.
 void write_one_module(const std::filesystem::path& prefix, const std::string& observer, float amax) {
-  MeasurementFile file;
-  file.modules = {{"a", {{amax}}, std::nullopt, std::nullopt}};
-  write_measurements(prefix.string(), file, {observer, {}});
+  write_measurements(prefix.string(), {.modules = {{"a", {{amax}}, std::nullopt, std::nullopt}}}, {observer, {}});
 }
 
 TEST(ConfiguredObserver, QuantizingReadsTheMeasurementOfTheConfigsObserver) {
@@ -201,10 +199,7 @@ configs::QuantConfig config_with(const std::string& observer, io::Json keys = io
 }
 
 MeasurementFile file_of(const std::string& observer, std::vector<Amax> inputs = {{1.0f}}) {
-  MeasurementFile file;
-  file.observer = observer;
-  file.modules = {{"m", std::move(inputs), std::nullopt, std::nullopt}};
-  return file;
+  return {.modules = {{"m", std::move(inputs), std::nullopt, std::nullopt}}, .observer = observer};
 }
 
 TEST(Kept, NoScaleIsMadeOfTheFilesOfShapeAndSave) {

@@ -13,8 +13,7 @@ const std::string kMoe = "model.layers.0.mlp.experts.moe_op";
 MeasurementFile rank_file(float base) {
   float next = base;
   const auto v = [&] { return Amax{next += 0.01f}; };
-  MeasurementFile file;
-  file.num_samples = 4;
+  MeasurementFile file{.num_samples = 4};
   file.modules.push_back({"q_proj", {v()}, std::vector<Amax>{v()}, v()});
   file.modules.push_back({kMoe, {v()}, std::vector<Amax>{v(), v(), v()}, std::nullopt});
   for (const char* list : {".w13_list.", ".w2_list."})
