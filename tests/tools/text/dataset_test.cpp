@@ -12,8 +12,7 @@ namespace {
 
 using Ids = std::vector<std::int64_t>;
 
-class Dataset : public ::testing::Test {
- protected:
+struct Dataset : ::testing::Test {
   Dataset() {
     std::filesystem::copy_file(fixtures() / "llama2.json", folder.path() / "tokenizer.json");
     tokenizer = std::make_unique<Tokenizer>(folder.path());
@@ -91,8 +90,7 @@ TEST_F(Dataset, DocumentsAreJoinedAndCut) {
 }
 
 TEST_F(Dataset, OneDocumentKeepsItsNewlines) {
-  const auto file = folder.write("a.txt", "\n\nhello\n");
-  EXPECT_EQ(load(file, 1).ids, tokenizer->encode("\n\nhello\n"));
+  EXPECT_EQ(load(folder.write("a.txt", "\n\nhello\n"), 1).ids, tokenizer->encode("\n\nhello\n"));
 }
 
 TEST_F(Dataset, LineEndsAreUnified) {

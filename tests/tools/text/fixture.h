@@ -10,8 +10,7 @@ namespace fp8::text::testing {
 
 inline std::filesystem::path fixtures() { return std::filesystem::path(FP8_SOURCE_DIR) / "tests/tools/text/fixtures"; }
 
-class Folder : public test::TempDir {
- public:
+struct Folder : test::TempDir {
   std::filesystem::path write(const std::string& name, std::string_view content) const {
     std::ofstream(path() / name, std::ios::binary) << content;
     return path() / name;

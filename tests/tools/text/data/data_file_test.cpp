@@ -115,8 +115,7 @@ constexpr const char* kChat =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif "
     "%}{{ eos_token }}{% if tools %}{{ tools[0].name }}{% endif %}";
 
-class Rows : public ::testing::Test {
- protected:
+struct Rows : ::testing::Test {
   RowText text(const std::string& row, RowUse use = RowUse::text) const {
     return RowTexts(folder.path(), use).text_of(io::parse_json(row, "row"), "d.jsonl:3");
   }
