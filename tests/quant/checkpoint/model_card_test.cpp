@@ -52,8 +52,7 @@ TEST(ModelCard, OfAConversionNamesTheFirstModel) {
   converted.source = "model-fp8", converted.form = "fp8", converted.costs = {"Nothing."};
   const auto card = model_card(model_card(kSource, facts()), converted);
   EXPECT_THAT(front_of(card), HasSubstr("base_model: org/model\ntags:\n- a\n- \"b c\"\n- fp8\nlib"));
-  EXPECT_THAT(card, ::testing::Not(HasSubstr("Not evaluated")));
-  EXPECT_THAT(card, HasSubstr("## What it costs\n\nNothing.\n"));
+  EXPECT_THAT(card, AllOf(::testing::Not(HasSubstr("Not evaluated")), HasSubstr("## What it costs\n\nNothing.\n")));
   converted.form = "", converted.scheme = "bf16";
   const auto back = model_card(card, converted);
   EXPECT_THAT(front_of(back), ::testing::Not(HasSubstr("fp8\n")));
@@ -65,8 +64,7 @@ TEST(ModelCard, NamesAndTextsAreNoMarkup) {
   odd.source = "true";
   odd.kept = {{"a|b`c", "x\ny | z"}};
   const auto card = model_card("---\nno front matter", odd);
-  EXPECT_THAT(card, HasSubstr("base_model: \"true\"\n"));
-  EXPECT_THAT(card, HasSubstr("`a/b'c` | x\\x0ay / z |"));
+  EXPECT_THAT(card, AllOf(HasSubstr("base_model: \"true\"\n"), HasSubstr("`a/b'c` | x\\x0ay / z |")));
   EXPECT_TRUE(card.ends_with("\n---\nno front matter"));
   odd.source = "a: b";
   EXPECT_THAT(model_card("", odd), HasSubstr("base_model: \"a: b\"\n"));

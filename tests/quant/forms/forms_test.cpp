@@ -36,10 +36,7 @@ using Shapes = std::map<std::string, std::string>;
 
 Shapes weight_shapes(const std::string& form, const Scheme& scheme, std::int64_t rows = 256, std::int64_t cols = 384,
                      bool qdq = false) {
-  ConfigSpec config;
-  config.scheme = scheme;
-  config.qdq = qdq;
-  return shapes_of(form_named(form).entries({"m", rows, cols, scheme}, config));
+  return shapes_of(form_named(form).entries({"m", rows, cols, scheme}, {.scheme = scheme, .qdq = qdq}));
 }
 
 TEST(Forms, TensorsOfCompressedTensors) {
@@ -204,13 +201,12 @@ class Written {
       : scheme_(scheme), rows_(rows), cols_(cols) {
     const CheckpointForm& form = form_named(name);
     const WeightSpec spec{"l.self_attn.o_proj", rows, cols, scheme};
-    ConfigSpec config;
-    config.scheme = scheme;
-    config.quantized = {spec.module};
-    config.kept_linears = {"lm_head"};
-    config.scale_method = "amax";
-    config.qdq = qdq;
-    config.kv = {{"l.self_attn", {0.5f}, {0.125f}}};
+    ConfigSpec config{.scheme = scheme,
+                      .quantized = {spec.module},
+                      .kept_linears = {"lm_head"},
+                      .scale_method = "amax",
+                      .qdq = qdq,
+                      .kv = {{"l.self_attn", {0.5f}, {0.125f}}}};
     auto entries = form.entries(spec, config);
     for (auto& e : form.kv_entries(config.kv[0], config)) entries.push_back(std::move(e));
     entries.push_back({"lm_head.weight", DType::F32, {2, 2}});
@@ -304,10 +300,9 @@ TEST(Forms, ReadWhatTheyWriteForQuantizeDequantizeMode) {
 }
 
 TEST(Forms, ASecondGroupKeepsActivations) {
-  ConfigSpec spec;
-  spec.scheme = scheme_of(kChannel, kToken);
-  spec.quantized = {"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "lm_head"};
-  spec.weights_only = {"model.layers.0.self_attn.k_proj"};
+  ConfigSpec spec{.scheme = scheme_of(kChannel, kToken),
+                  .quantized = {"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "lm_head"},
+                  .weights_only = {"model.layers.0.self_attn.k_proj"}};
   const auto config = form_named("compressed-tensors").config(spec);
   EXPECT_EQ(config["format"], "mixed-precision");
   const auto &first = config["config_groups"]["group_0"], &second = config["config_groups"]["group_1"];
@@ -327,9 +322,7 @@ TEST(Forms, ASecondGroupKeepsActivations) {
 }
 
 TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
-  ConfigSpec spec;
-  spec.quantized = {"a", "model.lm_head"};
-  spec.kept_linears = {"b"};
+  ConfigSpec spec{.quantized = {"a", "model.lm_head"}, .kept_linears = {"b"}};
   const auto config = [&](const std::string& form, const Scheme& scheme) {
     spec.scheme = scheme;
     return form_named(form).config(spec);

@@ -6,6 +6,7 @@
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/model_source.h"
 #include "quant/forms/form_checkpoint.h"
+#include "support/values.h"
 
 namespace fp8::quant {
 namespace {
@@ -110,15 +111,10 @@ TEST(QuarkForm, TheConfigTellsThemApart) {
   const Json config = source.quantization();
   EXPECT_EQ(config["quant_method"], "quark");
   const Json& linear = config["global_quant_config"];
-  EXPECT_EQ(linear["weight"]["dtype"], "fp8_e4m3");
-  EXPECT_EQ(linear["weight"]["qscheme"], "per_channel");
-  EXPECT_EQ(linear["weight"]["is_dynamic"], false);
-  EXPECT_EQ(linear["input_tensors"]["qscheme"], "per_channel");
-  EXPECT_EQ(linear["input_tensors"]["is_dynamic"], true);
+  expect_values(linear["weight"], {{"dtype", "fp8_e4m3"}, {"qscheme", "per_channel"}, {"is_dynamic", false}});
+  expect_values(linear["input_tensors"], {{"qscheme", "per_channel"}, {"is_dynamic", true}});
   const Json& experts = config["layer_quant_config"][std::string(kExperts) + "*"];
-  EXPECT_EQ(experts["weight"]["dtype"], "fp4");
-  EXPECT_EQ(experts["weight"]["group_size"], 32);
-  EXPECT_EQ(experts["weight"]["scale_format"], "e8m0");
+  expect_values(experts["weight"], {{"dtype", "fp4"}, {"group_size", 32}, {"scale_format", "e8m0"}});
   EXPECT_TRUE(experts["input_tensors"].is_null());
   const auto exclude = config["exclude"].get<std::vector<std::string>>();
   EXPECT_EQ(std::count(exclude.begin(), exclude.end(), "lm_head"), 1);
@@ -152,8 +148,7 @@ TEST(QuarkForm, WhatItIsNotForIsRefused) {
 TEST(QuarkForm, NothingElseIsMadeOfItsOutput) {
   Source source;
   source.run();
-  ConvertOptions to;
-  to.form = "compressed-tensors";
+  ConvertOptions to{.form = "compressed-tensors"};
   const std::filesystem::path out = source.dir / "ct";
   EXPECT_REFUSED(convert_checkpoint(source.out(), out, to), "experts in MXFP4");
   to.type = recipes::FloatType::BF16;

@@ -13,10 +13,7 @@ namespace fp8::quant {
 namespace {
 
 TEST(Sidecar, HoldsWhatTheFormatHasNoWordsFor) {
-  Plan plan;
-  plan.scale_method = "MAXABS_HW";
-  plan.measurements = "0123456789abcdef";
-  plan.skipped = {{"lm_head", "kept"}};
+  Plan plan{.skipped = {{"lm_head", "kept"}}, .scale_method = "MAXABS_HW", .measurements = "0123456789abcdef"};
   Scheme s;
   s.dialect = recipes::Dialect::gaudi2;
   s.convention = Convention::inc;
@@ -188,10 +185,9 @@ TEST(IgnoreEntries, Inc) {
 }
 
 ConfigSpec spec_of(const char* type, std::vector<std::string> quantized, std::vector<std::string> kept) {
-  ConfigSpec spec;
-  spec.names = ModelNames(io::Json{{"model_type", type}});
-  spec.quantized = std::move(quantized);
-  spec.kept_linears = std::move(kept);
+  ConfigSpec spec{.quantized = std::move(quantized),
+                  .kept_linears = std::move(kept),
+                  .names = ModelNames(io::Json{{"model_type", type}})};
   return spec;
 }
 

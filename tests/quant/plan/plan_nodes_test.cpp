@@ -24,24 +24,19 @@ const std::vector<NodeInfo> kNodes = {{"l.matmul_qk", "Matmul"},    {"l.b2b", "B
 /// = amax / 32.
 measure::MeasurementFile measured() {
   using Outputs = std::vector<measure::Amax>;
-  measure::MeasurementFile f;
-  f.modules = {{"l.q_proj", {{64.0f}}, std::nullopt, std::nullopt},
-               {"l.matmul_qk", {{32.0f}, {64.0f}}, std::nullopt, std::nullopt},
-               {"l.b2b", {{1.0f}, {1e30f}}, Outputs{{128.0f}}, std::nullopt},
-               {"l.softmax", {{9.0f}}, Outputs{{1.0f}}, std::nullopt},
-               {"l.sdpa", {{2.0f}, {4.0f}, {8.0f}}, Outputs{{16.0f}, {1.0f}}, std::nullopt},
-               {"l.k_cache", {{256.0f}}, std::nullopt, std::nullopt},
-               {"l.moe", {{512.0f}}, Outputs{{1.0f}, {2.0f}, {4.0f}}, std::nullopt},
-               {"l.moe.w13_list.0", {{0.0f}}, std::nullopt, measure::Amax{1.0f}}};
+  measure::MeasurementFile f{.modules = {{"l.q_proj", {{64.0f}}, std::nullopt, std::nullopt},
+                                         {"l.matmul_qk", {{32.0f}, {64.0f}}, std::nullopt, std::nullopt},
+                                         {"l.b2b", {{1.0f}, {1e30f}}, Outputs{{128.0f}}, std::nullopt},
+                                         {"l.softmax", {{9.0f}}, Outputs{{1.0f}}, std::nullopt},
+                                         {"l.sdpa", {{2.0f}, {4.0f}, {8.0f}}, Outputs{{16.0f}, {1.0f}}, std::nullopt},
+                                         {"l.k_cache", {{256.0f}}, std::nullopt, std::nullopt},
+                                         {"l.moe", {{512.0f}}, Outputs{{1.0f}, {2.0f}, {4.0f}}, std::nullopt},
+                                         {"l.moe.w13_list.0", {{0.0f}}, std::nullopt, measure::Amax{1.0f}}}};
   return f;
 }
 
 PlanOptions options(const std::string& json) {
-  PlanOptions o;
-  o.dialect = recipes::Dialect::gaudi2;
-  o.config = test::quant_config(json);
-  o.measurements = measured();
-  return o;
+  return {.dialect = recipes::Dialect::gaudi2, .config = test::quant_config(json), .measurements = measured()};
 }
 
 TEST(PlanNodes, ScalesOfEveryKindFollowIncsRules) {
@@ -137,10 +132,7 @@ TEST(PlanNodes, DynamicScalesNeedNoMeasurement) {
 }
 
 TEST(PlanNodes, WithoutAConfigAttentionIsAskedFor) {
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.measurements = measured();
-  o.exclude = {"b2b"};
+  PlanOptions o{.activations = ActivationScaling::static_tensor, .exclude = {"b2b"}, .measurements = measured()};
   const Plan kept = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(kept.nodes.size(), 1u) << "the mixture";
   EXPECT_EQ(reason(kept, "l.sdpa"), "attention stays in high precision by default");

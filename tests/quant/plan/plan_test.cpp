@@ -34,10 +34,8 @@ measure::MeasurementFile measured(const std::vector<std::string>& names, float i
 /// Static activations with measurements of these modules; `exclude` leaves modules out.
 PlanOptions static_options(const std::vector<std::string>& names, const std::vector<std::string>& exclude = {},
                            float input = 2.0f) {
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.measurements = measured(names, input);
-  o.exclude = exclude;
+  PlanOptions o{
+      .activations = ActivationScaling::static_tensor, .exclude = exclude, .measurements = measured(names, input)};
   return o;
 }
 
@@ -45,8 +43,7 @@ TEST(Plan, FormsOfExpertsHaveNames) { test::check_names<ExpertForm>(); }
 
 /// Modules that a plan with these entries leaves out.
 std::vector<std::string> ignored(const std::vector<std::string>& entries) {
-  PlanOptions o;
-  o.ignore = entries;
+  PlanOptions o{.ignore = entries};
   std::vector<std::string> names;
   for (const auto& s : make_plan(kModel, o).skipped)
     if (s.reason == "excluded by 'ignore'") names.push_back(s.name);
@@ -60,9 +57,7 @@ TEST(Plan, IgnoreIsLlmCompressors) {
   EXPECT_THAT(ignored({"re:model.layers.0.self_attn.q"}), ElementsAre(q)) << "open at the end, as re.match is";
   EXPECT_THAT(ignored({"Conv2d"}), ElementsAre("vision.patch")) << "a class";
   for (const char* none : {"q_proj", "self_attn", "re:self_attn", "modelxlayers.0.self_attn.q_proj", "re:Conv2"}) {
-    PlanOptions o;
-    o.ignore = {none};
-    EXPECT_REFUSED(make_plan(kModel, o),
+    EXPECT_REFUSED(make_plan(kModel, {.ignore = {none}}),
                    "'ignore': pattern " + io::in_quotes(none) + " matches no module; the nearest is");
   }
 }
@@ -71,8 +66,7 @@ TEST(Plan, FoldedNamesCanBeCopied) {
   std::vector<ModuleInfo> model;
   for (int i = 0; i < 13; ++i) model.push_back({"model.layers." + std::to_string(i) + ".up_proj", "Linear", {8, 4}});
   const auto kept = [&](const std::string& pattern) {
-    PlanOptions o;
-    o.exclude = {pattern};
+    PlanOptions o{.exclude = {pattern}};
     std::vector<std::string> names;
     for (const auto& s : make_plan(model, o).skipped) names.push_back(s.name.substr(13, s.name.find('.', 13) - 13));
     return names;
@@ -126,8 +120,7 @@ TEST(Plan, DynamicByDefault) {
 }
 
 TEST(Plan, APatternThatMeansNothingIsASlip) {
-  PlanOptions o;
-  o.exclude = {"lm_hed"};
+  PlanOptions o{.exclude = {"lm_hed"}};
   EXPECT_REFUSED(make_plan(kModel, o), "'exclude'", "'lm_hed' matches no module", "the nearest is 'lm_head'");
   o.other_names = {"model.lm_hed.norm"};
   EXPECT_NO_THROW(make_plan(kModel, o)) << "what the model has besides";
@@ -138,8 +131,7 @@ TEST(Plan, APatternThatMeansNothingIsASlip) {
 }
 
 TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
-  PlanOptions o;
-  o.exclude = {"vision"};
+  PlanOptions o{.exclude = {"vision"}};
   const auto reasons = [&] {
     const Plan plan = make_plan(kModel, o);
     return reason(plan, "lm_head") + "; " + reason(plan, "vision.patch");
@@ -160,9 +152,7 @@ TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
 }
 
 TEST(Plan, IncludeAndExcludeArePatterns) {
-  PlanOptions o;
-  o.include = {"lm_head$", "embed", "odd"};
-  o.exclude = {R"(mlp\.)", "vision.patch"};
+  PlanOptions o{.include = {"lm_head$", "embed", "odd"}, .exclude = {R"(mlp\.)", "vision.patch"}};
   const Plan plan = make_plan(kModel, o);
   EXPECT_NE(plan.find("lm_head"), nullptr);
   ASSERT_NE(plan.find("model.embed_tokens"), nullptr);
@@ -177,8 +167,7 @@ TEST(Plan, IncludeAndExcludeArePatterns) {
 }
 
 TEST(Plan, PerTensorScalesAreSharedWhereEnginesFuse) {
-  PlanOptions o;
-  o.weights = Granularity::tensor;
+  PlanOptions o{.weights = Granularity::tensor};
   const Plan plan = make_plan(kModel, o);
   const auto group = [&](const char* name) { return plan.find(std::string("model.layers.0.") + name)->fuse_group; };
   EXPECT_FALSE(group("self_attn.q_proj").empty());
@@ -224,8 +213,7 @@ TEST(Plan, OfValuesPerChannelTheLargestCounts) {
 }
 
 TEST(Plan, FilesOfShapeAndSaveAreRefusedByTheObserversName) {
-  PlanOptions o;
-  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  PlanOptions o{.measurements = measured({"model.layers.0.mlp.up_proj"})};
   o.measurements->observer = "save";
   EXPECT_REFUSED(make_plan(kModel, o), "measurements: found those of observer 'save'", "measure with maxabs");
   o.measurements->observer = "";
@@ -244,8 +232,7 @@ TEST(Plan, WhatWasNotToBeMeasuredIsLeftOut) {
 }
 
 TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
-  PlanOptions o;
-  o.measurements = measured({"model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj"});
+  PlanOptions o{.measurements = measured({"model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj"})};
   EXPECT_REFUSED(make_plan(kModel, o), "'model.layers.7.mlp.up_proj'", "another model");
   // Nodes without a weight (matmul, caches) are no modules of ours.
   o.measurements->modules[1] = {"model.layers.0.self_attn.matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt};
@@ -257,8 +244,7 @@ TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
 }
 
 TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
-  PlannedModule m;
-  m.info.name = "up_proj";
+  PlannedModule m{.info = {.name = "up_proj"}};
   EXPECT_NO_THROW(check_measured_weight(m, 5.0f));  // nothing measured, nothing to tell
   m.measured_weight_amax = 1.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 1.0f + 0x1p-8f));  // the rounding of bf16
@@ -325,9 +311,8 @@ TEST(Plan, AConfigBringsItsOwnRules) {
 }
 
 TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
-  PlanOptions o;
-  o.config = quant_config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})");
-  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  PlanOptions o{.config = quant_config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})"),
+                .measurements = measured({"model.layers.0.mlp.up_proj"})};
   EXPECT_REFUSED(make_plan(kModel, o), "'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures");
   o.config = quant_config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}, "ignore_modules_wo_measures": true})");
   const Plan plan = make_plan(kModel, o);
@@ -336,8 +321,7 @@ TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
 }
 
 TEST(Plan, FixedScalesNeedNoMeasurement) {
-  PlanOptions o;
-  o.config = quant_config(R"({"scale_method": "unit_scale", "allowlist": {"types": ["Linear"]}})");
+  PlanOptions o{.config = quant_config(R"({"scale_method": "unit_scale", "allowlist": {"types": ["Linear"]}})")};
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 8u);  // lm_head and the router too: nothing is kept by default under a config
   for (const auto& m : plan.modules) EXPECT_EQ(m.scheme.input_scale_inv, 1.0f);

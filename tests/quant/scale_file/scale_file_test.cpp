@@ -7,6 +7,7 @@
 #include "support/golden.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 
 namespace fp8::quant {
 namespace {
@@ -17,18 +18,15 @@ measure::StatsName name_in(const test::TempDir& dir, std::optional<configs::Rank
 
 /// One number each.
 std::vector<StoredScale> numbers(const std::vector<float>& values) {
-  std::vector<StoredScale> list;
-  for (const float value : values) list.push_back(StoredScale::of(value));
-  return list;
+  return collected(values, [](const float value) { return StoredScale::of(value); });
 }
 
 ScaleFile example() {
   constexpr auto channels = &StoredScale::channels;
-  ScaleFile file;
-  file.modules = {{"up_proj", numbers({0.0625f}), {channels({0.5f, 0.25f}, 0)}, channels({0.5f, 2.0f}, 3)},
-                  {"attn", numbers({1.0f, 2.0f, 4.0f, 0.00390625f}), numbers({8.0f}), std::nullopt},
-                  {"lm_head", numbers({0.1f}), {}, StoredScale::of(0.001f)},
-                  {"one_row", numbers({1.0f}), {channels({3.0f}, 0)}, channels({3.0f}, 1)}};
+  ScaleFile file{.modules = {{"up_proj", numbers({0.0625f}), {channels({0.5f, 0.25f}, 0)}, channels({0.5f, 2.0f}, 3)},
+                             {"attn", numbers({1.0f, 2.0f, 4.0f, 0.00390625f}), numbers({8.0f}), std::nullopt},
+                             {"lm_head", numbers({0.1f}), {}, StoredScale::of(0.001f)},
+                             {"one_row", numbers({1.0f}), {channels({3.0f}, 0)}, channels({3.0f}, 1)}}};
   return file;
 }
 
@@ -219,11 +217,10 @@ TEST(ScaleRanks, DifferentSizesAreAnError) {
 }
 
 TEST(ScaleRanks, CacheRangesReachTheOutputOfTheProduct) {
-  ScaleFile file;
-  file.modules = {{"l.matmul_qk", numbers({0.5f, 2}), numbers({1}), std::nullopt},
-                  {"l.matmul_av", numbers({0.5f, 2}), numbers({7}), std::nullopt},
-                  {"l.k_cache", numbers({4}), numbers({4}), std::nullopt},
-                  {"l.v_cache", numbers({8}), numbers({8}), std::nullopt}};
+  ScaleFile file{.modules = {{"l.matmul_qk", numbers({0.5f, 2}), numbers({1}), std::nullopt},
+                             {"l.matmul_av", numbers({0.5f, 2}), numbers({7}), std::nullopt},
+                             {"l.k_cache", numbers({4}), numbers({4}), std::nullopt},
+                             {"l.v_cache", numbers({8}), numbers({8}), std::nullopt}}};
   EXPECT_EQ(apply_cache_ranges(file).size(), 2u);
   EXPECT_EQ(file.modules[0].inputs[1], StoredScale::of(4));
   EXPECT_EQ(file.modules[0].outputs[0], StoredScale::of(2));
