@@ -7,8 +7,7 @@
 namespace fp8::commands {
 namespace {
 
-class DataFilesTest : public ::testing::Test {
- protected:
+struct DataFilesTest : ::testing::Test {
   DataFilesTest() {
     fs::create_directories(folder / "a/deep");
     for (const char* const name : {"b.txt", "a.txt", "c.md", ".hidden.txt", "[x].txt", "a/d.txt", "a/deep/e.txt"})

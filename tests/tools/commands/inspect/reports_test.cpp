@@ -5,6 +5,7 @@
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 
 namespace fp8::commands {
 namespace {
@@ -30,9 +31,7 @@ TEST(ReportPage, CarriesTheReportAndAsksForNothingElse) {
   io::Json expected = report("model.layers.0.mlp.up_proj");
   expected["columns"] = {"mlp.up_proj"};
   EXPECT_EQ(io::parse_json(data_of(page), "page"), expected);
-  EXPECT_THAT(page, Not(HasSubstr("src=")));
-  EXPECT_THAT(page, Not(HasSubstr("href=")));
-  EXPECT_THAT(page, Not(HasSubstr("@FP8_REPORT_")));
+  EXPECT_THAT(page, AllOf(Not(HasSubstr("src=")), Not(HasSubstr("href=")), Not(HasSubstr("@FP8_REPORT_"))));
 }
 
 /// Elements that are opened are closed, in order; what a browser makes of it all is another test's.
@@ -132,9 +131,7 @@ TEST(DamageTable, NamesSayWeightOrInput) {
 
 /// A checkpoint as `evaluate --html` looks at it.
 Cost cost(const std::string& name) {
-  Cost c;
-  c.name = name;
-  c.form = "compressed-tensors";
+  Cost c{.name = name, .form = "compressed-tensors"};
   c.bytes = 600, c.of_bytes = 1000;
   c.precisions = {{"E4M3 channel weights", 2, 500}, {"BF16", 1, 90}, {"norms, biases and other tensors", 0, 10}};
   c.damage.modules = {module_of("layers.0.mlp.down_proj", 18), module_of("layers.0.self_attn.q_proj", 31)};
@@ -297,12 +294,10 @@ TEST(LossPlot, EmptyFlatAndBrokenCurves) {
   EXPECT_THAT(loss_svg({}), HasSubstr("</svg>"));
   EXPECT_THAT(loss_svg({{"none", {}, {}}}), HasSubstr("none"));
   const auto flat = loss_svg({{"flat", {{1, 2.0}, {2, 2.0}}, {}}, {"one", {{1, 2.0}}, {}}});
-  EXPECT_THAT(flat, Not(HasSubstr("nan")));
-  EXPECT_THAT(flat, Not(HasSubstr("inf")));
+  EXPECT_THAT(flat, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
   const auto broken =
       loss_svg({{"gaps", {{1, 2.0}, {2, std::nan("")}, {3, 1.0}, {4, std::numeric_limits<double>::infinity()}}, {}}});
-  EXPECT_THAT(broken, Not(HasSubstr("nan")));
-  EXPECT_THAT(broken, Not(HasSubstr("inf")));
+  EXPECT_THAT(broken, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
 }
 
 TEST(LossPlot, LongCurvesAreThinned) {
@@ -349,9 +344,7 @@ TEST_F(InspectTrace, SumsOfTheDevicesLane) {
                            "[" + sample() + "]"}) {
     const auto found = inspect_trace(write(folder, "fit.1.pt.trace.json", text));
     const auto& json = found.json;
-    EXPECT_EQ(json["kind"], "trace");
-    EXPECT_EQ(json["of"], "hpu_op");
-    EXPECT_EQ(json["events"], 5);
+    expect_values(json, {{"kind", "trace"}, {"of", "hpu_op"}, {"events", 5}});
     EXPECT_DOUBLE_EQ(json["ms"].get<double>(), 0.8);
     EXPECT_EQ(json["steps"]["count"], 1);
     ASSERT_EQ(json["ops"].size(), 2U);
@@ -415,8 +408,7 @@ TEST_F(InspectTrace, PageHoldsTheTimelineAsText) {
       write(folder, "t.trace.json", "[" + event("hpu_op", "</script><b>", 5, 2, R"("module": "m")") + "]");
   write_trace_page(folder / "page.html", trace, inspect_trace(trace, true));
   const std::string page = read_file(folder / "page.html");
-  EXPECT_THAT(page, HasSubstr("\\u003c/script>\\u003cb>"));
-  EXPECT_THAT(page, Not(HasSubstr("@FP8_TRACE_DATA@")));
+  EXPECT_THAT(page, AllOf(HasSubstr("\\u003c/script>\\u003cb>"), Not(HasSubstr("@FP8_TRACE_DATA@"))));
 }
 
 }  // namespace

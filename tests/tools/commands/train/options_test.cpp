@@ -11,8 +11,7 @@
 namespace fp8::commands {
 namespace {
 
-class GaudiOptions : public ::testing::Test {
- protected:
+struct GaudiOptions : ::testing::Test {
   std::string write(const char* name, const std::string& text) {
     const auto path = folder_ / name;
     std::ofstream(path) << text;
@@ -197,9 +196,7 @@ std::function<std::int64_t(double)> epochs_of(std::int64_t steps) {
 }
 
 TEST(TrainLength, PartsOfStepsAreWhole) {
-  TrainOptions o;
-  o.epochs = 1.5;
-  o.warmup_ratio = 0.1;
+  TrainOptions o{.epochs = 1.5, .warmup_ratio = 0.1};
   o.eval_each_epoch = o.save_each_epoch = true;
   count_steps(o, epochs_of(3));
   EXPECT_EQ(o.optimizer.steps, 5);
@@ -226,9 +223,7 @@ TEST(TrainLength, WhatDoesNotFitNamesTheOption) {
   const auto message = [](TrainOptions o) -> std::string {
     return error_of<UsageError>([&] { count_steps(o, epochs_of(10)); });
   };
-  TrainOptions o;
-  o.epochs = 0.5;
-  o.throughput_warmup = 5;
+  TrainOptions o{.throughput_warmup = 5, .epochs = 0.5};
   EXPECT_EQ(message(o), "--throughput-warmup: found 5, allowed: fewer than --steps 5, which --epochs 0.5 come to");
   o.throughput_warmup = 0;
   o.optimizer.warmup = 6;
@@ -260,8 +255,7 @@ TEST(LrSchedule, AsTransformersHasThem) {
 }
 
 TEST(LrSchedule, TheRiseBeginsAboveZeroUnlessToldOtherwise) {
-  const OptimizerSettings s{.lr = 2, .min_lr = 0.5, .warmup = 2, .steps = 4};
-  expect_factors(s, {0.5, 1.0, 1.0, 0.25 + 0.75 * 0.5, 0.25, 0.25});
+  expect_factors({.lr = 2, .min_lr = 0.5, .warmup = 2, .steps = 4}, {0.5, 1.0, 1.0, 0.25 + 0.75 * 0.5, 0.25, 0.25});
 }
 
 TEST(LrSchedule, OfNoStepsOrNoRate) {

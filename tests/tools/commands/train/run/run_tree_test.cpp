@@ -91,8 +91,7 @@ TEST(RunTree, TextIsAFileThatSaysTheSame) {
       {"trainer:\n  max_steps: 1\n  callbacks:\n  - class_path: E\n    init_args: {a: null, b: 1e-3}\nmodel: N\n"},
       {"--seed_everything.x=1"});
   const std::string text = tree.text();
-  EXPECT_THAT(text, HasSubstr("  max_steps: 1  # a.yaml:2\n"));
-  EXPECT_THAT(text, HasSubstr("x: 1  # command line\n"));
+  EXPECT_THAT(text, AllOf(HasSubstr("  max_steps: 1  # a.yaml:2\n"), HasSubstr("x: 1  # command line\n")));
   EXPECT_EQ(io::parse_yaml(text, "again").value, tree.value()) << text;
 }
 
