@@ -163,11 +163,9 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
     const FolderLock lock(folder);
     Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), folder,
                   prefix, name_.rank.has_value());
-    auto paths = write_measurements(prefix_, file, name_);
-    if (!states.is_null()) {
-      io::write_json(states_file, states, -1);
-      paths.push_back(states_file);
-    }
+    auto files = measurement_bytes({prefix_, name_.observer, "", name_.rank}, file);
+    if (!states.is_null()) files.emplace_back(states_file, io::json_text(states_file, states, -1));
+    auto paths = write_together(files);
     backup.keep();
     if (!backup.folder().empty()) backup_ = backup.folder();
     written_ = true;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/files/stats_files.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <list>
 #include <set>
 #include <system_error>
@@ -247,14 +250,26 @@ std::vector<FileBytes> stats_bytes(const StatsName& name, const PyValue& tree) {
 std::vector<fs::path> write_together(const std::vector<FileBytes>& contents) {
   MadeFolders folders;
   for (const auto& [path, bytes] : contents) folders.make(path.parent_path());
-  std::list<io::AtomicFile> files;  // all written before the first appears: a full disk leaves none of them
-  std::vector<fs::path> paths;
+  std::list<io::AtomicFile> files;  // all are on the disk before the first appears: a full one leaves none of them
+  std::vector<fs::path> paths, appeared;
   for (const auto& [path, bytes] : contents) {
     files.emplace_back(path, bytes.size());
     files.back().append(bytes);
+    if (::fsync(files.back().fd()) != 0) io::fail_errno(path, "fsync", errno, bytes.size());
     paths.push_back(path);
   }
-  for (auto& written : files) written.commit();
+  try {
+    auto written = files.begin();
+    for (const auto& path : paths) {
+      std::error_code error;
+      if (!fs::exists(path, error)) appeared.push_back(path);
+      (written++)->commit();
+    }
+  } catch (...) {
+    std::error_code ignored;
+    for (const auto& path : appeared) fs::remove(path, ignored);
+    throw;
+  }
   folders.keep();
   return paths;
 }

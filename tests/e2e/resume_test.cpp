@@ -116,6 +116,25 @@ TEST(Resume, AFullDiskIsNamedAndLeavesNothing) {
   EXPECT_THAT(names_in(folder / "disk"), IsEmpty());
 }
 
+/// Whichever of its files does not fit, with an observer that keeps states beside them: none appears.
+TEST(Resume, AFullDiskLeavesNoPartOfAMeasurement) {
+  const test::TempDir folder;
+  const auto config = folder / "histogram.json";
+  write_file(config, R"({"mode": "MEASURE", "observer": "histogram", "dump_stats_path": "x/inc_output"})");
+  const auto measuring = [&](const char* out) {
+    return args("measure --config {} --model $DEMO --data $CALIB --samples 2 --seq-len 32 --out {}", config.string(),
+                folder / out);
+  };
+  expect_success(fp8(measuring("whole")));
+  std::set<std::uintmax_t> sizes;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "whole")) sizes.insert(entry.file_size());
+  ASSERT_GE(sizes.size(), 4u);
+  for (const auto size : sizes) {
+    expect_refused(fp8_limited(RLIMIT_FSIZE, size - 1, measuring("out")), {"larger than the file size limit"});
+    EXPECT_FALSE(std::filesystem::exists(folder / "out")) << size;
+  }
+}
+
 TEST(Resume, RanksOfEveryLauncherShareTheWork) {
   const Model model;
   write_blocks(model, 6, 256);

@@ -392,6 +392,14 @@ TEST(StatsFiles, NothingAppearsUnlessAllCanBeWritten) {
   EXPECT_FALSE(fs::exists(dir / "new"));
   EXPECT_EQ(write_together({{dir / "new/a.json", "1"}, {dir / "new/b.json", "2"}}),
             (std::vector<fs::path>{dir / "new/a.json", dir / "new/b.json"}));
+  fs::create_directory(dir / "late");  // the last can't be made: none appears, and what stood there stays
+  std::ofstream(dir / "late/b.json") << "before";
+  EXPECT_THROW(
+      write_together(
+          {{dir / "late/a.json", "1"}, {dir / "late/b.json", "2"}, {dir / "late" / std::string(300, 'c'), "3"}}),
+      io::Error);
+  EXPECT_EQ(text_of(dir / "late/b.json"), "before");
+  EXPECT_EQ(names_in(dir / "late"), (std::vector<std::string>{"b.json"}));
 }
 
 }  // namespace
