@@ -9,6 +9,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <new>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -53,10 +54,16 @@ std::string sandboxed(int argc, char** argv) {
 int main(int argc, char** argv) {
   std::signal(SIGINT, stop_before_start);
   std::signal(SIGTERM, stop_before_start);
-  prefer("OMP_WAIT_POLICY", "passive");    // threads that wait sleep
-  prefer("KINETO_LOG_LEVEL", "6");         // else LibTorch's profiler says when it starts and stops
-  prefer("TORCH_CPP_LOG_LEVEL", "ERROR");  // else c10d prints a backtrace for each rank that it loses
-  const int code = fp8::commands::run(argc, argv, fp8::commands::kCommit, sandboxed(argc, argv));
+  int code = 1;
+  try {
+    prefer("OMP_WAIT_POLICY", "passive");    // threads that wait sleep
+    prefer("KINETO_LOG_LEVEL", "6");         // else LibTorch's profiler says when it starts and stops
+    prefer("TORCH_CPP_LOG_LEVEL", "ERROR");  // else c10d prints a backtrace for each rank that it loses
+    code = fp8::commands::run(argc, argv, fp8::commands::kCommit, sandboxed(argc, argv));
+  } catch (const std::bad_alloc&) {
+    constexpr char kMessage[] = "fp8: error: out of memory\n";
+    if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) < 0) _exit(code);
+  }
   // LibTorch would take its operators back one by one before the process ends: a quarter of a short command's time.
   std::fflush(nullptr);
   _exit(code);

@@ -164,6 +164,26 @@ void look_for_color(const Words& words) {
   }
 }
 
+/// Errors become messages. Throws std::bad_alloc.
+int run_reporting(int argc, char** argv, const char* commit, const std::string& sandbox) {
+  const Words words(argv + (argc > 0 ? 1 : 0), argv + argc);
+  look_for_color(words);
+  try {
+    run_command(words, commit, sandbox);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return report(message_of(error), kUsage);
+  } catch (const UsageError& error) {
+    return report(error.what(), kUsage);
+  } catch (const Interrupted& error) {
+    return report(error.what(), exit_code_of_signal());
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    return report(what_of(error), interrupted() ? exit_code_of_signal() : kFailure);
+  }
+}
+
 }  // namespace
 
 std::string flag_of_option(std::string_view id, std::string_view value) {
@@ -210,21 +230,11 @@ std::string what_of(const std::exception& error) { return io::spelled(io::raw_me
 
 int run(int argc, char** argv, const char* commit, const std::string& sandbox) {
   install_signal_handlers();
-  const Words words(argv + (argc > 0 ? 1 : 0), argv + argc);
-  look_for_color(words);
   try {
-    run_command(words, commit, sandbox);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    return report(message_of(error), kUsage);
-  } catch (const UsageError& error) {
-    return report(error.what(), kUsage);
-  } catch (const Interrupted& error) {
-    return report(error.what(), exit_code_of_signal());
-  } catch (const std::bad_alloc&) {
-    return report("out of memory", kFailure);
-  } catch (const std::exception& error) {
-    return report(what_of(error), interrupted() ? exit_code_of_signal() : kFailure);
+    return run_reporting(argc, argv, commit, sandbox);
+  } catch (const std::bad_alloc&) {  // perhaps where an error was put into words: without memory
+    write_stderr("fp8: error: out of memory\n");
+    return kFailure;
   }
 }
 
