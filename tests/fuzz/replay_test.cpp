@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fuzz targets without a fuzzer, for every compiler: small valid files, cut short at every byte, with every bit
 // flipped, with bytes replaced by telling ones, and mixed by a fixed random sequence. Each must be read or refused.
-#include <random>
-
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/zip.h"
+#include "fuzz/mutate.h"
 #include "fuzz/targets.h"
 #include "runtime/io/io_test.h"
 #include "runtime/io/tensors/safetensors_bytes.h"
@@ -52,6 +51,11 @@ void shuffle(const std::string& target, const std::vector<std::string>& seeds, i
         bytes.replace(at, std::min(length, bytes.size() - at), other.substr(from, length));
     }
     run_exact(target, bytes);
+    run_exact(target, changed(target, seeds[below(seeds.size())], random, [&](std::string part) {
+                const std::string& other = seeds[below(seeds.size())];
+                const std::size_t at = below(part.size() + 1), from = below(other.size());
+                return part.replace(at, std::min(below(4), part.size() - at), other.substr(from, below(8)));
+              }));
   }
 }
 
@@ -67,6 +71,29 @@ std::string fixture(const std::string& name) {
 // The pickle of a fixture: after zip and 128 bytes of npy header.
 std::string pickle_of(const std::string& name) {
   return io::unzip_member(fixture(name), "arr_0.npy", 1 << 20, name).substr(128);
+}
+
+/// Half of what is changed within its form is read: more than the first check of a reader is met.
+TEST(Replay, ChangesKeepTheForm) {
+  std::mt19937 random(3);
+  const auto longer = [](std::string bytes) { return bytes + "x"; };
+  const std::string header = R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})";
+  const std::string tensors = io::safetensors_bytes(header, "123");
+  const std::string zip = io::torch_bytes::zip({{"a", "1"}, {"b", "22"}});
+  int read = 0;
+  for (int round = 0; round < 400; ++round) {
+    const std::string found = changed("safetensors", tensors, random, longer);
+    std::uint64_t length = 0;
+    std::memcpy(&length, found.data(), sizeof length);
+    read += length <= found.size() - sizeof length && found != tensors;
+    const std::string packed = changed("torch_file", zip, random, longer);
+    if (packed == zip + "x") continue;  // by bytes alone
+    int members = 0;
+    for (std::size_t at = packed.find("PK\1\2"); at != std::string::npos; at = packed.find("PK\1\2", at + 1)) ++members;
+    EXPECT_EQ(members, 2);
+    EXPECT_NE(packed, zip);
+  }
+  EXPECT_GT(read, 200);
 }
 
 TEST(Replay, Json) {

@@ -20,6 +20,7 @@
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/tokenizer.h"
+#include "fuzz/folder_targets.h"
 
 namespace fp8::fuzz {
 namespace {
@@ -326,7 +327,11 @@ const std::map<std::string, Target>& targets() {
                                                     {"chat_template", chat_template},
                                                     {"data_rows", data_rows},
                                                     {"trace", trace},
-                                                    {"pickle", pickle}};
+                                                    {"pickle", pickle},
+                                                    {"checkpoint", checkpoint},
+                                                    {"calibrated", calibrated},
+                                                    {"resumed", resumed},
+                                                    {"joined", joined}};
   return all;
 }
 
