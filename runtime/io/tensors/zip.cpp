@@ -230,6 +230,7 @@ void ZipFile::read_members(const Directory& directory) {
     members_.push_back(std::move(member));
     at += all;
   }
+  if (at != bytes.size()) fail(path_, "its zip directory is damaged");
   std::sort(members_.begin(), members_.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   const auto twice = std::adjacent_find(members_.begin(), members_.end(),
                                         [](const auto& a, const auto& b) { return a.name == b.name; });
