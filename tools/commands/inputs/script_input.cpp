@@ -8,7 +8,6 @@
 
 #include <cstring>
 
-#include "fp8/runtime/io/base/byte_reader.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/models/load.h"
 
@@ -294,8 +293,10 @@ class Reader {
 
  private:
   template <class T>
-  static T number(std::string_view bytes, std::size_t at) {
-    return io::ByteReader(bytes).little<T>(at);
+  static T number(std::string_view bytes, std::size_t at) {  // WAV is little-endian, as is every machine we build for
+    T value;
+    std::memcpy(&value, bytes.data() + at, sizeof value);
+    return value;
   }
 
   Format parse_format(std::string_view chunk) const {
@@ -328,11 +329,12 @@ class Reader {
 
   static double sample(const Format& f, std::string_view data, std::size_t at) {
     switch (f.bits) {
-      case 8: return (number<std::uint8_t>(data, at) - 128.0) / 128.0;
+      case 8: return (static_cast<double>(static_cast<std::uint8_t>(data[at])) - 128.0) / 128.0;
       case 16: return number<std::int16_t>(data, at) / 32768.0;
       case 24: {
-        const std::uint32_t u = number<std::uint16_t>(data, at) | std::uint32_t{number<std::uint8_t>(data, at + 2)}
-                                                                      << 16;
+        const std::uint32_t u = static_cast<std::uint8_t>(data[at]) |
+                                static_cast<std::uint32_t>(static_cast<std::uint8_t>(data[at + 1])) << 8 |
+                                static_cast<std::uint32_t>(static_cast<std::uint8_t>(data[at + 2])) << 16;
         return (static_cast<std::int32_t>(u << 8) >> 8) / 8388608.0;
       }
       default:

@@ -3,7 +3,6 @@
 
 #include <unordered_set>
 
-#include "fp8/runtime/io/base/byte_reader.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
@@ -37,7 +36,11 @@ class Fields {
     }
     return true;
   }
-  float f32() const { return content.size() == sizeof(float) ? io::ByteReader(content).little<float>(0) : NAN; }
+  float f32() const {
+    float result = NAN;
+    if (content.size() == sizeof result) std::memcpy(&result, content.data(), sizeof result);
+    return result;
+  }
 
  private:
   std::string_view take(std::uint64_t size) {
@@ -190,6 +193,12 @@ std::string SentencePieceNormalizer::apply(std::string_view text, std::size_t li
 
 namespace {
 
+std::uint32_t little_endian(std::string_view bytes, std::size_t at) {
+  std::uint32_t value = 0;
+  for (std::size_t i = 0; i < 4; ++i) value |= std::uint32_t{static_cast<unsigned char>(bytes[at + i])} << (8 * i);
+  return value;
+}
+
 std::uint32_t offset_of(std::uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); }
 
 }  // namespace
@@ -197,11 +206,11 @@ std::uint32_t offset_of(std::uint32_t unit) { return (unit >> 10) << ((unit & (1
 Precompiled::Precompiled(const JsonPart& part) {
   const auto bytes = from_base64(part.string());
   if (!bytes) part.fail("is not base64");
-  const std::size_t size = bytes->size() < 4 ? 0 : io::ByteReader(*bytes).little<std::uint32_t>(0);
+  const std::size_t size = bytes->size() < 4 ? 0 : little_endian(*bytes, 0);
   if (bytes->size() < 4 || size % 4 != 0 || size == 0 || size > bytes->size() - 4)
     part.fail(io::message("is no table of rules: {} bytes, with a trie of {}, expected a multiple of 4 that fits",
                           bytes->size(), size));
-  for (std::size_t i = 4; i < size + 4; i += 4) units_.push_back(io::ByteReader(*bytes).little<std::uint32_t>(i));
+  for (std::size_t i = 4; i < size + 4; i += 4) units_.push_back(little_endian(*bytes, i));
   strings_ = bytes->substr(4 + size);
   for (std::size_t end = 0, begin = 0; end < strings_.size(); begin = end + 1) {
     end = std::min(strings_.find('\0', begin), strings_.size());
