@@ -187,9 +187,14 @@ StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& unit
       shares.remove();
     });
     result.finished_before = !result.shares.joined && result.shares.made.empty();
-    if (!result.shares.joined) shares.remove();  // as above
   } else if (!shares.removed()) {
     result.shares.missing = shares.missing();
+    return result;
+  }
+  if (!result.shares.joined) {  // somebody did, or the folder was moved away
+    if (!stands())
+      io::fail(place, "is gone, and its shares were not joined: {} does not stand", out.filename().string());
+    shares.remove();
   }
   return result;
 }

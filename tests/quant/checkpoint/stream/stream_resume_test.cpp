@@ -245,6 +245,20 @@ TEST(CheckpointShares, OfSomethingElse) {
   EXPECT_THAT(w.error([&] { make(w, false); }), HasSubstr("exists and is not empty"));
 }
 
+TEST(CheckpointShares, AFolderThatIsMovedAwayIsNoCheckpoint) {
+  for (const bool join : {false, true}) {
+    Work w;
+    w.options.shares = shares_of(3, join ? std::optional<double>(0) : std::nullopt);
+    w.options.shares->stop = [&w] {
+      if (w.runs > 0 && fs::exists(w.dir / ".out.shares")) fs::rename(w.dir / ".out.shares", w.dir / "elsewhere");
+      return false;
+    };
+    EXPECT_THAT(w.error([&] { make(w, join); }),
+                HasSubstr("is gone, and its shares were not joined: out does not stand"));
+    EXPECT_FALSE(fs::exists(w.dir / "out"));
+  }
+}
+
 TEST(CheckpointShares, EveryByteIsChecked) {
   Work w;
   w.options.shares = shares_of(3);
