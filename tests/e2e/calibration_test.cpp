@@ -7,8 +7,7 @@
 namespace fp8::e2e {
 namespace {
 
-class Calibration : public ::testing::Test {
- protected:
+struct Calibration : ::testing::Test {
   /// The arguments of a run over `samples`, with the keys of `json` as its config.
   Arguments arguments(io::Json json, const std::string& samples = "4") const {
     json["mode"] = json.value("mode", "MEASURE");

@@ -3,6 +3,7 @@
 // and what a second run on a finished output does.
 
 #include "e2e/e2e.h"
+#include "support/values.h"
 
 namespace fp8::e2e {
 namespace {
@@ -94,8 +95,7 @@ TEST(UnexplainedCodes, AreRefusedWithWhatWasFoundAndReadIfAFormIsNamed) {
 // NaN and Inf
 
 /// The demo model with a bad value in one tensor.
-class NonFiniteModel : public ::testing::Test {
- protected:
+struct NonFiniteModel : ::testing::Test {
   void spoil(const std::string& tensor, float bad) {
     Tensors file = Tensors::read(fs::path(demo_model()) / "model.safetensors");
     const std::string dtype = file.header.at(tensor).at("dtype");
@@ -133,8 +133,7 @@ TEST_F(NonFiniteModel, IsCopiedWhereItIsAllowedAndEvaluateReadsThat) {
   const std::string tensor = "model.embed_tokens.weight";  // of byte 0, which no text has
   spoil(tensor, NAN);
   const std::string out = (folder / "out").string();
-  const auto run = fp8("quantize --json --model {} --dynamic --out {} --allow-nonfinite", model.name(), out);
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(fp8("quantize --json --model {} --dynamic --out {} --allow-nonfinite", model.name(), out));
   EXPECT_THAT(run.err, AllOf(HasSubstr("warning"), HasSubstr(tensor), HasSubstr("NaN in 1 of")));
   EXPECT_EQ(io::read_json(folder / "out" / "fp8.json")["nonfinite"], (io::Json{{tensor, {{"nan", 1}, {"inf", 0}}}}));
   expect_refused(fp8(evaluating(out)), {tensor, "NaN in 1 of", "--allow-nonfinite"});
@@ -157,8 +156,7 @@ TEST_F(NonFiniteModel, InspectReportsItAndBadScales) {
   EXPECT_EQ(json["problems"][0]["tensor"], "model.layers.0.mlp.up_proj.weight");
   EXPECT_THAT(json["problems"][0]["problem"].get<std::string>(), HasSubstr("Inf in 1 of"));
   EXPECT_FALSE(json["modules"].empty()) << "the others' damage is shown";
-  const auto table = fp8({"inspect", model.name()});
-  EXPECT_THAT(table.out, HasSubstr("problem: model.layers.0.mlp.up_proj.weight: Inf in 1 of"));
+  EXPECT_THAT(fp8({"inspect", model.name()}).out, HasSubstr("problem: model.layers.0.mlp.up_proj.weight: Inf in 1 of"));
   EXPECT_EQ(json_of(fp8("inspect --json --tensors-only {}", model.name()))["problems"].size(), 0u);
 
   const Model coded(quantized());
@@ -218,9 +216,7 @@ TEST(Finished, QuantizeAndConvertSaySoAndEndWell) {
     EXPECT_EQ(fp8(arguments).code, 0);
     const fs::path out = *std::next(std::find(arguments.begin(), arguments.end(), "--out"));
     const auto before = contents(out);
-    const auto again = fp8(arguments);
-    EXPECT_EQ(again.code, 0) << again.err;
-    EXPECT_THAT(again.out, AllOf(HasSubstr("finished already"), HasSubstr("nothing was done")));
+    EXPECT_THAT(succeeded(fp8(arguments)).out, AllOf(HasSubstr("finished already"), HasSubstr("nothing was done")));
     arguments.push_back("--json");
     EXPECT_EQ(json_of(fp8(arguments))["finished_before"], true);
     EXPECT_TRUE(contents(out) == before);
@@ -237,9 +233,7 @@ TEST(Finished, MeasureSaysSoAndMakesNoBackup) {
       args("measure --json --model $DEMO --data $CALIB --samples 4 --out {} --resume", folder / "stats");
   EXPECT_EQ(json_of(fp8(arguments))["finished_before"], false);
   const auto before = contents(folder / "stats");
-  const auto again = json_of(fp8(arguments));
-  EXPECT_EQ(again["finished_before"], true);
-  EXPECT_EQ(again["samples"], 4);
+  expect_values(json_of(fp8(arguments)), {{"finished_before", true}, {"samples", 4}});
   EXPECT_TRUE(contents(folder / "stats") == before);
   EXPECT_THAT(fp8("measure --model $DEMO --data $CALIB --samples 4 --out {} --resume", folder / "stats").out,
               HasSubstr("finished already"));

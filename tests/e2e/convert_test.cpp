@@ -2,6 +2,7 @@
 // fp8 convert as a user meets it: what it prints, its exit codes, the perplexity of what it wrote, killed and resumed,
 // shared out.
 #include "e2e/processes.h"
+#include "support/values.h"
 
 namespace fp8::e2e {
 namespace {
@@ -19,8 +20,7 @@ double perplexity(const std::string& model) {
 TEST(Convert, ExactFormsHaveTheSamePerplexity) {
   const test::TempDir folder;
   const auto json = convert(quantized(), "modelopt", folder / "modelopt", {"--verify"});
-  EXPECT_EQ(json["exact"], true);
-  EXPECT_EQ(json["modules_converted"], json["modules"].size());
+  expect_values(json, {{"exact", true}, {"modules_converted", json["modules"].size()}});
   EXPECT_EQ(json["verify"]["modules_bit_equal"], json["modules"].size());
   EXPECT_TRUE(json["verify"]["broken"].empty());
   EXPECT_GT(json["peak_rss_bytes"], 0);
@@ -43,8 +43,7 @@ TEST(Convert, VerifyOnlyFindsWhatChangedAfterwards) {
   const auto run = fp8("convert --model {} --format bf16 --out {} --verify-only", quantized(), out);
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.error_lines(), 1);
-  EXPECT_THAT(run.err, HasSubstr("differs from"));
-  EXPECT_THAT(run.err, HasSubstr("promised exact"));
+  EXPECT_THAT(run.err, AllOf(HasSubstr("differs from"), HasSubstr("promised exact")));
 }
 
 TEST(Convert, RanksAreSplitAndPutTogetherAgain) {
@@ -52,9 +51,7 @@ TEST(Convert, RanksAreSplitAndPutTogetherAgain) {
   const std::string inc = (folder / "inc").string();
   json_of(fp8({"quantize", "--json", "--dynamic", "--scheme", "tensor", "--format", "inc", "--model", demo_model(),
                "--out", inc}));
-  const auto json = convert(inc, "inc", folder / "two", {"--ranks", "2"});
-  EXPECT_EQ(json["from_ranks"], 1);
-  EXPECT_EQ(json["ranks"], 2);
+  expect_values(convert(inc, "inc", folder / "two", {"--ranks", "2"}), {{"from_ranks", 1}, {"ranks", 2}});
   convert((folder / "two").string(), "inc", folder / "one", {"--ranks", "1"});
   EXPECT_EQ(perplexity((folder / "one").string()), perplexity(inc));
   const auto refused = [&](const std::string& model, const Arguments& more, int code, const std::string& part) {
@@ -76,8 +73,7 @@ TEST(Convert, RefusesInOneLine) {
   const std::string out = (folder / "out").string();
   const auto refused = [&](const Arguments& more, int code, const std::string& part) {
     Arguments arguments = args("convert --out {} {}", out, more);
-    const auto run = fp8(arguments);
-    expect_failed(run, {part}, code);
+    expect_failed(fp8(arguments), {part}, code);
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   };
   refused({"--model", quantized()}, 2, "--format is required");
@@ -115,7 +111,6 @@ void write_large(const std::filesystem::path& model) {
     std::memcpy(&scales[i * sizeof scale], &scale, sizeof scale);
   }
   Tensors file;
-  file.header = io::Json::object();
   const auto add = [&](const std::string& name, const char* dtype, std::size_t cols, const std::string& bytes) {
     file.header[name] = {{"dtype", dtype},
                          {"shape", {kSize, cols}},

@@ -112,8 +112,8 @@ class Model {
 
 /// A safetensors file taken apart: u64 length, JSON header, data.
 struct Tensors {
-  io::Json header;
-  std::string data;
+  io::Json header = io::Json::object();
+  std::string data = {};
 
   static Tensors read(const std::filesystem::path& path) {
     const std::string bytes = read_file(path);
@@ -155,7 +155,6 @@ inline void write_blocks(const Model& model, int layers, int rows) {
     std::memcpy(&weight[i], &value, sizeof value);
   }
   Tensors file;
-  file.header = io::Json::object();
   for (int i = 0; i < layers; ++i)
     for (const char* name : {"gate_proj", "up_proj"}) {
       file.header["model.layers." + std::to_string(i) + ".mlp." + name + ".weight"] = {

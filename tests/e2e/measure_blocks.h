@@ -65,8 +65,7 @@ inline std::uint64_t write_layers(const std::filesystem::path& folder, std::int6
 }
 
 /// Models in a folder, measured whole and in blocks.
-class Blocks : public ::testing::Test {
- protected:
+struct Blocks : ::testing::Test {
   void SetUp() override { write_ids(folder / "ids.safetensors", 5, 24, 32); }
 
   Arguments command(const std::filesystem::path& model, const std::string& out) const {

@@ -10,7 +10,7 @@
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/transformer_engine/te.h"
-#include "support/f64.h"
+#include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 #include "support/typed_models.h"

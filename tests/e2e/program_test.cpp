@@ -41,8 +41,7 @@ TEST_F(Program, OutputIsPlainTextWithoutATerminal) {
                                          Environment{{"TERM", "xterm-256color"}, {"CLICOLOR_FORCE", "1"}}}) {
     const auto run = fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 2"), environment);
     expect_success(run);
-    EXPECT_THAT(run.out, HasSubstr("perplexity"));
-    EXPECT_THAT(run.out, Not(HasSubstr("\x1b")));
+    EXPECT_THAT(run.out, AllOf(HasSubstr("perplexity"), Not(HasSubstr("\x1b"))));
   }
 }
 
@@ -60,10 +59,8 @@ TEST_F(Program, QuietSilencesWarningsNotErrors) {
       write_config(folder / "config.json",
                    R"("mode": "MEASURE", "blocklist": {"names": ["no_such_module"], "types": []})", folder / "stats/s");
   Arguments arguments = args("evaluate --model $DEMO --data $HELDOUT --samples 1");
-  const auto loud = fp8(arguments, {{"QUANT_CONFIG", config}});
-  EXPECT_EQ(loud.code, 0);
-  EXPECT_THAT(loud.err, HasSubstr("fp8: warning: "));
-  EXPECT_THAT(loud.err, HasSubstr("no_such_module"));
+  const auto loud = succeeded(fp8(arguments, {{"QUANT_CONFIG", config}}));
+  EXPECT_THAT(loud.err, AllOf(HasSubstr("fp8: warning: "), HasSubstr("no_such_module")));
   arguments.push_back("--quiet");
   expect_success(fp8(arguments, {{"QUANT_CONFIG", config}}));
   expect_refused(fp8("evaluate --quiet --model {} --data $HELDOUT", folder / "none"), {"none"});
@@ -74,9 +71,8 @@ TEST_F(Program, TraceOfEvaluateShowsOneCastForEachInput) {
   const test::TempDir dir;
   const std::string quantized = (dir / "fp8").string();
   expect_success(fp8("quantize --dynamic --model $DEMO --out {} --quiet", quantized));
-  const auto run = fp8(args("evaluate --model {} --data $HELDOUT --samples 1 --dtype bf16 --quiet", quantized),
-                       {{"FP8_TRACE", "1"}});
-  ASSERT_EQ(run.code, 0);
+  const auto run = succeeded(fp8(
+      args("evaluate --model {} --data $HELDOUT --samples 1 --dtype bf16 --quiet", quantized), {{"FP8_TRACE", "1"}}));
   std::map<std::string, std::vector<std::string>> ops;  // of each module
   std::istringstream lines(run.err);
   for (std::string line; std::getline(lines, line);) {
@@ -129,8 +125,7 @@ void expect_same_checkpoints(const Arguments& arguments) {
   EXPECT_EQ(names_in(folder / "0").size(), 6u);
 }
 
-class DeterminismOfScales : public ::testing::Test {
- protected:
+struct DeterminismOfScales : ::testing::Test {
   void SetUp() override { measure(demo_model(), calibration_text(), folder_ / "stats", "2"); }
   std::string stats() const { return (folder_ / "stats").string(); }
   std::string config(const std::string& method, const std::string& device) const {

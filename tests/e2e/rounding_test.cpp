@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 quantize --rounding gptq: its gain, the same bytes from any number of processes, configs, budgets, and refusals.
 #include "e2e/processes.h"
+#include "support/values.h"
 
 namespace fp8::e2e {
 namespace {
 
-class Rounding : public test::InFolder {
- protected:
+struct Rounding : test::InFolder {
   /// A command that ends with --out, with a folder of this test and more options behind it.
   Arguments behind(Arguments command, const std::string& out, const Arguments& more) const {
     command.push_back((folder / out).string());
@@ -133,9 +133,8 @@ TEST_F(Rounding, AConfigRoundsToo) {
     keys["dump_stats_path"] = (folder / "stats/inc_output").string();
     keys["allowlist"] = {{"types", {"Linear"}}};
     write_file(folder / "config.json", keys.dump());
-    const auto run =
-        fp8("quantize --json --model $DEMO --config {} --out {} {}", folder / "config.json", folder / out, more);
-    EXPECT_EQ(run.code, 0) << run.err;
+    const auto run = succeeded(
+        fp8("quantize --json --model $DEMO --config {} --out {} {}", folder / "config.json", folder / out, more));
     return run;
   };
   const Arguments data = args("--data $CALIB --samples 32 --seq-len 256");
@@ -143,8 +142,7 @@ TEST_F(Rounding, AConfigRoundsToo) {
   quantized("nearest", {{"scale_method", "maxabs_hw"}}, {});
   const auto json = json_of(quantized("gptq", {{"scale_method", "maxabs_hw"}, {"rounding", gptq}}, data));
   EXPECT_LT(kl_to_demo(folder / "gptq"), 0.9 * kl_to_demo(folder / "nearest"));
-  EXPECT_EQ(json["rounding"]["dampening_frac"], 0.02);
-  EXPECT_EQ(json["rounding"]["actorder"], nullptr);
+  expect_values(json["rounding"], {{"dampening_frac", 0.02}, {"actorder", nullptr}});
   EXPECT_EQ(json["rounding"]["modules"][0]["damping"], 0.02);
   expect_refused(fp8("quantize --model $DEMO --config {} --out {}", folder / "config.json", folder / "none"),
                  {"config.json: key 'rounding' needs --data"}, 2);
@@ -192,10 +190,9 @@ TEST_F(Rounding, ABudgetJudgesRoundedCodesAndGivesAwayActivationsFirst) {
 
 TEST_F(Rounding, AFewTokensLeaveNearest) {
   quantize(demo_model(), folder / "nearest", args("--dynamic"));
-  const auto run = fp8(
+  const auto run = succeeded(fp8(
       "quantize --model $DEMO --dynamic --rounding gptq --data $CALIB --samples 1 --seq-len 64 --dtype f32 --out {}",
-      folder / "few");
-  EXPECT_EQ(run.code, 0) << run.err;
+      folder / "few"));
   EXPECT_THAT(run.err, HasSubstr("28 of 28 modules have more columns"));
   EXPECT_THAT(run.out, HasSubstr("28 kept nearest"));
   EXPECT_TRUE(read_file(folder / "few/model.safetensors") == read_file(folder / "nearest/model.safetensors"));

@@ -23,14 +23,12 @@ int run_with_kills(const Arguments& arguments, int kills, unsigned seed, unsigne
     one = processes.start(arguments);
   }
   for (const auto i : running) {
-    const auto run = processes.wait(i);
-    EXPECT_EQ(run.code, 0) << run.err;
+    const auto run = succeeded(processes.wait(i));
   }
   return met;
 }
 
-class Shares : public ::testing::Test {
- protected:
+struct Shares : ::testing::Test {
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
   Arguments measuring(const std::string& out, const Arguments& more = {}) const {
     return args("measure --quiet --model $DEMO --data $CALIB --samples 7 --seq-len 32 --batch 2 --out {} {}", at(out),
@@ -168,8 +166,7 @@ TEST_F(Shares, AFolderThatIsNotOurs) {
   fs::remove_all(folder / "1.part-0");
   fs::remove(folder / "1.done");
   write_file(folder / "1.lease-0", std::string("\0\1\2\3", 4));
-  auto run = fp8("quantize --dynamic --model $DEMO --out {} --shares 3:0.3 --join wait", at("out"));
-  EXPECT_EQ(run.code, 0) << run.err;
+  auto run = succeeded(fp8("quantize --dynamic --model $DEMO --out {} --shares 3:0.3 --join wait", at("out")));
   EXPECT_THAT(run.err, AllOf(HasSubstr("1.lease-0: can't be read"), HasSubstr("expires")));
   expect_success(fp8(quantizing("whole")));
   EXPECT_TRUE(contents(at("out")) == contents(at("whole")));
@@ -206,8 +203,7 @@ TEST_F(Shares, EvaluatingIsTheSameOnAnyNumberOfRanks) {
 // Each command as two processes that torchrun, mpirun, mpiexec or srun started: by their variables, no launcher is
 // needed.
 
-class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
- protected:
+struct RanksOfEveryLauncher : ::testing::TestWithParam<std::string> {
   static Environment rank(int r) { return test::launchers(r, 2).at(GetParam()); }
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
   Arguments measuring(const Arguments& more = {}) const {
@@ -221,14 +217,11 @@ class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
       environment.insert(more.begin(), more.end());
       return fp8(arguments, environment);
     };
-    const auto second = run_as(1);
-    EXPECT_EQ(second.code, 0) << second.err;
+    const auto second = succeeded(run_as(1));
     EXPECT_EQ(second.out, "");
     EXPECT_THAT(second.err, AllOf(HasSubstr("warning: " + arguments[0]), HasSubstr(": this is rank 1 of 2"),
                                   HasSubstr("rank 0 does the work alone")));
-    const auto first = run_as(0);
-    EXPECT_EQ(first.code, 0) << first.err;
-    EXPECT_NE(first.out, "");
+    EXPECT_NE(succeeded(run_as(0)).out, "");
   }
   test::TempDir folder_;
 };
@@ -236,8 +229,7 @@ class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
 TEST_P(RanksOfEveryLauncher, MeasureDividesItsSamples) {
   const Arguments each = {"--batch", "1"};
   for (int r = 0; r < 2; ++r) {
-    const auto run = fp8(measuring(each), rank(r));
-    EXPECT_EQ(run.code, 0) << run.err;
+    const auto run = succeeded(fp8(measuring(each), rank(r)));
     EXPECT_THAT(run.err, AllOf(HasSubstr("this is rank " + std::to_string(r) + " of 2"),
                                HasSubstr("it writes its share, then --join puts all together")));
   }
@@ -282,17 +274,13 @@ TEST_P(RanksOfALauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) {
   for (int r = 0; r < 2; ++r) {
     Environment environment = rank(r);
     environment["QUANT_CONFIG"] = measure(true);
-    const auto run = fp8(evaluate, environment);
-    EXPECT_EQ(run.code, 0) << run.err;
-    EXPECT_THAT(run.err, HasSubstr("each rank measures all of the samples"));
+    EXPECT_THAT(succeeded(fp8(evaluate, environment)).err, HasSubstr("each rank measures all of the samples"));
   }
   EXPECT_THAT(names_in(folder_ / "each"),
               ::testing::IsSupersetOf({"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"}));
   Environment environment = rank(1);
   environment["QUANT_CONFIG"] = measure(false);
-  const auto idle = fp8(evaluate, environment);
-  EXPECT_EQ(idle.code, 0) << idle.err;
-  EXPECT_THAT(idle.err, HasSubstr("rank 0 does the work alone"));
+  EXPECT_THAT(succeeded(fp8(evaluate, environment)).err, HasSubstr("rank 0 does the work alone"));
   EXPECT_THAT(names_in(folder_ / "one"), IsEmpty());
 }
 

@@ -4,7 +4,6 @@
 // to the high precision model, which bounds simulated on these models and texts give with room for the rounding grid's
 // luck (1.25 times the worst measured).
 #include <random>
-#include <set>
 
 #include "e2e/e2e.h"
 #include "tools/models/tiny_checkpoint.h"
@@ -131,8 +130,7 @@ TEST(AttentionKinds, GenerateKeepsItsCacheInFp8) {
 
 constexpr std::int64_t kChunks = 6, kLength = 32;
 
-class Mixtral : public ::testing::Test {
- protected:
+struct Mixtral : ::testing::Test {
   void SetUp() override {
     TinyMixtral().write(folder / "model");
     write_ids("ids", kChunks, [](std::size_t i) { return (i * i + 5 * i + i / 7) % 32; });
@@ -194,8 +192,7 @@ TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
                     "types": ["ModuleFusedSDPA", "Matmul", "Softmax"]},
       "allowlist": {"types": ["MoeMatmul", "VllmMixtureOfExpertsOp"]})",
                                  folder / "x/s");
-  const auto run = fp8("quantize --model {} --out {} --config {}", model(), out, path);
-  EXPECT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(fp8("quantize --model {} --out {} --config {}", model(), out, path));
   EXPECT_THAT(run.err, Not(HasSubstr("matches no module")));
   const auto tensors = Tensors::read(folder / "q" / "model.safetensors");
   const std::string experts = "model.layers.0.block_sparse_moe.experts.";
@@ -306,8 +303,7 @@ std::vector<float> values(const std::filesystem::path& file, const std::string& 
   return out;
 }
 
-class Silero : public ::testing::Test {
- protected:
+struct Silero : ::testing::Test {
   void SetUp() override {
     if (test::test_data().empty()) GTEST_SKIP() << "FP8_TEST_DATA is not set";
     reference = values(silero() / "reference.safetensors", "prob_jit_fp32");

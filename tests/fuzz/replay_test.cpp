@@ -129,7 +129,6 @@ TEST(Replay, Pickle) {
                  pickle_of("protocol5.npz"), pickle_of("refused_loop.npz")});
 }
 
-// The seeds that the fuzzers start from.
 TEST(Replay, Seeds) {
   for (const auto& [name, target] : targets()) {
     std::vector<std::string> seeds;

@@ -7,12 +7,8 @@
 #include "fp8/runtime/trainer/loggers.h"
 
 int main() {
-  fp8::runtime::SimpleProfilerOptions options;
-  options.log = [](const std::string&) {};
-  fp8::runtime::SimpleProfiler simple(options);
-  fp8::runtime::HPUProfilerOptions no_trace;
-  no_trace.export_to_chrome = false;
-  const fp8::runtime::HPUProfiler traced(no_trace);
+  fp8::runtime::SimpleProfiler simple({.log = [](const std::string&) {}});
+  const fp8::runtime::HPUProfiler traced({.export_to_chrome = false});
   simple.begin_stage("fit");
   simple.start("action");
   simple.stop("action");

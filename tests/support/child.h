@@ -2,12 +2,12 @@
 // Processes that a test forks to run a function of its own.
 #pragma once
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <exception>
-#include <type_traits>
 
 namespace fp8::test {
 
@@ -39,6 +39,22 @@ inline int status_of(pid_t child) {
 template <class F>
 int status_of_child(F&& f) {
   return status_of(start_child(f));
+}
+
+// The most memory that was resident so far, in bytes: it never goes down, so tests compare it before and after.
+
+/// Of this process.
+inline std::int64_t peak_memory() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return std::int64_t{usage.ru_maxrss} * 1024;
+}
+
+/// Of the largest child that has ended.
+inline std::int64_t peak_memory_of_children() {
+  rusage usage = {};
+  getrusage(RUSAGE_CHILDREN, &usage);
+  return std::int64_t{usage.ru_maxrss} * 1024;
 }
 
 }  // namespace fp8::test

@@ -5,11 +5,12 @@
 //   E4M3   s eeee mmm   bias 7    value = m / 8 * 2^-6 (e = 0), else (1 + m / 8) * 2^(e - 7)
 //   E5M2   s eeeee mm   bias 15   value = m / 4 * 2^-14 (e = 0), else (1 + m / 4) * 2^(e - 15)
 #pragma once
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 namespace fp8::test {
 
@@ -90,4 +91,19 @@ inline QuantizedReference quantize_by_amax(const at::Tensor& x, std::int64_t row
 /// The bytes of an fp8 tensor.
 inline at::Tensor code_bytes(const at::Tensor& fp8) { return fp8.detach().cpu().view(at::kByte); }
 
+// Results are compared as doubles on the CPU.
+
+inline at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
+
+/// Frobenius norm of the difference over that of `want`.
+inline double relative_error(const at::Tensor& y, const at::Tensor& want) {
+  const at::Tensor exact = f64(want);
+  return ((f64(y) - exact).norm() / exact.norm()).item<double>();
+}
+
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::f64;
+using test::relative_error;
+}  // namespace fp8

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cases that are texts: a file has what goes in, and below it what must come of it.
 #pragma once
-
 #include <algorithm>
 #include <fstream>
 #include <source_location>
-#include <string>
 
 #include "support/matchers.h"
 

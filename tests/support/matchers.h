@@ -2,7 +2,6 @@
 // GoogleTest, and the matchers that most tests use, by their own names.
 #pragma once
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 namespace fp8 {
 using ::testing::AllOf;

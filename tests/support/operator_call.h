@@ -2,11 +2,14 @@
 // Calls fp8:: operators as Python does (boxed, by name, missing arguments take their defaults) and from TorchScript
 // text.
 #pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/frontend/resolver.h>
 #include <torch/csrc/jit/frontend/sugared_value.h>
 #include <torch/torch.h>
 
-#include <memory>
+#include <fstream>
 
 #include "fp8/runtime/io/json/json.h"
 
@@ -26,8 +29,7 @@ using Tensors = std::vector<at::Tensor>;
 using Words = std::vector<std::string>;
 
 /// In the text of a function `fp8.name(...)` is the operator fp8::name.
-class Fp8Resolver final : public torch::jit::Resolver {
- public:
+struct Fp8Resolver final : torch::jit::Resolver {
   std::shared_ptr<torch::jit::SugaredValue> resolveValue(const std::string& name, torch::jit::GraphFunction& m,
                                                          const torch::jit::SourceRange& loc) override {
     if (name == "fp8") return std::make_shared<torch::jit::BuiltinModule>("fp8");
@@ -40,6 +42,29 @@ class Fp8Resolver final : public torch::jit::Resolver {
 inline torch::jit::Function& compile(torch::jit::CompilationUnit& unit, const std::string& text) {
   unit.define(std::nullopt, text, std::make_shared<Fp8Resolver>(), nullptr);
   return unit.get_function(c10::QualifiedName("f"));
+}
+
+// Registered operators against the vendor's schemas, vendor_schemas.txt.
+
+/// Each of the `count` operators of a section of the file is registered with exactly the schema that stands there, and
+/// has kernels for HPU and Meta.
+inline void expect_schemas(const std::string& section, int count) {
+  std::ifstream file(FP8_SOURCE_DIR "/tests/support/vendor_schemas.txt");
+  int found = 0;
+  bool inside = false;
+  for (std::string text; std::getline(file, text);) {
+    if (text.starts_with("[")) inside = text == "[" + section + "]";
+    if (!inside || !text.starts_with("hpu::")) continue;
+    ++found;
+    SCOPED_TRACE(text);
+    const c10::FunctionSchema vendor = torch::jit::parseSchema(text);
+    const auto op = c10::Dispatcher::singleton().findSchema(vendor.operator_name());
+    ASSERT_TRUE(op.has_value());
+    EXPECT_EQ(op->schema(), vendor) << op->schema();
+    EXPECT_TRUE(op->hasKernelForDispatchKey(c10::DispatchKey::HPU));
+    EXPECT_TRUE(op->hasKernelForDispatchKey(c10::DispatchKey::Meta));
+  }
+  EXPECT_EQ(found, count) << section;
 }
 
 }  // namespace fp8::test

@@ -97,8 +97,7 @@ inline bool is_rank() { return std::getenv(kRanksFile) != nullptr; }
 namespace fp8::test {
 
 /// The fixture of such cases.
-class OnlyRanks : public ::testing::Test {
- protected:
+struct OnlyRanks : ::testing::Test {
   void SetUp() override { FP8_RANK_ONLY(); }
 };
 

@@ -2,7 +2,7 @@
 // started_fp8 DESCRIPTOR: the fp8 program for tests that run it many times. It loads LibTorch once, which is most of a
 // short run's time. Each message on the socket is a run, in a process forked from this one: fields that end in a zero
 // byte, folder, file of stdout, file of stderr, number of variables, the variables (NAME=VALUE), arguments. The answer
-// is the status that waitpid() gives. support/started_fp8.h sends them.
+// is the status that waitpid() gives. tools/commands/run_fp8.h sends them.
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -11,8 +11,6 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/commands/cli/context.h"
 

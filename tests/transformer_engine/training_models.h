@@ -5,6 +5,7 @@
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "support/models_for_tests.h"
 #include "support/typed_models.h"
+#include "support/values.h"
 
 namespace fp8::te::test {
 
@@ -130,9 +131,7 @@ inline HPUPrecisionPlugin converted(const Task& task, const recipes::Recipe& rec
 }
 
 inline std::vector<at::Tensor> values_of(const torch::nn::Module& model) {
-  std::vector<at::Tensor> values;
-  for (const auto& p : model.parameters()) values.push_back(p.detach().cpu().clone());
-  return values;
+  return collected(model.parameters(), [](const auto& p) { return p.detach().cpu().clone(); });
 }
 inline std::vector<at::Tensor> gradients_of(const torch::nn::Module& model) {
   std::vector<at::Tensor> values;

@@ -34,8 +34,7 @@ float amax_of_rank(const fs::path& dir, int rank, int world) {
 }
 
 /// Measurements p of ranks in a folder.
-class CalibrationFilesTest : public test::InFolder {
- protected:
+struct CalibrationFilesTest : test::InFolder {
   std::string prefix() const { return (folder / "p").string(); }
   /// A single process's calibration.
   void measure(float amax) const { CalibrationFiles(prefix(), {"maxabs", std::nullopt}).write(file_of(amax), nullptr); }
@@ -100,7 +99,6 @@ TEST_F(CalibrationFilesTest, RanksOneAfterTheOtherKeepEachOthersFiles) {
   for (const auto& backup : backups()) EXPECT_EQ(files_in(backup), 9u);
 }
 
-/// One rank alone again, long after all of them: the others' files are theirs.
 TEST_F(CalibrationFilesTest, ARankThatMeasuresAgainTouchesItsOwnFilesOnly) {
   for (int rank = 0; rank < 3; ++rank) measure_rank(rank, 3, static_cast<float>(rank + 1));
   age();
@@ -240,8 +238,7 @@ std::shared_ptr<CalibrationSession> calibrate_for_ever(std::int64_t rank = -1) {
   const char* folder = std::getenv(kFolder);
   if (folder == nullptr) return nullptr;
   auto* model = new test::TinyLm(test::tiny_lm());  // never destroyed
-  CalibrationOptions options;
-  options.prefix = std::string(folder) + "/p";
+  CalibrationOptions options{.prefix = std::string(folder) + "/p"};
   if (rank >= 0) options.rank = configs::Rank{static_cast<int>(rank), 2};
   const auto session = CalibrationSession::attach(**model, options);
   (*model)(test::token_ids());

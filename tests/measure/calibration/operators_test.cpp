@@ -90,8 +90,7 @@ TEST_F(MeasureOperators, NameTheSampleOfANaN) {
   x[2][1] = std::numeric_limits<float>::quiet_NaN();
   call_fp8("measure_samples", {s, 10, 4});
   m.forward(x.to(kHpu));
-  const io::Json found = json_of(call_fp8("measure_result", {s}))["non_finite"];
-  EXPECT_EQ(found.at(0), io::Json({"fc1", "input", 12, "nan"}));
+  EXPECT_EQ(json_of(call_fp8("measure_result", {s}))["non_finite"].at(0), io::Json({"fc1", "input", 12, "nan"}));
   call_fp8("measure_end", {s, false});
 }
 

@@ -94,8 +94,7 @@ TEST(Calibration, WeightsOverTheSameMemoryAreAllLetGo) {
 TEST(Calibration, FinalizeWritesTheFilesOnce) {
   const test::TempDir dir;
   auto model = test::tiny_lm();
-  CalibrationOptions options;
-  options.prefix = (dir / "deep/er/inc_output").string();
+  CalibrationOptions options{.prefix = (dir / "deep/er/inc_output").string()};
   CalibrationSession::attach(*model, options);
   CalibrationSession::of(*model)->begin_samples(0, 2);
   model(test::token_ids());
@@ -112,8 +111,7 @@ TEST(Calibration, FinalizeWritesTheFilesOnce) {
 
 TEST(Calibration, TheModelsEndWritesTheFiles) {
   const test::TempDir dir;
-  CalibrationOptions options;
-  options.prefix = (dir / "inc_output").string();
+  CalibrationOptions options{.prefix = (dir / "inc_output").string()};
   {
     auto model = test::tiny_lm();
     CalibrationSession::attach(*model, options);
@@ -127,8 +125,7 @@ TEST(Calibration, WhenWritingFailsItGoesOn) {
   const test::TempDir dir;
   std::ofstream(dir / "file") << "in the way";
   auto model = test::tiny_lm();
-  CalibrationOptions options;
-  options.prefix = (dir / "file").string() + "/inc_output";
+  CalibrationOptions options{.prefix = (dir / "file").string() + "/inc_output"};
   const auto session = CalibrationSession::attach(*model, options);
   model(test::token_ids());
   EXPECT_REFUSED(session->finalize(), (dir / "file").string());

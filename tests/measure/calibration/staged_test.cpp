@@ -10,8 +10,7 @@ namespace fp8::measure {
 namespace {
 
 CalibrationOptions everything(const std::string& observer) {
-  CalibrationOptions options;
-  options.observer = observer;
+  CalibrationOptions options{.observer = observer};
   options.select = [](const std::string&, const std::string&) { return true; };
   return options;
 }
@@ -205,8 +204,7 @@ TEST(CalibrationStages, NonFiniteReportsAreKept) {
   auto x = torch::ones({1, 32});
   x[0][3] = NAN;
   model->lm_head(hpu(x));
-  CalibrationOptions options;
-  options.resume = session->snapshot();
+  CalibrationOptions options{.resume = session->snapshot()};
   finalize_calibration(*model);
   session = CalibrationSession::attach(*model, options);
   const auto found = session->non_finite();
@@ -225,9 +223,7 @@ TEST(CalibrationStages, ForeignSnapshotsAreRefusedAndNothingIsWritten) {
   const io::Json good = session->snapshot();
   finalize_calibration(*model);
   const auto attach = [&](const std::function<void(io::Json&)>& spoil) {
-    CalibrationOptions options;
-    options.prefix = (dir / "p").string();
-    options.resume = good;
+    CalibrationOptions options{.prefix = (dir / "p").string(), .resume = good};
     spoil(options.resume);
     CalibrationSession::attach(*model, options)->discard();
   };
@@ -252,8 +248,7 @@ TEST(CalibrationStages, ObserversWithoutStateGiveNoSnapshot) {
   const ObserverRegistration registration(
       {.name = "count_calls", .make = [](const auto&) { return std::make_unique<Count>(); }});
   auto model = test::tiny_lm();
-  CalibrationOptions options;
-  options.observer = "count_calls";
+  CalibrationOptions options{.observer = "count_calls"};
   EXPECT_TRUE(CalibrationSession::attach(*model, options)->snapshot().is_null());
   finalize_calibration(*model);
   EXPECT_FALSE(StagedCalibration::plan(weight_modules(*model), {}, options)->takes_parts());

@@ -8,6 +8,7 @@
 #include "fp8/measure/model/module_tree.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
+#include "support/values.h"
 
 namespace fp8::measure {
 namespace {
@@ -35,9 +36,7 @@ struct Recorder : runtime::ModuleHandler {
 };
 
 std::vector<std::string> names(const std::vector<OpNode>& nodes) {
-  std::vector<std::string> out;
-  for (const auto& n : nodes) out.push_back(n.name + ":" + n.type);
-  return out;
+  return collected(nodes, [](const auto& n) { return n.name + ":" + n.type; });
 }
 
 std::vector<std::shared_ptr<Recorder>> record(const std::vector<OpNode>& nodes, double factor = 1.0) {
@@ -305,9 +304,7 @@ TEST(ScriptNodes, TracedModules) {
 // Names, types, weights and biases of typed and scripted modules.
 
 std::vector<std::string> names(const std::vector<WeightModule>& modules) {
-  std::vector<std::string> out;
-  for (const auto& m : modules) out.push_back(m.name + ":" + m.type);
-  return out;
+  return collected(modules, [](const auto& m) { return m.name + ":" + m.type; });
 }
 
 TEST(ModuleTree, ListsEveryKnownTypeInOrder) {

@@ -64,10 +64,7 @@ struct Model {
 };
 
 CalibrationOptions options_with(const std::map<std::string, double, std::less<>>& parameters = {}) {
-  CalibrationOptions options;
-  options.observer = "mean_abs";
-  options.parameters = parameters;
-  return options;
+  return {.observer = "mean_abs", .parameters = parameters};
 }
 
 void expect_means(const MeasurementFile& file, float x) {

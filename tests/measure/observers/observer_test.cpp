@@ -34,15 +34,13 @@ TEST(Observer, MaxabsIsTheLargestOfAll) {
 }
 
 TEST(Observer, MaxabsOfStackedExpertsIsOnePerExpert) {
-  ObserverContext context;
-  context.per_expert = true;
+  ObserverContext context{.per_expert = true};
   const at::Tensor w = torch::randn({3, 4, 5});
   EXPECT_EQ(result_of("maxabs", {w}, context), along(w, 0));
 }
 
 TEST(Observer, OfACacheKeptAsidePerChannelTooMeansPerHead) {
-  ObserverContext context;
-  context.head_dim = -3;
+  ObserverContext context{.head_dim = -3};
   const at::Tensor keys = torch::randn({2, 3, 7, 8});
   for (const char* name : {"maxabs", "maxabs_per_channel"})
     EXPECT_EQ(result_of(name, {keys}, context), along(keys, 1)) << name;
@@ -52,8 +50,7 @@ TEST(Observer, PerChannelFollowsTheDimension) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     const at::Tensor a = torch::randn({2, 6, 5, 3}).to(dtype), b = torch::randn({7, 6, 5, 3}).to(dtype) * 2;
     for (const std::int64_t dim : {-1, -2, -3, 0, 1}) {
-      ObserverContext context;
-      context.channel_dim = dim;
+      ObserverContext context{.channel_dim = dim};
       EXPECT_EQ(result_of("maxabs_per_channel", {a}, context), along(a, dim)) << dim;
       if (dim == 0) continue;
       const Amax both = along(at::cat({a, b}), dim);
@@ -93,8 +90,7 @@ TEST(Observer, HistogramsKeepTheMaximumAndTheThresholdsClip) {
     EXPECT_LE(result_of("mse", {x.to(dtype)})[0], 300.0f);
     EXPECT_LE(result_of("kl", {x.to(dtype)})[0], 300.0f);
   }
-  ObserverContext context;
-  context.parameters = {{"percentile", 50.0}, {"bins", 65536}};
+  ObserverContext context{.parameters = {{"percentile", 50.0}, {"bins", 65536}}};
   EXPECT_NEAR(result_of("percentile", {x}, context)[0], 0.6745, 0.02);  // the normal distribution's quartile
 }
 
@@ -222,8 +218,7 @@ TEST(ObserverTable, AQuantConfigMaySayWhatTheRowsSay) {
 }
 
 TEST(ObserverTable, ParametersOutOfRangeAreRefusedAtOnce) {
-  ObserverContext context;
-  context.parameters = {{"percentile", 101.0}};
+  ObserverContext context{.parameters = {{"percentile", 101.0}}};
   EXPECT_REFUSED(find_observer("percentile").make(context), "percentile", "101", "allowed");
   context.parameters = {{"bins", 15.5}};
   EXPECT_REFUSED(find_observer("histogram").make(context), "bins", "15.5", "allowed");
@@ -293,9 +288,7 @@ TEST(ObserverRegistry, WhatAConfigMayUseIsAskedOfRegisteredRowsToo) {
   const ObserverRegistration registration(mine);
   const auto config = configs::parse_quant_config({{"observer", "mine"}}, "q.json", parse_options());
   EXPECT_THAT(observer_problem(config), HasSubstr("found \"mine\", which keeps sizes"));
-  MeasurementFile file;
-  file.observer = "mine";
-  EXPECT_FALSE(has_thresholds(file));
+  EXPECT_FALSE(has_thresholds({.observer = "mine"}));
 }
 
 // What two ranks know, merged, is what one would know that had seen all: bit for bit, in either order.
@@ -304,11 +297,8 @@ TEST(ObserverRegistry, WhatAConfigMayUseIsAskedOfRegisteredRowsToo) {
 void calibrate(const test::TempDir& dir, const std::string& observer, std::optional<configs::Rank> rank,
                const std::vector<at::Tensor>& data, const std::string& prefix = "p") {
   auto model = test::tiny_lm();
-  CalibrationOptions options;
-  options.observer = observer;
-  options.rank = rank;
-  options.prefix = (dir / prefix).string();
-  options.parameters = {{"percentile", 99.0}};
+  CalibrationOptions options{
+      .prefix = (dir / prefix).string(), .observer = observer, .parameters = {{"percentile", 99.0}}, .rank = rank};
   const auto session = CalibrationSession::attach(*model, options);
   for (const auto& ids : data) model(ids);
   finalize_calibration(*model);

@@ -115,8 +115,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       ASSERT_EQ(assumed.weights.size(), said.weights.size());
       for (std::size_t i = 0; i < said.weights.size(); ++i)
         EXPECT_EQ(assumed.weights[i].spec.scheme.describe(), said.weights[i].spec.scheme.describe());
-      auto back = to(form);
-      back.assume = form;
+      ConvertOptions back{.form = form, .assume = form};
       if (row.scheme.power_of_two) back.power_of_two = true;
       convert_checkpoint(other / "in", other / "form", back);
       EXPECT_TRUE(verify_conversion(other / "in", other / "form", back).changed.empty());
@@ -151,8 +150,7 @@ TEST(AssumedForm, EveryFormsOwnFilesAreReadWithoutTheirConfig) {
       if (!has_form(tmp, form)) continue;
       for (const char* config : {"hf_quant_config.json", "quantization_config.json"}) fs::remove(tmp / "form" / config);
       drop_config(tmp / "form");
-      auto o = to(FloatType::F32);
-      o.assume = form;
+      ConvertOptions o{.type = FloatType::F32, .assume = form};
       convert_checkpoint(tmp / "form", tmp / "out", o);
       for (const auto& [name, w] : source.weights) EXPECT_TRUE(holds(tmp / "out", name + ".weight", w.values()));
       EXPECT_TRUE(verify_conversion(tmp / "form", tmp / "out", o).changed.empty());
@@ -241,9 +239,7 @@ struct Unexplained {
   }
 
   std::string convert(const std::string& form) const {
-    auto o = to(FloatType::F32);
-    o.assume = form;
-    o.stream.overwrite = true;
+    ConvertOptions o{.type = FloatType::F32, .assume = form, .stream = {.overwrite = true}};
     return test::error_of([&] {
       convert_checkpoint(dir / "in", dir / "out", o);
       for (const auto& [name, expected] : values) EXPECT_TRUE(holds(dir / "out", name, expected));
@@ -316,15 +312,13 @@ TEST(Convert, NothingOfAQuantizationIsLeftInHighPrecision) {
                                  {"eps", 1e-5},
                                  {"text_config", {{"vocab_size", 7}, {"quantization_config", with}}},
                                  {"quantization_config", with}});
-    auto o = to(FloatType::F32);
-    o.stream.overwrite = true;
+    ConvertOptions o{.type = FloatType::F32, .stream = {.overwrite = true}};
     const auto report = convert_checkpoint(source.path(), tmp / "out", o);
     EXPECT_EQ(io::Checkpoint(tmp / "out").names(), (std::vector<std::string>{"b.logit_scale", "m.weight"}));
     EXPECT_THAT(Json(report.notes).dump(), HasSubstr("scales of attention"));
     EXPECT_EQ(io::read_json(tmp / "out/config.json"),
               (Json{{"model_type", "llama"}, {"eps", 1e-5}, {"text_config", {{"vocab_size", 7}}}}));
-    auto form = to("compressed-tensors");
-    form.stream.overwrite = true;
+    ConvertOptions form{.form = "compressed-tensors", .stream = {.overwrite = true}};
     convert_checkpoint(source.path(), tmp / "form", form);
     EXPECT_EQ(io::Checkpoint(tmp / "form").contains("a.q_scale"), caches);
     EXPECT_FALSE(io::read_json(tmp / "form/config.json")["text_config"].contains("quantization_config"));
@@ -408,8 +402,7 @@ TEST(VerifyConversion, FailsWhereCodesWereCopiedAsIfTheyWereValues) {
     drop_config(tmp / "in");
     store_codes_as(tmp / "in", dtype);
     fs::copy(tmp / "in", tmp / "out", fs::copy_options::recursive);
-    auto o = to(FloatType::BF16);
-    o.assume = "compressed-tensors";
+    ConvertOptions o{.type = FloatType::BF16, .assume = "compressed-tensors"};
     EXPECT_REFUSED(verify_conversion(tmp / "in", tmp / "out", o), (tmp / "out").string(), "weight");
     EXPECT_ANY_THROW(verify_conversion(tmp / "in", tmp / "out", to(FloatType::BF16)));
   }

@@ -4,7 +4,6 @@
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
-#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
@@ -44,12 +43,8 @@ at::Tensor by_groups(const at::Tensor& x, std::int64_t group, float max = 448.0f
 
 PlanOptions block_options(const Block& block, ActivationScaling activations,
                           recipes::Dialect dialect = recipes::Dialect::ocp) {
-  PlanOptions o;
-  o.weights = Granularity::block;
-  o.block = block;
-  o.activations = activations;
-  o.dialect = dialect;
-  o.include = {"w"};
+  PlanOptions o{
+      .activations = activations, .weights = Granularity::block, .block = block, .dialect = dialect, .include = {"w"}};
   return o;
 }
 

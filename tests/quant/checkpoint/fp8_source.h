@@ -18,16 +18,8 @@ inline quant::Scheme make_scheme(recipes::Granularity weights, quant::Activation
   return s;
 }
 
-inline quant::ConvertOptions to(recipes::FloatType type) {
-  quant::ConvertOptions o;
-  o.type = type;
-  return o;
-}
-inline quant::ConvertOptions to(const std::string& form) {
-  quant::ConvertOptions o;
-  o.form = form;
-  return o;
-}
+inline quant::ConvertOptions to(recipes::FloatType type) { return {.type = type}; }
+inline quant::ConvertOptions to(const std::string& form) { return {.form = form}; }
 
 struct SourceWeight {
   at::Tensor codes;   ///< [N, K] kFloat8_e4m3fn
@@ -64,8 +56,7 @@ inline at::Tensor spread_grid(const at::Tensor& grid, const quant::Block& block,
 
 inline SourceWeight random_weight(std::int64_t rows, std::int64_t cols, const quant::Scheme& s) {
   using recipes::Granularity;
-  SourceWeight w;
-  w.codes = random_codes(rows, cols, s.dialect == recipes::Dialect::gaudi2 ? 240 : 448);
+  SourceWeight w{.codes = random_codes(rows, cols, s.dialect == recipes::Dialect::gaudi2 ? 240 : 448)};
   const auto ceil = [](std::int64_t n, std::int64_t d) { return (n + d - 1) / d; };
   const quant::Block block = s.weights == Granularity::tensor    ? quant::Block{rows, cols}
                              : s.weights == Granularity::channel ? quant::Block{1, cols}

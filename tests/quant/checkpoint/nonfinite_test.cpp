@@ -91,9 +91,7 @@ TEST(NonFinite, QuantizeAndConvertRefuseItAnywhereWithTensorAndNumber) {
       const std::vector<std::string> words = {(tmp / "in").string(), name,
                                               std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 2 of"};
       for (const auto scheme : {W::tensor, W::channel, W::block}) {
-        CheckpointOptions o;
-        o.plan.weights = scheme;
-        o.plan.block = {4, 4};
+        auto o = options_with({.weights = scheme, .block = {4, 4}});
         EXPECT_TRUE(throws_with(words, [&] { quantize_checkpoint(tmp / "in", tmp / "out", o); }));
       }
       for (const auto type : {FloatType::F32, FloatType::F16, FloatType::BF16})
@@ -118,8 +116,7 @@ TEST(NonFinite, QuantizeCopiesItWhereItIsAllowedAndNotesIt) {
   for (const auto scheme : {W::tensor, W::channel}) {
     TempDir tmp;
     write_bad(tmp / "in", {q + ".weight", norm}, kNan);
-    CheckpointOptions o;
-    o.plan.weights = scheme;
+    auto o = options_with({.weights = scheme});
     o.allow_nonfinite = true;
     const auto report = quantize_checkpoint(tmp / "in", tmp / "out", o);
     const io::Checkpoint in(tmp / "in"), out(tmp / "out");
@@ -150,8 +147,7 @@ TEST(NonFinite, QuantizeCopiesItWhereItIsAllowedAndNotesIt) {
 TEST(NonFinite, ConvertCopiesItWhereItIsAllowedAndNotesIt) {
   TempDir tmp;
   write_bad(tmp / "in", {"lm_head.weight"}, kInf);
-  auto o = to(FloatType::F32);
-  o.allow_nonfinite = true;
+  ConvertOptions o{.type = FloatType::F32, .allow_nonfinite = true};
   convert_checkpoint(tmp / "in", tmp / "f32", o);
   EXPECT_TRUE(holds(tmp / "f32", "lm_head.weight", read_tensor(tmp / "in", "lm_head.weight").to(at::kFloat)));
   EXPECT_EQ(io::read_json(tmp / "f32" / "fp8.json")["nonfinite"], (Json{{"lm_head.weight", {{"nan", 0}, {"inf", 2}}}}));
@@ -162,17 +158,14 @@ TEST(NonFinite, ConvertCopiesItWhereItIsAllowedAndNotesIt) {
   source.weights.at(q).codes.view(at::kByte)[3][4].fill_(0xFF);
   write_again(tmp / "codes", source);
   for (const auto type : {FloatType::BF16, FloatType::F16}) {
-    auto typed = to(type);
-    typed.allow_nonfinite = true;
-    typed.stream.overwrite = true;
+    ConvertOptions typed{.type = type, .allow_nonfinite = true, .stream = {.overwrite = true}};
     convert_checkpoint(tmp / "codes", tmp / "typed", typed);
     const auto y = read_tensor(tmp / "typed", q + ".weight").to(at::kFloat);
     EXPECT_TRUE(std::isnan(y[3][4].item<float>()));
     EXPECT_EQ(y.isnan().sum().item<std::int64_t>(), 1);
     EXPECT_TRUE(verify_conversion(tmp / "codes", tmp / "typed", typed).changed.empty());
   }
-  auto form = to("modelopt");
-  form.allow_nonfinite = true;
+  ConvertOptions form{.form = "modelopt", .allow_nonfinite = true};
   convert_checkpoint(tmp / "codes", tmp / "form", form);
   EXPECT_EQ(read_tensor(tmp / "form", q + ".weight")[3][4].item<int>(), 0xFF);
   EXPECT_EQ(io::read_json(tmp / "form" / "fp8.json")["nonfinite"], (Json{{q + ".weight", {{"nan", 1}, {"inf", 0}}}}));

@@ -6,7 +6,6 @@
 #include "fp8/quant/damage/checkpoint_damage.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "quant/checkpoint/stacked_checkpoint.h"
-#include "quant/checkpoint/stacked_folder.h"
 
 namespace fp8::quant {
 namespace {

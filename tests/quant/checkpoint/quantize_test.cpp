@@ -9,6 +9,7 @@
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
+#include "support/values.h"
 
 namespace fp8::quant {
 namespace {
@@ -28,8 +29,7 @@ TEST_F(CheckpointQuantize, DynamicChannelsOfEveryType) {
       const at::Tensor w = test::find(tensors, module + ".weight");
       const auto want = test::quantize_by_amax(w, w.size(0));
       EXPECT_TRUE(same_bits(read_tensor(dir / "out", module + ".weight"), want.codes)) << module;
-      std::vector<float> inv;
-      for (float a : test::amax_reference(w, w.size(0))) inv.push_back(test::own_scale_inv(a, 448.0f));
+      auto inv = collected(test::amax_reference(w, w.size(0)), [](float a) { return test::own_scale_inv(a, 448.0f); });
       EXPECT_TRUE(same_bits(read_tensor(dir / "out", module + ".weight_scale"), torch::tensor(inv).view({-1, 1})))
           << module;
     }
@@ -45,9 +45,7 @@ TEST_F(CheckpointQuantize, DynamicChannelsOfEveryType) {
 TEST_F(CheckpointQuantize, StaticTensorsWithFusedScales) {
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(folder / "in", tensors);
-  CheckpointOptions o;
-  o.plan.activations = ActivationScaling::static_tensor;
-  o.plan.measurements = measured(tensors);
+  auto o = options_with({.activations = ActivationScaling::static_tensor, .measurements = measured(tensors)});
   quantize_checkpoint(folder / "in", folder / "out", o);
   const std::string attention = "model.layers.0.self_attn.";
   const float q = test::amax_reference(test::find(tensors, attention + "q_proj.weight"), 1)[0],
@@ -97,9 +95,7 @@ TEST_F(CheckpointQuantize, ScalesOfLeastError) {
     const test::TempDir dir;
     const auto tensors = test::small_llama(at::kBFloat16);
     test::write_llama(dir / "in", tensors);
-    CheckpointOptions o;
-    o.plan.search = ScaleSearch::mse;
-    o.plan.dialect = dialect;
+    auto o = options_with({.search = ScaleSearch::mse, .dialect = dialect});
     const auto report = quantize_checkpoint(dir / "in", dir / "channels", o);
     for (const auto& [module, scheme] : report.quantized) {
       EXPECT_THAT(scheme, HasSubstr("scales of least error"));
@@ -204,8 +200,7 @@ TEST_F(CheckpointQuantize, MxInAFileIsMxInMemory) {
 TEST_F(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
-      PlanOptions plan;
-      plan.dialect = dialect;
+      PlanOptions plan{.dialect = dialect};
       expect_same_as_in_memory(plan, dtype);
       for (const auto weights : {Granularity::channel, Granularity::tensor}) {
         PlanOptions search = plan;
@@ -233,11 +228,9 @@ TEST_F(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
   EXPECT_THAT(keys, ElementsAre("zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings", "alpha",
                                 "quantization_config"));
   const std::string text = read_file(folder / "out/config.json");
-  EXPECT_THAT(text, HasSubstr("\"rope_theta\": 10000.0"));
-  EXPECT_THAT(text, HasSubstr("\"zeta\": 1e-06"));
+  EXPECT_THAT(text, AllOf(HasSubstr("\"rope_theta\": 10000.0"), HasSubstr("\"zeta\": 1e-06")));
   const auto& quantization = config["quantization_config"];
-  EXPECT_EQ(quantization["quantization_status"], "compressed");
-  EXPECT_EQ(quantization["ignore"], io::Json::array({"lm_head"}));
+  expect_values(quantization, {{"quantization_status", "compressed"}, {"ignore", io::Json::array({"lm_head"})}});
   config.erase("quantization_config");
   EXPECT_EQ(config, io::read_json(folder / "in/config.json"));
   const auto sidecar = io::read_json(folder / "out/fp8.json");
@@ -326,8 +319,7 @@ TEST_F(CheckpointQuantize, ATiedHeadIsUntiedWhenIncluded) {
 
 TEST_F(CheckpointQuantize, AHeadStoredDespiteTheTieEndsTheTieToo) {
   test::write_llama(folder / "in", test::small_llama(at::kBFloat16), /*tied=*/true);
-  CheckpointOptions o;
-  o.plan.include = {"lm_head"};
+  auto o = options_with({.include = {"lm_head"}});
   quantize_checkpoint(folder / "in", folder / "out", o);
   EXPECT_EQ(io::read_json(folder / "out/config.json")["tie_word_embeddings"],
             false);  // else readers would use the embedding
@@ -336,9 +328,7 @@ TEST_F(CheckpointQuantize, AHeadStoredDespiteTheTieEndsTheTieToo) {
 TEST_F(CheckpointQuantize, TheSameBytesOnEveryRunAndThreadCount) {
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(folder / "in", tensors);
-  CheckpointOptions o;
-  o.plan.activations = ActivationScaling::static_tensor;
-  o.plan.measurements = measured(tensors);
+  auto o = options_with({.activations = ActivationScaling::static_tensor, .measurements = measured(tensors)});
   const int threads = kernels::num_threads();
   for (int n : {1, 2, 4}) {
     kernels::set_num_threads(n);
@@ -374,9 +364,7 @@ TEST_F(CheckpointQuantize, DryRunReportsAndWritesNothing) {
 TEST_F(CheckpointQuantize, RefusesTheMeasurementOfAnotherModel) {
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(folder / "in", tensors);
-  CheckpointOptions o;
-  o.plan.activations = ActivationScaling::static_tensor;
-  o.plan.measurements = measured(tensors);
+  auto o = options_with({.activations = ActivationScaling::static_tensor, .measurements = measured(tensors)});
   const io::Checkpoint source(folder / "in");
   measure::ModelFingerprint model;
   for (const auto& m : o.plan.measurements->modules)

@@ -18,9 +18,7 @@ TEST_F(CheckpointConvert, FinerGridsKeepEveryCode) {
   using W = Granularity;
   const auto block32 =
       test::write_fp8_source(folder / "block32", make_scheme(W::block, ActivationScaling::dynamic_group, 32), 32);
-  auto o = to("fp8");
-  o.weights = W::block;
-  o.block = Block{16, 16};
+  ConvertOptions o{.form = "fp8", .weights = W::block, .block = Block{16, 16}};
   auto report = convert_checkpoint(folder / "block32", folder / "block16", o);
   for (const auto& m : report.modules) EXPECT_EQ(m.change, Change::spread) << m.name;
   for (const auto& [name, w] : block32.weights) {
@@ -51,8 +49,7 @@ at::Tensor requantized(const at::Tensor& w, const at::Tensor& amax, at::Tensor* 
 TEST_F(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
   const auto source =
       test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::dynamic_token), 16);
-  auto o = to("fp8");
-  o.weights = Granularity::tensor;
+  ConvertOptions o{.form = "fp8", .weights = Granularity::tensor};
   const auto report = convert_checkpoint(folder / "in", folder / "out", o);
   const std::string at = "model.layers.0.self_attn.", mlp = "model.layers.0.mlp.";
   for (const auto& group : std::vector<std::vector<std::string>>{{at + "q_proj", at + "k_proj", at + "v_proj"},
@@ -101,8 +98,7 @@ TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
           << name;
     }
   };
-  auto o = to("compressed-tensors");
-  o.weights = Granularity::channel;
+  ConvertOptions o{.form = "compressed-tensors", .weights = Granularity::channel};
   convert_checkpoint(folder / "in", folder / "channel", o);
   check(folder / "channel", {1, 1 << 20});
   o.weights = Granularity::block;
@@ -120,8 +116,7 @@ TEST_F(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
 TEST_F(CheckpointConvert, Gaudi2AndBack) {
   const auto source = test::write_fp8_source(
       folder / "ocp", make_scheme(Granularity::tensor, ActivationScaling::static_tensor), 16, true);
-  auto o = to("compressed-tensors");
-  o.dialect = recipes::Dialect::gaudi2;
+  ConvertOptions o{.form = "compressed-tensors", .dialect = recipes::Dialect::gaudi2};
   const auto report = convert_checkpoint(folder / "ocp", folder / "gaudi2", o);
   for (const auto& [name, w] : source.weights) {  // the vendor's conversion, as its scripts write it in PyTorch
     EXPECT_TRUE(holds(folder / "gaudi2", name + ".weight",
@@ -162,8 +157,7 @@ TEST_F(CheckpointConvert, Gaudi2AndBack) {
 TEST_F(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
   const auto source = test::write_fp8_source(
       folder / "in", make_scheme(Granularity::block, ActivationScaling::dynamic_group, 16, true), 16);
-  auto o = to("fp8");
-  o.dialect = recipes::Dialect::gaudi2;
+  ConvertOptions o{.form = "fp8", .dialect = recipes::Dialect::gaudi2};
   convert_checkpoint(folder / "in", folder / "out", o);
   for (const auto& [name, w] : source.weights) {
     EXPECT_TRUE(torch::equal(read_tensor(folder / "out", name + ".weight_scale_inv").to(at::kFloat),

@@ -25,7 +25,7 @@ std::string conversion_error(const fs::path& model, const fs::path& out, const C
 }
 
 /// The weights of a high precision folder are round(code * scale) of the source.
-void expect_values(const fs::path& folder, const Fp8Source& source, at::ScalarType type, const std::string& what) {
+void expect_decoded(const fs::path& folder, const Fp8Source& source, at::ScalarType type, const std::string& what) {
   for (const auto& [name, w] : source.weights)
     EXPECT_TRUE(holds(folder, name + ".weight", w.values().to(type))) << what << " " << name;
 }
@@ -91,7 +91,7 @@ TEST_F(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
       EXPECT_TRUE(fs::exists(out / "tokenizer.json"));
       EXPECT_TRUE(verify_conversion(tmp / "in", out, to(kForms[i])).changed.empty());
       convert_checkpoint(out, values, to(FloatType::F32));
-      expect_values(values, source, at::kFloat, what);
+      expect_decoded(values, source, at::kFloat, what);
       const auto kv = read_stored(io::Checkpoint(out)).kv;
       ASSERT_EQ(kv.size(), source.kv.size());
       for (const auto& one : kv) {
@@ -136,12 +136,12 @@ TEST_F(CheckpointConvert, BlocksOfPowersOfTwoBecomeMxAndStayIt) {
   expect_change("mo", "back", to("compressed-tensors"), Change::unchanged);
   EXPECT_EQ(read_file(folder / "back/model.safetensors"), read_file(folder / "ct/model.safetensors"));
   expect_change("back", "bf16", to(FloatType::BF16), Change::decoded);
-  expect_values(folder / "bf16", source, at::kBFloat16, "bf16");
+  expect_decoded(folder / "bf16", source, at::kBFloat16, "bf16");
   CheckpointOptions again;
   set_weights(again.plan, WeightWord::mx);
   quantize_checkpoint(folder / "bf16", folder / "again", again);
   convert_checkpoint(folder / "again", folder / "f32", to(FloatType::F32));
-  expect_values(folder / "f32", source, at::kFloat, "once in bf16");
+  expect_decoded(folder / "f32", source, at::kFloat, "once in bf16");
   test::write_fp8_source(folder / "narrow", make_scheme(Granularity::block, ActivationScaling::dynamic_group, 16, true),
                          24);
   EXPECT_THAT(conversion_error(folder / "narrow", folder / "out", mx), HasSubstr("72 inputs are no multiple of 32"));
@@ -156,7 +156,7 @@ TEST_F(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
           std::pair{FloatType::F32, at::kFloat}}) {
       const fs::path out = tmp / kernels::name_of(type);
       const auto report = convert_checkpoint(tmp / "in", out, to(type));
-      expect_values(out, source, torch_type, row.name);
+      expect_decoded(out, source, torch_type, row.name);
       expect_kept(out, source);
       EXPECT_EQ(io::Checkpoint(out).names().size(), source.weights.size() + source.kept.size());
       EXPECT_TRUE(verify_conversion(tmp / "in", out, to(type)).changed.empty());
@@ -182,7 +182,7 @@ TEST_F(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
     }
     test::write_tensors(tmp / "in", all);
     convert_checkpoint(tmp / "in", tmp / "out", to(FloatType::BF16));
-    expect_values(tmp / "out", source, at::kBFloat16, "16-bit scales");
+    expect_decoded(tmp / "out", source, at::kBFloat16, "16-bit scales");
   }
 }
 
@@ -232,8 +232,7 @@ TEST_F(CheckpointConvert, HighPrecisionIsCast) {
 TEST_F(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
   const auto source =
       test::write_fp8_source(folder / "in", make_scheme(Granularity::channel, ActivationScaling::none), 16);
-  auto o = to(FloatType::BF16);
-  o.cast_all = true;
+  ConvertOptions o{.type = FloatType::BF16, .cast_all = true};
   convert_checkpoint(folder / "in", folder / "out", o);
   for (const auto& [name, t] : source.kept)
     EXPECT_TRUE(holds(folder / "out", name, t.is_floating_point() ? t.to(at::kBFloat16) : t));

@@ -98,6 +98,13 @@ inline at::Tensor find(const NamedTensors& tensors, const std::string& name) {
   return {};
 }
 
+inline quant::CheckpointOptions options_with(quant::PlanOptions plan, std::string form = "compressed-tensors") {
+  quant::CheckpointOptions options;
+  options.plan = std::move(plan);
+  options.form = std::move(form);
+  return options;
+}
+
 /// A measurement of these weights, with inputs of amax 1, 2, 3, ...
 inline measure::MeasurementFile measured(const NamedTensors& tensors) {
   measure::MeasurementFile file;
@@ -129,6 +136,7 @@ inline std::map<std::string, std::string> reasons(const quant::CheckpointReport&
 namespace fp8 {
 using test::holds;
 using test::measured;
+using test::options_with;
 using test::quantized_by;
 using test::read_tensor;
 using test::reasons;

@@ -6,7 +6,6 @@
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "quant/checkpoint/stacked_checkpoint.h"
-#include "quant/checkpoint/stacked_folder.h"
 
 namespace fp8::quant {
 namespace {
@@ -217,8 +216,7 @@ TEST(StackedExperts, SingleOnesAreConvertedLikeAnyLinear) {
   const test::Experts experts(kExperts, kInner, kHidden);
   f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
   f.run();
-  ConvertOptions to;
-  to.form = "modelopt";
+  ConvertOptions to{.form = "modelopt"};
   EXPECT_EQ(convert_checkpoint(f.dir / "out", f.dir / "modelopt", to).modules.size(), 3u * kExperts + 1);
   const auto ignored =
       io::read_json(f.dir / "modelopt/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();

@@ -161,12 +161,11 @@ TEST(DamageProbe, SeesInputsAndChangesNothing) {
 TEST(DamageProbe, TakesTheScalesThatConvertingTakes) {
   const torch::NoGradGuard no_grad;
   auto model = test::tiny_lm(1, at::kBFloat16);
-  PlanOptions o;
-  o.dialect = recipes::Dialect::gaudi2;
-  o.config = configs::parse_quant_config(io::Json{{"scale_method", "maxabs_hw_opt_weight"},
-                                                  {"dump_stats_path", "x/y"},
-                                                  {"blocklist", {{"names", {"lm_head"}}}}},
-                                         "q");
+  PlanOptions o{.dialect = recipes::Dialect::gaudi2,
+                .config = configs::parse_quant_config(io::Json{{"scale_method", "maxabs_hw_opt_weight"},
+                                                               {"dump_stats_path", "x/y"},
+                                                               {"blocklist", {{"names", {"lm_head"}}}}},
+                                                      "q")};
   const auto session = measure::CalibrationSession::attach(*model, {});
   model(test::token_ids());
   o.measurements = session->result();
@@ -185,8 +184,7 @@ TEST(CheckpointDamage, IsWhatQuantizingDoes) {
   const test::TempDir dir;
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(dir / "m", tensors);
-  CheckpointOptions options;
-  options.plan.weights = Granularity::tensor;
+  auto options = options_with({.weights = Granularity::tensor});
   const auto report = damage_of_checkpoint(dir / "m", options);
   ASSERT_EQ(report.modules.size(), 7u);
   EXPECT_EQ(report.skipped.size(), 2u);

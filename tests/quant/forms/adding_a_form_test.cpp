@@ -20,8 +20,7 @@
 namespace fp8::quant {
 namespace {
 
-class SampleForm : public CheckpointForm {
- public:
+struct SampleForm : CheckpointForm {
   const char* name() const override { return "sample"; }
   const char* help() const override { return "for this test"; }
   const char* quant_method() const override { return "sample"; }
@@ -58,9 +57,8 @@ class SampleForm : public CheckpointForm {
     for (const auto& tensor : checkpoint.names()) {
       const auto& info = checkpoint.info(tensor);
       if (info.dtype != io::DType::F8_E4M3) continue;
-      StoredWeight w;
-      w.spec = {tensor.substr(0, tensor.rfind(".weight")), info.shape.at(0), info.shape.at(1), Scheme()};
-      w.weight = tensor;
+      StoredWeight w{.spec = {tensor.substr(0, tensor.rfind(".weight")), info.shape.at(0), info.shape.at(1), Scheme()},
+                     .weight = tensor};
       w.scale = w.spec.module + ".row_scale";
       w.tensors = {w.weight, w.scale};
       out.weights.push_back(std::move(w));

@@ -34,9 +34,7 @@ std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
                        context.write(e.name, bytes.data(), 0, bytes.size());
                      },
                      {}});
-  StreamOptions options;
-  options.shard_bytes = shard_bytes;
-  write_checkpoint(dir / "out", units, options, [](OutputFolder&) {});
+  write_checkpoint(dir / "out", units, {.shard_bytes = shard_bytes}, [](OutputFolder&) {});
   const io::Checkpoint read(dir / "out");
   EXPECT_EQ(read.names().size(), 4u);
   EXPECT_EQ(read.total_bytes(), 34u);

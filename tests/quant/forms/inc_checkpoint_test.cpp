@@ -2,15 +2,19 @@
 // INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way
 // back.
 #include "fp8/measure/calibration/session.h"
+#include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/model/save.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
+#include "support/values.h"
 
 namespace fp8::quant {
 namespace {
+
+using namespace inc;
 
 const std::string kLayer = "model.layers.0.";
 
@@ -36,10 +40,7 @@ void quantize_both(const test::TempDir& dir, PlanOptions plan, bool measure, con
 using IncCheckpoint = InFolder;
 
 TEST_F(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
-  PlanOptions plan;
-  plan.activations = ActivationScaling::static_tensor;
-  plan.include = {"lm_head"};
-  quantize_both(folder, plan, true);
+  quantize_both(folder, {.activations = ActivationScaling::static_tensor, .include = {"lm_head"}}, true);
   for (const std::string& module : {kLayer + "self_attn.k_proj", kLayer + "mlp.down_proj", std::string("lm_head")}) {
     EXPECT_TRUE(same_bits(read_tensor(folder / "inc", module + ".weight"),
                           read_tensor(folder / "plain", module + ".weight").t().contiguous()))
@@ -54,9 +55,7 @@ TEST_F(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
   const auto config = io::read_json(folder / "inc/config.json")["quantization_config"];
   EXPECT_EQ(config, io::read_json(folder / "inc/quantization_config.json"));
   EXPECT_EQ(&form_of_config(config, "here"), &form_named("inc"));
-  EXPECT_EQ(config["mode"], "LOAD");
-  EXPECT_EQ(config["scale_method"], "maxabs_arbitrary");
-  EXPECT_EQ(config["world_size"], -1);
+  expect_values(config, {{"mode", "LOAD"}, {"scale_method", "maxabs_arbitrary"}, {"world_size", -1}});
 }
 
 TEST_F(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
@@ -68,8 +67,7 @@ TEST_F(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
   quantize_checkpoint(folder / "in", folder / "inc", o);
   EXPECT_TRUE(same_bits(read_tensor(folder / "inc", "up_proj.weight"),
                         read_tensor(folder / "plain", "up_proj.weight").t().contiguous()));
-  const auto config = io::read_json(folder / "inc/config.json")["quantization_config"];
-  EXPECT_EQ(config["dynamic_quantization"], true);
+  EXPECT_EQ(io::read_json(folder / "inc/config.json")["quantization_config"]["dynamic_quantization"], true);
   const io::Checkpoint out(folder / "inc");
   const auto weights = read_stored(out).weights;
   ASSERT_EQ(weights.size(), 1u);
@@ -89,12 +87,11 @@ TEST_F(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
     scheme.input_scale_inv = 4.0f;
     scheme.input_scale = 0.25f;
     const CheckpointForm& form = form_named("inc");
-    ConfigSpec spec;
-    spec.scheme = scheme;
-    spec.quantized = {"q"};
-    spec.scale_method = "MAXABS_POW2";
-    spec.qdq = true;
-    spec.kv = {{"l", {8.0f}, {2.0f}}};
+    ConfigSpec spec{.scheme = scheme,
+                    .quantized = {"q"},
+                    .scale_method = "MAXABS_POW2",
+                    .qdq = true,
+                    .kv = {{"l", {8.0f}, {2.0f}}}};
     const WeightSpec weight{"q", 2, 3, scheme};
     const std::vector<std::uint8_t> codes = {0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e};  // [2, 3]
     const std::vector<float> scales = channel ? std::vector<float>{0.5f, 0.25f} : std::vector<float>{0.5f};
@@ -189,8 +186,7 @@ TEST_F(IncCheckpoint, SavedModelsComeBackBitForBit) {
   for (const bool dynamic : {false, true}) {
     const test::TempDir dir;
     auto model = test::tiny_lm(1, at::kBFloat16);
-    PlanOptions o;
-    o.activations = dynamic ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor;
+    PlanOptions o{.activations = dynamic ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor};
     if (!dynamic) {
       const auto session = measure::CalibrationSession::attach(*model, {});
       model(ids);
@@ -211,9 +207,7 @@ TEST_F(IncCheckpoint, SavedModelsComeBackBitForBit) {
 
 TEST_F(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
   const test::TempDir dir;
-  PlanOptions plan;
-  plan.activations = ActivationScaling::static_tensor;
-  quantize_both(dir, plan, true, "inc-vllm");
+  quantize_both(dir, {.activations = ActivationScaling::static_tensor}, true, "inc-vllm");
   auto inc = folder_bytes(dir / "inc"), plain = folder_bytes(dir / "plain");
   for (auto* files : {&inc, &plain}) {  // but for what the run was asked
     io::Json note = io::parse_json(files->at("fp8.json"), "fp8.json");
@@ -224,25 +218,22 @@ TEST_F(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor)
   EXPECT_TRUE(inc == plain);
   for (const bool channel : {true, false}) {
     const test::TempDir other;
-    PlanOptions bad;
-    bad.activations = channel ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
-    bad.weights = channel ? Granularity::channel : Granularity::tensor;
+    PlanOptions bad{.activations = channel ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token,
+                    .weights = channel ? Granularity::channel : Granularity::tensor};
     EXPECT_REFUSED(quantize_both(other, bad, channel, "inc-vllm"), "inc-vllm", "one static scale per tensor");
     EXPECT_FALSE(fs::exists(other / "inc"));
   }
 }
 
 TEST_F(IncCheckpoint, WeightsAloneAreRefused) {
-  PlanOptions plan;
-  plan.activations = ActivationScaling::none;
+  PlanOptions plan{.activations = ActivationScaling::none};
   EXPECT_REFUSED(quantize_both(folder, plan, false), "inc", "activations in high precision");
 }
 
 TEST_F(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
-  ConfigSpec spec;
-  spec.quantized = {"l.mlp.gate_proj", "l.mlp.up_proj"};
-  spec.kept_linears = {"l.mlp.gate", "lm_head"};
-  spec.scale_method = "amax";
+  ConfigSpec spec{.quantized = {"l.mlp.gate_proj", "l.mlp.up_proj"},
+                  .kept_linears = {"l.mlp.gate", "lm_head"},
+                  .scale_method = "amax"};
   const auto config = form_named("inc").config(spec);
   EXPECT_EQ(config["blocklist"]["names"], io::Json::parse(R"(["^l\\.mlp\\.gate$", "lm_head"])"));
 }
@@ -270,6 +261,117 @@ TEST_F(IncCheckpoint, WhatDoesNotFitIsNamed) {
   ranks["world_size"] = 8;
   fails({"world_size", "found 8", "unify"}, {{"a.weight", codes}}, ranks);
   fails({"INC's form"}, {{"a.weight", codes}}, {{"fp8_config", "E4M3"}});
+}
+
+// INC checkpoints of several ranks: split, put together again, with equal and with different scales.
+
+void write_folder(const fs::path& folder, const test::NamedTensors& tensors, int world = -1) {
+  test::write_tensors(folder, tensors);
+  io::write_json(folder / "config.json", {{"quantization_config",
+                                           {{"mode", "LOAD"},
+                                            {"fp8_config", "E4M3"},
+                                            {"hp_dtype", "bf16"},
+                                            {"scale_method", "maxabs_pow2"},
+                                            {"world_size", world}}}});
+}
+
+at::Tensor codes(std::int64_t in, std::int64_t out) { return torch::randn({in, out}).to(at::kFloat8_e4m3fn); }
+at::Tensor scalar(float v) { return torch::tensor(v).to(at::kBFloat16); }
+
+test::NamedTensors model() {
+  torch::manual_seed(4);
+  return {{"l.q_proj.weight", codes(6, 8)},
+          {"l.q_proj.scale_weight", torch::rand({8}) + 0.5},
+          {"l.q_proj.scale_input", scalar(2)},
+          {"l.q_proj.quant_input.scale_inv", scalar(0.5)},
+          {"l.q_proj.bias", torch::randn({8})},
+          {"l.o_proj.weight", codes(8, 6)},
+          {"l.o_proj.scale_weight", scalar(0.25)},
+          {"l.o_proj.scale_input", scalar(4)},
+          {"l.o_proj.quant_input.scale_inv", scalar(0.25)},
+          {"l.o_proj.bias", torch::randn({6})},
+          {"norm.weight", torch::randn({6})}};
+}
+
+using IncRanks = InFolder;
+
+TEST_F(IncRanks, SplitByOutputAndByInput) {
+  const auto tensors = model();
+  write_folder(folder / "one", tensors);
+  split_checkpoint(folder / "one", folder / "four", 4);
+  const auto bytes = [](const at::Tensor& t) { return t.view(at::kByte); };
+  for (int r = 0; r < 4; ++r) {
+    const auto found = [&](const char* name) {
+      return read_tensor(folder / "four", std::string("l.") + name + "_" + std::to_string(r) + "_4");
+    };
+    const auto part = [&](const at::Tensor& t, int dim) { return t.narrow(dim, 2 * r, 2).contiguous(); };
+    EXPECT_TRUE(same_bits(found("q_proj.weight"), part(bytes(tensors[0].second), 1)));
+    EXPECT_TRUE(same_bits(found("q_proj.scale_weight"), part(tensors[1].second, 0)));
+    EXPECT_TRUE(same_bits(found("q_proj.bias"), part(tensors[4].second, 0)));
+    EXPECT_TRUE(same_bits(found("o_proj.weight"), part(bytes(tensors[5].second), 0)));
+    EXPECT_TRUE(same_bits(found("o_proj.scale_weight"), tensors[6].second));
+    EXPECT_TRUE(same_bits(found("o_proj.bias"), tensors[9].second));
+  }
+  EXPECT_TRUE(same_bits(read_tensor(folder / "four", "norm.weight"), tensors[10].second));
+  EXPECT_EQ(io::read_json(folder / "four/quantization_config.json")["world_size"], 4);
+  EXPECT_EQ(io::read_json(folder / "four/config.json")["quantization_config"]["world_size"], 4);
+}
+
+TEST_F(IncRanks, UnifyGivesBackWhatWasSplit) {
+  write_folder(folder / "one", model());
+  split_checkpoint(folder / "one", folder / "four", 2 * 2, {}, usual_split);
+  split_checkpoint(folder / "one", folder / "two", 2);
+  unify_checkpoint(folder / "four", folder / "two_again", 2);
+  unify_checkpoint(folder / "two_again", folder / "one_again");
+  for (const auto& [name, t] : model())
+    EXPECT_TRUE(same_bits(read_tensor(folder / "one_again", name), read_tensor(folder / "one", name))) << name;
+  const io::Checkpoint two(folder / "two");
+  for (const auto& name : two.names())
+    EXPECT_TRUE(same_bits(read_tensor(folder / "two_again", name), read_tensor(folder / "two", name))) << name;
+  EXPECT_EQ(io::read_json(folder / "one_again/config.json")["quantization_config"]["world_size"], -1);
+}
+
+TEST_F(IncRanks, DifferentScalesBecomeTheLargerOne) {
+  torch::manual_seed(5);
+  const at::Tensor a = codes(4, 6), b = codes(4, 6);
+  write_folder(folder / "two",
+               {{"o_proj.weight_0_2", a},
+                {"o_proj.weight_1_2", b},
+                {"o_proj.scale_weight_0_2", scalar(0.5)},
+                {"o_proj.scale_weight_1_2", scalar(2)},
+                {"o_proj.scale_input_0_2", scalar(8)},
+                {"o_proj.scale_input_1_2", scalar(4)},
+                {"o_proj.quant_input.scale_inv_0_2", scalar(0.125)},
+                {"o_proj.quant_input.scale_inv_1_2", scalar(0.25)}},
+               2);
+  unify_checkpoint(folder / "two", folder / "one");
+  EXPECT_EQ(read_tensor(folder / "one", "o_proj.scale_weight").item<float>(), 2.0f);
+  EXPECT_EQ(read_tensor(folder / "one", "o_proj.scale_input").item<float>(), 8.0f);
+  EXPECT_EQ(read_tensor(folder / "one", "o_proj.quant_input.scale_inv").item<float>(), 0.125f);
+  const at::Tensor got = read_tensor(folder / "one", "o_proj.weight");
+  ASSERT_EQ(got.sizes(), at::IntArrayRef({8, 6}));
+  EXPECT_TRUE(same_bits(got.narrow(0, 4, 4).contiguous(), b.view(at::kByte)));
+  // torch rounds to nearest even; a power of two: nothing else to round.
+  const at::Tensor want = (a.to(at::kFloat) * 0.5 / 2.0).to(at::kFloat8_e4m3fn);
+  EXPECT_TRUE(same_bits(got.narrow(0, 0, 4).contiguous(), want.view(at::kByte)));
+}
+
+TEST_F(IncRanks, WhatDoesNotFitIsNamed) {
+  write_folder(folder / "one", model());
+  EXPECT_REFUSED(split_checkpoint(folder / "one", folder / "out", 3), "l.q_proj.", "size 8", "3 ranks");
+  EXPECT_REFUSED(unify_checkpoint(folder / "one", folder / "out"), "found 1 ranks to read", "smaller divisor");
+  EXPECT_REFUSED(split_checkpoint(folder / "one", folder / "one", 2, {.overwrite = true}), "is the input itself");
+  auto tensors = test::NamedTensors{{"q_proj.weight_0_2", codes(4, 6)},
+                                    {"q_proj.scale_weight_0_2", scalar(1)},
+                                    {"q_proj.scale_weight_1_2", scalar(1)}};
+  write_folder(folder / "two", tensors, 2);
+  EXPECT_REFUSED(unify_checkpoint(folder / "two", folder / "out"), "rank 1 of 2 is missing: q_proj.weight_1_2");
+  tensors.push_back({"q_proj.weight_1_2", codes(5, 6)});
+  write_folder(folder / "odd", tensors, 2);
+  EXPECT_REFUSED(unify_checkpoint(folder / "odd", folder / "out"), "q_proj.weight", "do not fit");
+  test::write_text(folder / "odd/config.json", R"({"quantization_config": {"quant_method": "fp8"}})");
+  EXPECT_REFUSED(unify_checkpoint(folder / "odd", folder / "out"), "config.json", "'quantization_config'");
+  EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
 }  // namespace

@@ -17,8 +17,7 @@ namespace {
 at::Tensor scaled_sum(const at::Tensor& a, const at::Tensor& b) { return a + b * 2; }
 
 /// y = a + 2 b.
-class ScaledAddImpl : public runtime::OpModule {
- public:
+struct ScaledAddImpl : runtime::OpModule {
   ScaledAddImpl() : OpModule("ScaledAdd") {}
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
     return handled({a, b}, [&] { return std::vector<at::Tensor>{scaled_sum(a, b)}; })[0];
@@ -26,8 +25,7 @@ class ScaledAddImpl : public runtime::OpModule {
 };
 TORCH_MODULE(ScaledAdd);
 
-class Fp8ScaledAddHandler final : public NodeHandler {
- public:
+struct Fp8ScaledAddHandler final : NodeHandler {
   using NodeHandler::NodeHandler;
   std::vector<at::Tensor> tensors(const runtime::TensorsCall& call) override {
     return {scaled_sum(input(0).through_fp8(call.inputs[0]), input(1).through_fp8(call.inputs[1]))};

@@ -6,7 +6,6 @@
 #include <ATen/autocast_mode.h>
 
 #include "fp8/quant/model/convert.h"
-#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
@@ -49,11 +48,8 @@ struct Case {
 template <class Module>
 void convert_measured(const char* name, const Module& module, float input_amax, ActivationScaling activations,
                       Granularity weights, recipes::Dialect dialect) {
-  PlanOptions o;
-  o.activations = activations;
-  o.weights = weights;
-  o.dialect = dialect;
-  o.measurements = measure::MeasurementFile{};
+  PlanOptions o{
+      .activations = activations, .weights = weights, .dialect = dialect, .measurements = measure::MeasurementFile{}};
   o.measurements->modules.push_back({name, {{input_amax}}, std::nullopt, std::nullopt});
   torch::nn::Sequential holder;
   holder->push_back(name, module);
@@ -198,10 +194,7 @@ TEST(Fp8Handler, AnAutocastRegionDecidesTheResultsType) {
 at::Tensor converted(const at::Tensor& w, const char* type, Granularity weights,
                      ActivationScaling activations = ActivationScaling::none) {
   at::Tensor parameter = hpu(w).clone();
-  PlanOptions o;
-  o.activations = activations;
-  o.weights = weights;
-  o.include = {"w"};
+  PlanOptions o{.activations = activations, .weights = weights, .include = {"w"}};
   convert(std::vector<measure::WeightModule>{{"w", type, parameter, std::nullopt}}, o);
   return parameter;
 }

@@ -21,10 +21,7 @@ const std::vector<std::vector<std::int64_t>> kSizes = {
 /// The options of one kind of quantization, with measurements of "0", "1" and "2".
 PlanOptions options_of(ActivationScaling activations, Granularity weights, recipes::Dialect dialect,
                        std::array<float, 3> amax = {2.5f, 2.5f, 2.5f}) {
-  PlanOptions o;
-  o.activations = activations;
-  o.weights = weights;
-  o.dialect = dialect;
+  PlanOptions o{.activations = activations, .weights = weights, .dialect = dialect};
   if (activations != ActivationScaling::static_tensor) return o;
   o.measurements = measure::MeasurementFile{};
   for (std::size_t i = 0; i < amax.size(); ++i)
@@ -271,10 +268,7 @@ struct Pair {
 };
 
 PlanOptions options_of(ActivationScaling activations, recipes::Dialect dialect = recipes::Dialect::ocp) {
-  PlanOptions options;
-  options.activations = activations;
-  options.dialect = dialect;
-  return options;
+  return {.activations = activations, .dialect = dialect};
 }
 
 TEST(InputCast, IsTheOneThatProductsTake) {

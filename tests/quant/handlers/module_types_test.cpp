@@ -6,25 +6,19 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"
-#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
 namespace {
 
-PlanOptions per_channel() {
-  PlanOptions o;
-  o.weights = Granularity::channel;
-  return o;
-}
+PlanOptions per_channel() { return {.weights = Granularity::channel}; }
 
 /// INC's rules for Gaudi 3, with a measurement of the input of "m".
 PlanOptions configured(const std::string& json, float input_amax) {
-  PlanOptions o;
-  o.dialect = recipes::Dialect::gaudi3;
-  o.config = test::quant_config(json);
-  o.measurements = measure::MeasurementFile{};
+  PlanOptions o{.dialect = recipes::Dialect::gaudi3,
+                .config = test::quant_config(json),
+                .measurements = measure::MeasurementFile{}};
   o.measurements->modules.push_back({"m", {{input_amax}}, std::nullopt, std::nullopt});
   return o;
 }
@@ -194,8 +188,8 @@ struct Experts {
   at::Tensor x, table, router;
   explicit Experts(at::ScalarType dtype) {
     torch::manual_seed(7);
-    runtime::MixtureOfExpertsOptions o{.num_experts = 3, .hidden_size = 8, .intermediate_size = 6};
-    moe = runtime::MixtureOfExperts(o);
+    moe = runtime::MixtureOfExperts(
+        runtime::MixtureOfExpertsOptions{.num_experts = 3, .hidden_size = 8, .intermediate_size = 6});
     for (auto& p : moe->parameters()) p.data().copy_(torch::randn(p.sizes()));
     moe->to(dtype);
     moe->to(test::kHpu);
@@ -232,9 +226,7 @@ TEST(ModuleTypes, ExpertsRunInFp8WithAScaleEach) {
       w12.push_back(test::quantize_by_amax(e.moe->w13_list->ptr(i)->as<runtime::MoeMatmulImpl>()->weight, 1).values);
       w3.push_back(test::quantize_by_amax(e.moe->w2_list->ptr(i)->as<runtime::MoeMatmulImpl>()->weight, 1).values);
     }
-    PlanOptions o;
-    o.activations = ActivationScaling::static_tensor;
-    o.measurements = measure::MeasurementFile{};
+    PlanOptions o{.activations = ActivationScaling::static_tensor, .measurements = measure::MeasurementFile{}};
     auto& modules = o.measurements->modules;
     modules.push_back({"moe", {{4.0f}}, std::vector<measure::Amax>{{9.0f}, {20.0f}, {40.0f}, {0.0f}}, std::nullopt});
     for (const std::string list : {"moe.w13_list.", "moe.w2_list."}) {

@@ -6,7 +6,6 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"
-#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
@@ -115,8 +114,7 @@ TEST(AttentionHandler, MasksCausalityAndGroupedHeads) {
   const at::Tensor q = torch::randn({2, 4, 6, 8}), k = torch::randn({2, 4, 6, 8}), v = torch::randn({2, 4, 6, 8});
   // bf16 results (2^-9), and now and then a P on the other side of a tie.
   EXPECT_LT(relative_error(m(hpu(q), hpu(k), hpu(v)), attention_reference(q, k, v, s, {})), 0.01);
-  runtime::AttentionOptions o;
-  o.is_causal = true;
+  runtime::AttentionOptions o{.is_causal = true};
   EXPECT_LT(relative_error(m(hpu(q), hpu(k), hpu(v), o),
                            attention_reference(q, k, v, s, torch::ones({6, 6}, at::kBool).tril())),
             0.01);
@@ -328,9 +326,7 @@ struct Frozen {
     linear->to(dtype);
     linear->to(test::kHpu);
     values = test::quantize_by_amax(linear->weight, 10).values;
-    PlanOptions o;
-    o.activations = activations;
-    o.weights = Granularity::channel;
+    PlanOptions o{.activations = activations, .weights = Granularity::channel};
     torch::nn::Sequential holder;
     holder->push_back("m", linear);
     convert(*holder, o);
@@ -374,8 +370,7 @@ TEST(StraightThrough, BackwardTwiceWithARetainedGraph) {
   const at::Tensor x = hpu(torch::randn({4, 24})).requires_grad_(true);
   const at::Tensor y = f.linear(x).sum();
   const auto first = torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true)[0];
-  const auto second = torch::autograd::grad({y}, {x})[0];
-  EXPECT_TRUE(same_bits(first, second));
+  EXPECT_TRUE(same_bits(first, torch::autograd::grad({y}, {x})[0]));
 }
 
 TEST(StraightThrough, ASecondDerivativeIsRefusedByName) {

@@ -12,6 +12,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
+#include "support/values.h"
 
 namespace fp8::quant {
 namespace {
@@ -38,10 +39,7 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
   for (auto granularity : {Granularity::channel, Granularity::tensor})
     for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
       auto model = test::tiny_lm(1, at::kBFloat16);
-      PlanOptions o;
-      o.weights = granularity;
-      o.dialect = dialect;
-      o.fuse_scales = false;
+      PlanOptions o{.weights = granularity, .dialect = dialect, .fuse_scales = false};
       const float max = dialect == recipes::Dialect::ocp ? 448.0f : 240.0f;
       std::map<std::string, at::Tensor> before;
       for (const auto& m : measure::weight_modules(*model)) before[m.name] = m.weight.detach().cpu().clone();
@@ -55,8 +53,7 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
         EXPECT_EQ(m.weight.scalar_type(), at::kFloat8_e4m3fn);
         EXPECT_TRUE(same_bits(test::code_bytes(m.weight), test::quantize_by_amax(before[m.name], rows, max).codes))
             << m.name;
-        std::vector<float> expected;
-        for (float a : test::amax_reference(before[m.name], rows)) expected.push_back(a / max);
+        auto expected = collected(test::amax_reference(before[m.name], rows), [&](float a) { return a / max; });
         EXPECT_EQ(scale_inv(m.weight), expected) << m.name;
       }
     }
@@ -69,9 +66,7 @@ TEST(Convert, FusedModulesShareTheLargestScale) {
   const float qkv = std::max({amax(l.q_proj), amax(l.k_proj), amax(l.v_proj)}) / 448.0f,
               mlp = std::max(amax(l.gate_proj), amax(l.up_proj)) / 448.0f;
   const at::Tensor k_before = l.k_proj->weight.detach().cpu().clone();
-  PlanOptions o;
-  o.weights = Granularity::tensor;
-  convert(*model, o);
+  convert(*model, {.weights = Granularity::tensor});
   for (const auto& linear : {l.q_proj, l.k_proj, l.v_proj})
     EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{qkv});
   for (const auto& linear : {l.gate_proj, l.up_proj}) EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{mlp});
@@ -80,9 +75,7 @@ TEST(Convert, FusedModulesShareTheLargestScale) {
 
 TEST(Convert, StaticScalesComeFromTheMeasurement) {
   auto model = test::tiny_lm();
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.measurements = measured(model);
+  PlanOptions o{.activations = ActivationScaling::static_tensor, .measurements = measured(model)};
   convert(*model, o);
   const Scheme& s = handler(model->layers[1]->up_proj->weight).scheme();
   const float amax = o.measurements->find("layer_1.up_proj")->inputs[0][0];
@@ -144,14 +137,11 @@ TEST(Convert, FailuresChangeNothing) {
     for (auto granularity : {Granularity::tensor, Granularity::channel}) {
       const at::Tensor good = last.detach().clone();
       last.data()[3][2].fill_(bad);
-      PlanOptions o;
-      o.weights = granularity;
-      EXPECT_REFUSED(convert(*model, o), "layer_1.down_proj.weight");
+      EXPECT_REFUSED(convert(*model, {.weights = granularity}), "layer_1.down_proj.weight");
       EXPECT_TRUE(unchanged());
       last.data().copy_(good);
     }
-  PlanOptions o;
-  o.measurements = measured(model);
+  PlanOptions o{.measurements = measured(model)};
   last.data().mul_(2);
   EXPECT_REFUSED(convert(*model, o), "layer_1.down_proj", "another model");
   EXPECT_TRUE(unchanged());
@@ -209,9 +199,7 @@ TEST(Convert, TiedModulesAreConvertedOnceAndReported) {
   auto model = test::tiny_lm();
   model->lm_head->weight = model->embed_tokens->weight;
   const at::Tensor before = model->embed_tokens->weight.detach().cpu().clone();
-  PlanOptions o;
-  o.include = {"lm_head"};
-  const auto report = convert(*model, o);
+  const auto report = convert(*model, {.include = {"lm_head"}});
   const auto tied = std::find_if(report.converted.begin(), report.converted.end(),
                                  [](const auto& m) { return m.name == "embed_tokens"; });
   ASSERT_NE(tied, report.converted.end());
@@ -238,8 +226,7 @@ TEST(Convert, AnUnfinishedCalibrationEnds) {
 
 TEST(Convert, TheReportAndTheTreeCanBePrinted) {
   auto model = test::tiny_lm();
-  PlanOptions o;
-  o.dialect = recipes::Dialect::gaudi2;
+  PlanOptions o{.dialect = recipes::Dialect::gaudi2};
   std::ostringstream text;
   text << convert(*model, o);
   const std::string scheme = "E4M3 channel weights, dynamic token activations, gaudi2";
@@ -270,8 +257,7 @@ at::Tensor typed_result(const torch::jit::Module& script, const at::Tensor& x, c
 
 TEST(ConvertScript, ScriptedModulesComputeWhatTypedOnesDo) {
   for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
-    PlanOptions o;
-    o.activations = activations;
+    PlanOptions o{.activations = activations};
     const torch::NoGradGuard no_grad;
     auto model = test::script_mlp();
     const at::Tensor x = hpu(torch::randn({5, 16}));

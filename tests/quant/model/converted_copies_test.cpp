@@ -23,9 +23,7 @@ torch::nn::Linear converted(Granularity granularity, double size, std::uint64_t 
   const torch::NoGradGuard no_grad;
   layer->weight.mul_(size * (1 + torch::arange(48).unsqueeze(1)));
   model->to(test::kHpu);
-  PlanOptions o;
-  o.weights = granularity;
-  o.activations = activations;
+  PlanOptions o{.activations = activations, .weights = granularity};
   if (granularity == Granularity::block) o.block = {16, 16};
   if (activations == ActivationScaling::static_tensor) {
     const auto session = measure::CalibrationSession::attach(*model, {});
@@ -236,10 +234,9 @@ struct Files {
   std::string prefix = (dir.path() / "stats").string();
   explicit Files(float amax = 3.0f) { measured(amax); }
   void measured(float amax) const {
-    measure::MeasurementFile f;
-    f.modules = {{"proj", {{amax}}, std::nullopt, std::nullopt},
-                 {"product", {{amax}, {amax}}, std::nullopt, std::nullopt}};
-    f.selected = {"proj", "product"};
+    measure::MeasurementFile f{.modules = {{"proj", {{amax}}, std::nullopt, std::nullopt},
+                                           {"product", {{amax}, {amax}}, std::nullopt, std::nullopt}},
+                               .selected = {"proj", "product"}};
     measure::write_measurements(prefix, f);
   }
   configs::QuantConfig config(const std::string& method, const std::string& more = "") const {
@@ -358,10 +355,9 @@ TEST_F(ConfigConvert, AStaleScaleFileNeverWins) {
 }
 
 TEST_F(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
-  ScaleFile foreign;
-  foreign.modules = {
-      {"proj", {StoredScale::of(0.5f)}, {StoredScale::of(0.125f)}, StoredScale::of(0.25f)},
-      {"product", {StoredScale::of(0.5f), StoredScale::of(0.5f)}, {StoredScale::of(0.25f)}, std::nullopt}};
+  ScaleFile foreign{
+      .modules = {{"proj", {StoredScale::of(0.5f)}, {StoredScale::of(0.125f)}, StoredScale::of(0.25f)},
+                  {"product", {StoredScale::of(0.5f), StoredScale::of(0.5f)}, {StoredScale::of(0.25f)}, std::nullopt}}};
   write_scales(files.name("MAXABS_POW2"), foreign);
   Model model;
   const auto report = convert_for(model, files.config("\"maxabs_pow2\""));

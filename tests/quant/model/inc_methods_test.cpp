@@ -5,7 +5,6 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"
-#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
@@ -123,10 +122,7 @@ float amax_of(const at::Tensor& t, at::ScalarType hp) {
 }
 
 PlanOptions options(const configs::QuantConfig& c, const Target& t, const measure::Measurement& m) {
-  PlanOptions o;
-  o.config = c;
-  o.dialect = t.dialect;
-  o.measurements = measure::MeasurementFile{};
+  PlanOptions o{.dialect = t.dialect, .config = c, .measurements = measure::MeasurementFile{}};
   o.measurements->modules.push_back(m);
   return o;
 }
@@ -226,9 +222,7 @@ TEST(IncMethods, ConsecutiveInputsHaveScalesOfTheirOwn) {
       const at::Tensor w = linear->weight.detach().cpu().clone();
       model->push_back("product", runtime::Matmul());
       model->push_back("conv", torch::nn::Conv2d(1, 1, 1));
-      PlanOptions o;
-      o.config = config(name, t.hp, R"(, "dynamic_quantization": true)");
-      o.dialect = t.dialect;
+      PlanOptions o{.dialect = t.dialect, .config = config(name, t.hp, R"(, "dynamic_quantization": true)")};
       const auto report = convert(*model, o);
       ASSERT_EQ(report.converted.size(), 2u);
       ASSERT_EQ(report.skipped.size(), 1u);

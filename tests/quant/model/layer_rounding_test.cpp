@@ -294,8 +294,7 @@ TEST(LayerRounding, AModelInMemoryTakesTheCodes) {
   }
   RoundedCodes codes(folder.path(), identity);
   codes.add("layers.0");
-  PlanOptions options;
-  options.dialect = recipes::Dialect::ocp;
+  PlanOptions options{.dialect = recipes::Dialect::ocp};
   const at::Tensor b = modules[1].weight.cpu().clone();
   options.weights = Granularity::tensor;
   EXPECT_REFUSED(convert(modules, {}, options, &codes), "a", "other sizes or scales");

@@ -327,10 +327,9 @@ TEST(Scheme, BlocksRefuseWhatTheyCannotDo) {
 // Scales under which most of a tensor becomes zero are warned of: in memory, in checkpoints, at the first call.
 
 PlanOptions single_scale() {
-  PlanOptions o;
-  o.dialect = recipes::Dialect::gaudi3;
-  o.config = configs::parse_quant_config(io::Json{{"hp_dtype", "fp32"}, {"scale_method", "hw_aligned_single_scale"}},
-                                         "q.json");
+  PlanOptions o{.dialect = recipes::Dialect::gaudi3,
+                .config = configs::parse_quant_config(
+                    io::Json{{"hp_dtype", "fp32"}, {"scale_method", "hw_aligned_single_scale"}}, "q.json")};
   return o;
 }
 
@@ -389,8 +388,7 @@ TEST(Underflow, AFixedScaleThatLosesTheWeightsIsWarnedOf) {
 
 TEST(Underflow, AScaleThatFitsIsNotWarnedOf) {
   Net net;
-  const auto report = convert(*net, {});
-  EXPECT_EQ(line_of(report.warnings, "become zero"), "");
+  EXPECT_EQ(line_of(convert(*net, {}).warnings, "become zero"), "");
 }
 
 TEST(Underflow, InputsThatWereMeasuredFarBelowTheirScaleAreWarnedOf) {

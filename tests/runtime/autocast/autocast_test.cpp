@@ -136,10 +136,7 @@ TEST(InsideOp, TurnsCastsOffAndKeepsTheRegionReadable) {
     const autocast::InsideOp inside;
     EXPECT_EQ(dtype_of_mm(), at::kFloat);
     EXPECT_EQ(autocast::region_dtype(), at::kHalf);
-    {
-      const AutocastGuard hole(at::kBFloat16, false);
-      EXPECT_EQ(autocast::region_dtype(), std::nullopt);
-    }
+    within(AutocastGuard(at::kBFloat16, false), [&] { EXPECT_EQ(autocast::region_dtype(), std::nullopt); });
     EXPECT_EQ(autocast::region_dtype(), at::kHalf);
     const autocast::OutsideOp outside(inside.was_enabled());
     EXPECT_EQ(dtype_of_mm(), at::kHalf);
@@ -223,8 +220,7 @@ TEST_F(Lists, WhatCannotBeReadIsOneWarningAndTheDefaults) {
     EXPECT_EQ(lists.fp32, AutocastLists::defaults().fp32);
     EXPECT_EQ(lists.lower_from, "default");
     ASSERT_EQ(warnings.size(), 2u);
-    EXPECT_THAT(warnings[0], HasSubstr(file));
-    EXPECT_THAT(warnings[0], HasSubstr("default list"));
+    EXPECT_THAT(warnings[0], AllOf(HasSubstr(file), HasSubstr("default list")));
     EXPECT_EQ(warnings[0].find('\n'), std::string::npos);
   }
 }
@@ -266,11 +262,7 @@ std::vector<double> losses_of(torch::nn::Module& model, const Forward& loss_of, 
   std::vector<double> losses;
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
-    at::Tensor loss;
-    {
-      const AutocastGuard region(at::kBFloat16, cast);
-      loss = loss_of();
-    }
+    at::Tensor loss = within(AutocastGuard(at::kBFloat16, cast), [&] { return loss_of(); });
     loss.backward();
     for (const auto& p : model.named_parameters()) {
       EXPECT_EQ(p.value().scalar_type(), at::kFloat) << p.key();
@@ -315,11 +307,7 @@ TEST(Training, TwoLayerNet) {
 TEST(Training, GradientsAreThoseOfTheCastProducts) {
   const at::Tensor x = at::randn({3, 4}, on_hpu()), w = at::randn({5, 4}, on_hpu());
   at::Tensor leaf = w.clone().requires_grad_(true), by_hand = w.clone().requires_grad_(true);
-  at::Tensor y;
-  {
-    const AutocastGuard region;
-    y = at::linear(x, leaf);
-  }
+  at::Tensor y = within(AutocastGuard(), [&] { return at::linear(x, leaf); });
   y.sum().backward();
   at::linear(x.to(at::kBFloat16), by_hand.to(at::kBFloat16)).sum().backward();
   EXPECT_TRUE(same_bits(leaf.grad(), by_hand.grad()));
@@ -376,10 +364,7 @@ TEST(Training, TwoThreadsWithRegionsOfTheirOwn) {
     int wrong = 0;
     for (int i = 0; i < 200; ++i) {
       at::Tensor w = x.clone().requires_grad_(true), y;
-      {
-        const AutocastGuard region(dtype, cast);
-        y = at::softmax(at::linear(x, w), -1);
-      }
+      within(AutocastGuard(dtype, cast), [&] { y = at::softmax(at::linear(x, w), -1); });
       y.sum().backward();
       wrong += y.scalar_type() != expected || w.grad().scalar_type() != at::kFloat;
     }

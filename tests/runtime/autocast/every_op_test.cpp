@@ -192,11 +192,7 @@ void expect_cast(const Case& c, at::ScalarType region, at::ScalarType dtype, at:
   torch::manual_seed(9);  // dropout's
   const at::Tensor expected = c.op(cast);
   torch::manual_seed(9);
-  at::Tensor y;
-  {
-    const AutocastGuard guard(region);
-    y = c.op(in);
-  }
+  at::Tensor y = within(AutocastGuard(region), [&] { return c.op(in); });
   EXPECT_EQ(y.scalar_type(), to) << what;
   EXPECT_TRUE(same_bits(y, expected)) << what;
   {

@@ -125,10 +125,7 @@ TEST(WatchedWeights, GiveTheBitsOfUntaggedOnes) {
     for (const auto dtype : {at::kBFloat16, at::kHalf}) {
       const AutocastGuard region(dtype);
       expect_bits_of_an_untagged_one(use, "region");
-      {
-        const at::NoGradGuard no_grad;
-        expect_bits_of_an_untagged_one(use, "no grad");
-      }
+      within(at::NoGradGuard(), [&] { expect_bits_of_an_untagged_one(use, "no grad"); });
       const c10::InferenceMode inference;
       expect_bits_of_an_untagged_one(use, "inference");
     }
@@ -156,11 +153,7 @@ TEST(WatchedWeights, GradientsAreThoseOfUntaggedOnes) {
     const auto gradients = [&](bool tagged) {
       at::Tensor x = random(use.x).requires_grad_(true), weight = w.clone().requires_grad_(true);
       if (tagged) runtime::tag_weight(weight, "layer", std::make_shared<RegionHandler>());
-      at::Tensor y;
-      {
-        const AutocastGuard region;
-        y = use.run(x, weight);
-      }
+      at::Tensor y = within(AutocastGuard(), [&] { return use.run(x, weight); });
       y.to(at::kFloat).pow(2).sum().backward();
       return std::pair(x.grad(), weight.grad());
     };
@@ -260,8 +253,8 @@ TEST(Handlers, OfModulesWithoutAWeightSeeTheRegionToo) {
 
 TEST(Handlers, MixturesOfExpertsRunInARegion) {
   torch::manual_seed(5);
-  runtime::MixtureOfExpertsOptions options{.num_experts = 4, .hidden_size = 8, .intermediate_size = 16};
-  runtime::MixtureOfExperts moe(options);
+  runtime::MixtureOfExperts moe(
+      runtime::MixtureOfExpertsOptions{.num_experts = 4, .hidden_size = 8, .intermediate_size = 16});
   moe->to(kHpu);
   for (auto& p : moe->parameters()) at::NoGradGuard(), p.data().normal_();
   const at::Tensor x = random({6, 8}), weights = at::softmax(random({6, 2}), -1);

@@ -158,8 +158,7 @@ TEST(CustomOp, TrainsInARegion) {
   EXPECT_TRUE(at::allclose(a.grad().cpu(), ca.grad(), 0.05, 0.05));
 }
 
-class Ops final : public LeafListener {
- public:
+struct Ops final : LeafListener {
   void leaf_ends(const LeafRecord& leaf) override {
     names.emplace_back(leaf.op);
     if (leaf.backward) backward.emplace_back(leaf.op);

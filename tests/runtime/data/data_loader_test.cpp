@@ -62,7 +62,6 @@ TEST(DataLoader, InOrderWithOrWithoutTheLast) {
   EXPECT_EQ(all.next(), std::nullopt);
 }
 
-/// A place is found without reading what lies before.
 TEST(DataLoader, SeeksWithoutReading) {
   for (const int workers : {0, 2}) {
     const auto data = std::make_shared<Numbered>(1000);

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training through the loader: any number of threads ends with the same weights, and so does a run that is killed
 // (SIGKILL) in an epoch and resumes.
-#include <csignal>
 
 #include "fp8/runtime/data/torch_data.h"
 #include "runtime/data/numbered.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/child.h"
-#include "support/hpu_test.h"
-#include "support/temp_dir.h"
 
 namespace fp8::data {
 namespace {
@@ -17,8 +14,7 @@ using testing::Door;
 using trainer::testing::ToyTask;
 
 /// x [4] with a random part, y [1]: what ToyTask learns.
-class Points : public Dataset {
- public:
+struct Points : Dataset {
   std::int64_t size() const override { return 61; }
   std::vector<at::Tensor> get(std::int64_t index, SampleRandom& random) const override {
     if (index % 7 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -96,8 +92,7 @@ TEST(Training, KilledInAnEpochItGoesOnWithTheSameBits) {
 // LibTorch's datasets and loaders: the trainer gets from them what a program of LibTorch's would.
 
 /// Example i: data [4], target [1] = their sum.
-class Sums : public torch::data::datasets::Dataset<Sums> {
- public:
+struct Sums : torch::data::datasets::Dataset<Sums> {
   torch::data::Example<> get(std::size_t index) override {
     const auto first = static_cast<std::int64_t>(index) * 4;
     const auto x = torch::arange(first, first + 4, torch::kFloat).sin();

@@ -2,10 +2,8 @@
 // The books of the emulated memory: the ten statistics, the limit, the printed summary. Sizes are counted by hand here.
 #include "fp8/runtime/device/allocator.h"
 
-#include <unistd.h>
-
+#include "support/child.h"
 #include "support/hpu_test.h"
-#include "support/peak_memory.h"
 
 namespace fp8::test {
 namespace {

@@ -39,10 +39,9 @@ TEST(DeviceKind, DefaultIsGaudi3AndScopesNest) {
     const DeviceKindScope two(DeviceKind::gaudi2);
     EXPECT_EQ(call_fp8("device_name", {}).toStringRef(), "GAUDI2");
     EXPECT_EQ(runtime::device_dialect("op"), kernels::Dialect::gaudi2);
-    {
-      const DeviceKindScope one(DeviceKind::gaudi);
+    within(DeviceKindScope(DeviceKind::gaudi), [&] {
       EXPECT_REFUSED(runtime::device_dialect("some_op"), "[some_op]", "not supported on GAUDI", "gaudi2, gaudi3");
-    }
+    });
     EXPECT_EQ(runtime::device_kind(), DeviceKind::gaudi2);
   }
   EXPECT_EQ(runtime::device_kind(), DeviceKind::gaudi3);

@@ -60,10 +60,8 @@ TEST(Flags, OfTheDeviceAndOfWhoOverridesIt) {
 }
 
 TEST(Flags, OfKernelsAndAutocast) {
-  {
-    const kernels::ScopedSimdLevel level(kernels::SimdLevel::scalar);
-    EXPECT_EQ(flag("FP8_SIMD"), "scalar, call: ScopedSimdLevel");
-  }
+  within(kernels::ScopedSimdLevel(kernels::SimdLevel::scalar),
+         [&] { EXPECT_EQ(flag("FP8_SIMD"), "scalar, call: ScopedSimdLevel"); });
   EXPECT_THAT(flag("FP8_SIMD"), Not(HasSubstr("call")));
   const std::string lists = flag("LOWER_LIST");
   {

@@ -8,6 +8,7 @@
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::test {
 namespace {
@@ -63,10 +64,7 @@ TEST(MemorySnapshots, LargeBlocksHaveAnOwnerAlways) {
     in_module = at::empty({kLarge}, on_hpu());
     small = at::empty({kLarge - 1}, on_hpu());
   }
-  {
-    const PhaseScope phase("optimizer");
-    in_phase = at::add(in_module, in_module);
-  }
+  within(PhaseScope("optimizer"), [&] { in_phase = at::add(in_module, in_module); });
   alone = at::empty({kLarge}, on_hpu());
   EXPECT_EQ(block_below(in_module).owner(), path);
   EXPECT_EQ(block_below(in_module).bytes, kLarge * 4);
@@ -88,10 +86,7 @@ TEST(MemorySnapshots, AHistoryAccountsForEveryByte) {
     const MemoryHistory history;
     const std::string path = "net.fc";
     at::Tensor x = at::ones({3, 5}, on_hpu()), y, out = at::empty({0}, on_hpu());
-    {
-      const ModuleScope module(path);
-      y = at::relu(x);
-    }
+    within(ModuleScope(path), [&] { y = at::relu(x); });
     const at::Tensor z = at::mul(y, 2), half = z.narrow(0, 0, 1);
     at::abs_out(out, z);  // its memory grows
     x.resize_({100, 7});
@@ -119,15 +114,8 @@ TEST(MemorySnapshots, BackwardHasTheModuleThatItServes) {
   const MemoryHistory history;
   const std::string path = "encoder";
   const at::Tensor x = at::ones({6}, on_hpu()).requires_grad_();
-  at::Tensor loss;
-  {
-    const ModuleScope module(path);
-    loss = (x * 3).exp().sum();
-  }
-  {
-    const PhaseScope phase("backward");
-    loss.backward();
-  }
+  at::Tensor loss = within(ModuleScope(path), [&] { return (x * 3).exp().sum(); });
+  within(PhaseScope("backward"), [&] { loss.backward(); });
   EXPECT_EQ(block_below(x.grad()).module, "encoder");
 }
 
@@ -148,8 +136,7 @@ TEST(MemorySnapshots, OwnersAreSumsTheLargestFirst) {
   EXPECT_EQ(owners[3].name, "(loss)");
   EXPECT_EQ(snapshot.unaccounted(), 40);
   const auto json = nlohmann::json::parse(snapshot.json());
-  EXPECT_EQ(json["in_use"], 1000);
-  EXPECT_EQ(json["unaccounted"], 40);
+  expect_values(json, {{"in_use", 1000}, {"unaccounted", 40}});
   EXPECT_EQ(json["owners"][1], (nlohmann::json{{"owner", "b"}, {"bytes", 250}, {"blocks", 2}}));
   EXPECT_EQ(json["blocks"][1]["op"], "aten::zeros_like");
   EXPECT_EQ(json["blocks"].size(), 5u);
@@ -182,8 +169,7 @@ TEST(OutOfMemory, NamesTheFiveLargestOwners) {
       << text;
   EXPECT_THAT(text, Not(HasSubstr("layer.2")));
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
-  EXPECT_THAT(result, HasSubstr("tried to allocate 7340032 bytes"));
-  EXPECT_THAT(result, HasSubstr("layer.7 14.00 MiB"));
+  EXPECT_THAT(result, AllOf(HasSubstr("tried to allocate 7340032 bytes"), HasSubstr("layer.7 14.00 MiB")));
 }
 
 /// The events that a profiler of LibTorch gets.

@@ -228,8 +228,7 @@ TEST(RowsOfTable, LearnAsOnTheCpu) {
 
 constexpr std::int64_t kN = 1030, kK = 1024;
 
-class FewRows : public ::testing::Test {
- protected:
+struct FewRows : ::testing::Test {
   at::Tensor weight = torch::randn({kN, kK}).to(at::kBFloat16), bias = torch::randn({kN}).to(at::kBFloat16);
   /// Rounded once from sums in f64, whose order does not show; half a step of bf16 apart at most, and some for f32.
   static void expect_close(const at::Tensor& y, const at::Tensor& exact) {

@@ -6,6 +6,7 @@
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "runtime/dispatch/any_bits.h"
 #include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::test {
 namespace {
@@ -189,8 +190,7 @@ TEST(SmallCat, GivesTheCpusBitsAndStrides) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kBool}) {
     const at::Tensor a = at::randn({2, 3, 4}).to(type), b = at::randn({2, 5, 4}).to(type), c = b.narrow(1, 1, 2);
     const auto same = [&](const std::vector<at::Tensor>& of, std::int64_t dim) {
-      std::vector<at::Tensor> there;
-      for (const at::Tensor& t : of) there.push_back(hpu(t));
+      auto there = collected(of, [](const at::Tensor& t) { return hpu(t); });
       const at::Tensor y = at::cat(there, dim), expected = at::cat(of, dim);
       EXPECT_TRUE(same_bits(y, expected)) << type << " along " << dim;
       EXPECT_EQ(y.strides(), expected.strides()) << type << " along " << dim;
@@ -321,9 +321,7 @@ at::Tensor attend(const RowsOverKeys& a, const std::vector<at::Tensor>& in) {
 
 std::vector<at::Tensor> to(const std::vector<at::Tensor>& all,
                            const std::function<at::Tensor(const at::Tensor&)>& move) {
-  std::vector<at::Tensor> out;
-  for (const at::Tensor& t : all) out.push_back(t.defined() ? move(t) : t);
-  return out;
+  return collected(all, [](const at::Tensor& t) { return t.defined() ? move(t) : t; });
 }
 
 TEST(Sdpa, FewRowsOverManyKeysAreCloseToTheExactOnes) {
@@ -361,8 +359,7 @@ TEST(Sdpa, FewRowsAreOurKernels) {
   args.y = {expected.mutable_data_ptr(), kH * a.rows * a.width, a.rows * a.width, a.width};
   args.scale = static_cast<float>(1 / std::sqrt(32.0));
   kernels::attention(args);
-  const auto moved = to(in, [](const at::Tensor& t) { return t.to(kHpu); });
-  EXPECT_TRUE(same_bits(attend(a, moved).cpu(), expected));
+  EXPECT_TRUE(same_bits(attend(a, to(in, [](const at::Tensor& t) { return t.to(kHpu); })).cpu(), expected));
   EXPECT_FALSE(same_bits(attend(a, in), expected)) << "PyTorch's sums have another order";
 }
 

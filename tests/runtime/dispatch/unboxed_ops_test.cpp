@@ -267,7 +267,6 @@ TEST(SmallLayerNorm, GivesTheCpusBits) {
   EXPECT_REFUSED(at::native_layer_norm(x, {4}, {}, {}, 1e-5), "normalized_shape");
 }
 
-/// Each thread has iterators of its own.
 TEST(SmallUnary, ThreadsDoNotMeet) {
   const at::Tensor a = at::randn({100}), b = at::randn({1000});
   std::atomic<int> wrong{0};

@@ -216,7 +216,6 @@ TEST(Cast, TakesStridedAndEmptyMatrices) {
     }
 }
 
-// A part of a weight begins within a block of rows.
 TEST(Cast, DecodesAPartOfItsBlocks) {
   const auto whole = runtime::quantize(torch::randn({40, 24}).to(kHpu), blocks_of(16, 8));
   const auto values = runtime::dequantize(whole, torch::kFloat).cpu();
@@ -360,7 +359,6 @@ TEST(CastOnce, BothLayoutsOfOneCast) {
   EXPECT_TRUE(same_bits(both.second.codes.view(at::kByte).contiguous(), before.codes.view(at::kByte)));
 }
 
-// The codes go with the tensor.
 TEST(CastOnce, KeepsNothingLongerThanTheTensor) {
   at::Tensor x = hpu(at::randn({4, 64}));
   c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> codes(
@@ -369,9 +367,7 @@ TEST(CastOnce, KeepsNothingLongerThanTheTensor) {
   x = at::Tensor();
   EXPECT_TRUE(codes.expired());
   at::Tensor y = hpu(at::randn({4, 64}));
-  CastSpec turned;
-  turned.transpose = true;
-  codes = decltype(codes)(runtime::cast_both_once(y, y, {}, turned).second.codes.getIntrusivePtr());
+  codes = decltype(codes)(runtime::cast_both_once(y, y, {}, {.transpose = true}).second.codes.getIntrusivePtr());
   y = at::Tensor();
   EXPECT_TRUE(codes.expired());
 }

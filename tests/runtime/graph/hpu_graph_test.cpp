@@ -71,11 +71,7 @@ TEST(HpuGraph, AStepOfTrainingWithItsOptimizer) {
   auto eager = parameters(), captured = parameters();
   const auto x = torch::rand({4, 8}).to(at::kHPU), other = torch::rand({4, 8}).to(at::kHPU), place = x.clone();
   HPUGraph graph;
-  at::Tensor loss;
-  {
-    const GraphCapture capture(graph);
-    loss = step(captured, place);
-  }
+  at::Tensor loss = test::within(GraphCapture(graph), [&] { return step(captured, place); });
   at::Tensor expected = step(eager, x);
   EXPECT_TRUE(loss.equal(expected));
   place.copy_(other);
@@ -88,10 +84,7 @@ TEST(HpuGraph, AStepOfTrainingWithItsOptimizer) {
 TEST(HpuGraph, WritesAreSeenByWhatCountsThem) {
   const auto x = ramp();
   HPUGraph graph;
-  {
-    const GraphCapture capture(graph);
-    x.add_(1);
-  }
+  test::within(GraphCapture(graph), [&] { x.add_(1); });
   const CastSpec spec = {.scale = 1, .scale_inv = 1};
   const auto version = x._version();
   const auto before = dequantize(cast_once(x, x, spec), at::kFloat).clone();
@@ -115,11 +108,7 @@ TEST(HpuGraph, NoMoreMemoryThanTheCall) {
     return max_memory_allocated() - before;
   };
   HPUGraph graph;
-  at::Tensor y;
-  {
-    const GraphCapture capture(graph);
-    y = work();
-  }
+  at::Tensor y = test::within(GraphCapture(graph), [&] { return work(); });
   const auto eager = peak_of([&] { (void)work(); });
   EXPECT_LE(static_cast<double>(peak_of([&] { graph.replay(); })), 1.05 * static_cast<double>(eager));
 }
@@ -127,11 +116,7 @@ TEST(HpuGraph, NoMoreMemoryThanTheCall) {
 TEST(HpuGraph, MarkedInputsAreReplacedWithoutACopy) {
   auto x = ramp();
   HPUGraph graph;
-  at::Tensor y;
-  {
-    const GraphCapture capture(graph);
-    y = x.narrow(0, 1, 2).sum(0);
-  }
+  at::Tensor y = test::within(GraphCapture(graph), [&] { return x.narrow(0, 1, 2).sum(0); });
   graph.mark_user_inputs({x});
   const auto other = torch::rand({6, 4}).to(at::kHPU).narrow(0, 2, 4);  // begins elsewhere in its memory
   graph.replay(at::TensorList(other));
@@ -338,11 +323,7 @@ TEST(GeneratedPrograms, ReplayedAsCalled) {
     SCOPED_TRACE(seed);
     Tensors inputs = random_inputs(1);
     HPUGraph graph;
-    at::Tensor result;
-    {
-      const GraphCapture capture(graph);
-      result = program(seed, inputs);
-    }
+    at::Tensor result = test::within(GraphCapture(graph), [&] { return program(seed, inputs); });
     for (const int other : {2, 3}) {
       const Tensors fresh = random_inputs(other), again = random_inputs(other);
       for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i].copy_(fresh[i]);

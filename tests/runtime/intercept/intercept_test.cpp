@@ -6,6 +6,7 @@
 #include <torch/script.h>
 
 #include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::test {
 namespace {
@@ -301,9 +302,7 @@ TEST(RecurrentWatchers, TrainAsWithout) {
       for (auto& p : r.module->named_parameters())
         if (tagged && is_weight(p.key())) runtime::tag_weight(p.value(), p.key(), std::make_shared<RecordingHandler>());
       r.run(input()).square().sum().backward();
-      std::vector<Tensor> grads;
-      for (const auto& p : r.module->parameters()) grads.push_back(p.grad());
-      return grads;
+      return collected(r.module->parameters(), [](const auto& p) { return p.grad(); });
     };
     const auto expected = gradients(false), got = gradients(true);
     for (std::size_t p = 0; p < expected.size(); ++p) EXPECT_TRUE(same_bits(got[p], expected[p])) << all()[i].name;

@@ -301,10 +301,7 @@ TEST(Guard, AMessageSaysWhatTheWeightIs) {
 
 TEST(Guard, LoadingCodesIntoAConvertedModuleWorks) {
   Converted m, other;
-  {
-    const at::NoGradGuard no_grad;
-    other.layer->bias.fill_(3);
-  }
+  within(at::NoGradGuard(), [&] { other.layer->bias.fill_(3); });
   std::stringstream stream;
   torch::save(other.layer, stream);
   torch::load(m.layer, stream);

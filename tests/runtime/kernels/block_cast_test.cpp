@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts with a scale per block against the formulas of cast.h in f64, every level, thread count and kind of
 // block; rows of x have gaps full of NaN, which nobody may read into an amax.
-#include "runtime/kernels/block_cast_reference.h"
 #include "runtime/kernels/cast_test.h"
 
 namespace fp8::kernels {

@@ -7,15 +7,7 @@
 namespace fp8::kernels {
 namespace {
 
-/// The exact value of a code as ocp reads it.
-double value_of(int code, Format format) {
-  const int magnitude = code & 0x7F;
-  const double sign = code & 0x80 ? -1.0 : 1.0;
-  if (format == Format::E4M3 && magnitude == 0x7F) return std::numeric_limits<double>::quiet_NaN();
-  if (format == Format::E5M2 && magnitude > 0x7C) return std::numeric_limits<double>::quiet_NaN();
-  if (format == Format::E5M2 && magnitude == 0x7C) return sign * std::numeric_limits<double>::infinity();
-  return sign * test::grid_value(magnitude, format);
-}
+using test::value_of;
 
 /// f32 product, then one rounding to the output type.
 double expected(int code, Format format, float scale, FloatType type) {
@@ -76,8 +68,7 @@ struct Case {
   Format format;
 };
 
-class Decode : public testing::TestWithParam<Case> {
- protected:
+struct Decode : testing::TestWithParam<Case> {
   /// Codes [rows, n / rows] to GetParam()'s type at y.
   static DecodeArgs args_of(const std::uint8_t* codes, std::size_t rows, std::size_t n, void* y,
                             const float* scale_inv) {
@@ -259,8 +250,7 @@ TEST(HasNaNCode, EachCodeAloneAndHidden) {
 TEST(DecodeErrors, BadArguments) {
   std::uint8_t codes[4] = {};
   float y[4] = {}, scale[4] = {};
-  DecodeArgs good;
-  good.codes = codes;
+  DecodeArgs good{.codes = codes};
   good.rows = good.cols = 2;
   good.y = y;
   good.scale_inv = scale;

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemm at level amx: each output is the manual's chain of tdpbf16ps over blocks of 32 k (amx_reference.h), to the bit,
-// by software tiles and by the instructions themselves, which trap where the CPU has none (amx_trap.h).
-
-#include <stdexcept>
+// by software tiles and by the instructions themselves, which trap where the CPU has none (amx_reference.h).
 
 #include "fp8/runtime/kernels/gemm/gemm_operands.h"
-#include "fp8/runtime/kernels/simd.h"
 #include "runtime/kernels/amx_reference.h"
-#include "runtime/kernels/amx_trap.h"
 #include "runtime/kernels/gemm_problem.h"
-#include "support/throws_with.h"
 
 namespace fp8::kernels {
 namespace {
@@ -19,8 +14,7 @@ using test::manual_dot;
 using test::Problem;
 using test::same_float;
 
-class GemmAmx : public testing::Test {
- protected:
+struct GemmAmx : testing::Test {
   void SetUp() override {
     if (best_scoped_level() < SimdLevel::amx) GTEST_SKIP() << "level amx needs AVX-512 with VBMI and BF16";
   }
@@ -257,8 +251,7 @@ TEST_F(GemmAmx, TheInstructionsFoldAsSoftwareDoes) {
 
 // SoftwareTiles against the manual's arithmetic (amx_reference.h), to the bit, and what it refuses.
 
-class SoftwareTilesTest : public testing::Test {
- protected:
+struct SoftwareTilesTest : testing::Test {
   void SetUp() override {
     if (best_simd_level() < SimdLevel::avx512) GTEST_SKIP() << "the tiles are computed in AVX-512";
   }

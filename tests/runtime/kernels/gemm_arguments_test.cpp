@@ -3,7 +3,6 @@
 // name of their field.
 
 #include "runtime/kernels/gemm_problem.h"
-#include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
 namespace {
@@ -121,8 +120,7 @@ struct Together {
   }
 };
 
-class GemmTogether : public testing::TestWithParam<SimdLevel> {
- protected:
+struct GemmTogether : testing::TestWithParam<SimdLevel> {
   ~GemmTogether() override { set_num_threads(before_); }
   const ScopedSimdLevel level_{GetParam()};
   const int before_ = num_threads();

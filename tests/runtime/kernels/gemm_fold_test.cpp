@@ -5,7 +5,6 @@
 
 #include "runtime/kernels/amx_reference.h"
 #include "runtime/kernels/gemm_problem.h"
-#include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
 namespace {
@@ -15,8 +14,7 @@ using test::Problem;
 constexpr SimdLevel kFolding[] = {SimdLevel::avx512bf16, SimdLevel::amx};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-class GemmFold : public testing::Test {
- protected:
+struct GemmFold : testing::Test {
   void SetUp() override {
     if (best_scoped_level() < SimdLevel::amx) GTEST_SKIP() << "level amx needs AVX-512 with VBMI and BF16";
   }

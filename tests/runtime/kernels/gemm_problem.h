@@ -5,29 +5,12 @@
 // Tolerance of one output: every product of f32 or narrower with an fp8 value is summed in f32 with one rounding each
 // (vdpbf16ps: up to two per pair), so |error| <= (2K + 8) * 2^-24 * sum |a w| * scale + the rounding of y's own type.
 #pragma once
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <random>
-
 #include "fp8/runtime/kernels/gemm.h"
+#include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels::test {
 
 inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-// The formats from their definition: s eeee mmm (bias 7, NaN only at S.1111.111) and s eeeee mm (bias 15, IEEE).
-inline double value_of(std::uint8_t code, Format format) {
-  const int mantissa_bits = format == Format::E4M3 ? 3 : 2, bias = format == Format::E4M3 ? 7 : 15;
-  const int exponent = (code & 0x7F) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
-  const double sign = code & 0x80 ? -1.0 : 1.0;
-  if (format == Format::E4M3 && (code & 0x7F) == 0x7F) return kNan;
-  if (format == Format::E5M2 && exponent == 31) return mantissa ? kNan : sign * std::numeric_limits<double>::infinity();
-  const double fraction = static_cast<double>(mantissa) / (1 << mantissa_bits);
-  return sign * (exponent ? std::ldexp(1.0 + fraction, exponent - bias) : std::ldexp(fraction, 1 - bias));
-}
 
 // Nearest value with `bits` significant bits and smallest step 2^min_exponent (ties to even).
 inline double round_to(double value, int bits, int min_exponent) {
@@ -38,14 +21,6 @@ inline double round_to(double value, int bits, int min_exponent) {
 
 inline std::uint16_t bf16_bits(double value) {
   return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(round_to(value, 8, -133))) >> 16);
-}
-inline double from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-
-inline double from_f16(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
-  const double sign = bits & 0x8000 ? -1.0 : 1.0;
-  if (exponent == 31) return mantissa ? kNan : sign * std::numeric_limits<double>::infinity();
-  return sign * (exponent ? std::ldexp(1.0 + mantissa / 1024.0, exponent - 15) : std::ldexp(mantissa / 1024.0, -14));
 }
 inline std::uint16_t f16_bits(double value) {  // finite values up to 65504
   const double rounded = round_to(value, 11, -24);
@@ -60,8 +35,7 @@ inline std::uint16_t f16_bits(double value) {  // finite values up to 65504
 inline double load(const std::vector<std::uint8_t>& bytes, FloatType type, std::int64_t i) {
   const std::uint8_t* at = bytes.data() + i * size_of(type);
   if (type == FloatType::F32) return *reinterpret_cast<const float*>(at);
-  const std::uint16_t half = *reinterpret_cast<const std::uint16_t*>(at);
-  return type == FloatType::BF16 ? from_bf16(half) : from_f16(half);
+  return half_value(*reinterpret_cast<const std::uint16_t*>(at), type);
 }
 inline void store(std::vector<std::uint8_t>& bytes, FloatType type, std::int64_t i, double value) {
   std::uint8_t* at = bytes.data() + i * size_of(type);

@@ -4,7 +4,6 @@
 #include "fp8/runtime/kernels/gemm.h"
 
 #include "runtime/kernels/gemm_problem.h"
-#include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
 namespace {

@@ -121,6 +121,16 @@ inline double grid_value(int code, Format format) {
   return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1.0 + fraction, exponent - bias);
 }
 
+/// The exact value of a code as ocp reads it.
+inline double value_of(int code, Format format) {
+  const int magnitude = code & 0x7F;
+  const double sign = code & 0x80 ? -1.0 : 1.0;
+  if (format == Format::E4M3 && magnitude == 0x7F) return std::numeric_limits<double>::quiet_NaN();
+  if (format == Format::E5M2 && magnitude > 0x7C) return std::numeric_limits<double>::quiet_NaN();
+  if (format == Format::E5M2 && magnitude == 0x7C) return sign * std::numeric_limits<double>::infinity();
+  return sign * grid_value(magnitude, format);
+}
+
 /// All magnitudes up to `max`, index = code.
 inline std::vector<double> grid(Format format, float max) {
   std::vector<double> values;

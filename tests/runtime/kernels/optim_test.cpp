@@ -331,8 +331,7 @@ TEST(Orthogonalize, IsThePublishedIteration) {
       const auto before = normal(rows * cols, 3);
       auto after = before;
       const Matrix m{after.data(), rows, cols};
-      NewtonSchulz options{.steps = steps};
-      orthogonalize({&m, 1}, options);
+      orthogonalize({&m, 1}, {.steps = steps});
       EXPECT_LT(error(before, after, rows, cols, steps), 2e-4) << rows << " x " << cols << ", " << steps;
     }
 }
@@ -394,8 +393,7 @@ TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
 TEST(Orthogonalize, BadArgumentsAreErrors) {
   float x[4] = {};
   const Matrix ok{x, 2, 2}, null{nullptr, 2, 2}, negative{x, -2, 2};
-  NewtonSchulz none{.steps = 0};
-  EXPECT_THROW(orthogonalize({&ok, 1}, none), std::invalid_argument);
+  EXPECT_THROW(orthogonalize({&ok, 1}, {.steps = 0}), std::invalid_argument);
   EXPECT_THROW(orthogonalize({&null, 1}, {}), std::invalid_argument);
   EXPECT_THROW(orthogonalize({&negative, 1}, {}), std::invalid_argument);
 }

@@ -5,6 +5,7 @@
 #include "fp8/runtime/kernels/attention/decoder_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/cast_test.h"
+#include "support/values.h"
 
 namespace fp8::kernels {
 namespace {
@@ -257,8 +258,7 @@ TEST(CastRowsDynamic, ZeroTinyAndNaNRows) {
 
 TEST(CastRowsDynamic, StochasticBitsAreThoseOfTheWholeMatrix) {
   const std::vector<float> x = hard_inputs(30'000);
-  std::vector<float> numbers;
-  for (float v : x) numbers.push_back(std::isfinite(v) && std::fabs(v) < 1e6f ? v : 1.0f);
+  auto numbers = collected(x, [](float v) { return std::isfinite(v) && std::fabs(v) < 1e6f ? v : 1.0f; });
   std::vector<std::uint8_t> dynamic(numbers.size()), given(numbers.size());
   std::vector<float> scale_inv(30), scale(30);
   CastArgs args = args_for(numbers.data(), FloatType::F32, 1000, kTargets[0], nullptr, dynamic.data());

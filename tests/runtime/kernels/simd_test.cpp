@@ -50,8 +50,7 @@ TEST(Simd, StreamingThresholdIsACacheSize) {
   std::_Exit(7);
 }
 
-class SimdDeathTest : public testing::Test {
- protected:
+struct SimdDeathTest : testing::Test {
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
@@ -69,8 +68,7 @@ TEST_F(SimdDeathTest, UnknownWordNamesTheChoices) {
   EXPECT_EXIT(report_level("AVX2"), testing::ExitedWithCode(7), "error=FP8_SIMD: found \"AVX2\"");
 }
 
-class KindOfEnvironment : public ::testing::Test {
- protected:
+struct KindOfEnvironment : ::testing::Test {
   void TearDown() override { unsetenv("FP8_HPU_DEVICE"); }
 };
 

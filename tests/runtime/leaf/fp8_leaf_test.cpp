@@ -109,9 +109,7 @@ TEST(Fp8Leaf, ProductsAndCastsOfHandlers) {
   linear->to(test::kHpu);
   torch::nn::Sequential model;
   model->push_back("up", linear);
-  quant::PlanOptions plan;
-  plan.activations = quant::ActivationScaling::dynamic_token;
-  quant::convert(*model, plan);
+  quant::convert(*model, {.activations = quant::ActivationScaling::dynamic_token});
   const auto x = torch::randn({kRows, kIn}, on_hpu());
   const torch::NoGradGuard no_grad;
   const auto& found = heard_of([&] { (void)model->forward(x); });

@@ -2,11 +2,10 @@
 // The leaves that a piece of code makes, and what must hold of all of them: they come one after the other on a thread,
 // none within another.
 #pragma once
-#include <gtest/gtest.h>
-
 #include <mutex>
 
 #include "fp8/runtime/leaf/leaf.h"
+#include "support/values.h"
 
 namespace fp8::test {
 
@@ -34,9 +33,7 @@ class HeardLeaves : public runtime::LeafListener {
   std::vector<Heard> heard;
 
   std::vector<std::string> ops() const {
-    std::vector<std::string> found;
-    for (const auto& leaf : heard) found.push_back(leaf.op);
-    return found;
+    return collected(heard, [](const auto& leaf) { return leaf.op; });
   }
 
   /// Those of an op, in order.

@@ -101,8 +101,7 @@ TEST(Leaf, SameBitsWhileHeard) {
   };
   const auto start = x.clone();
   const auto quiet = compute();
-  std::vector<at::Tensor> copies;
-  for (const auto& t : quiet) copies.push_back(t.clone());
+  auto copies = collected(quiet, [](const auto& t) { return t.clone(); });
   x.copy_(start);
   std::vector<at::Tensor> loud;
   const auto& found = heard_of([&] {
@@ -141,15 +140,8 @@ TEST(Leaf, BackwardBelongsToTheModuleThatMadeTheNode) {
   for (const bool own_thread : {true, false}) {
     const auto x = torch::ones({2, 2}, on_hpu()).requires_grad_();
     const auto& found = heard_of([&] {
-      at::Tensor y;
-      {
-        const ModuleScope module(first);
-        y = at::mm(x, x);
-      }
-      {
-        const ModuleScope module(second);
-        y = y.exp();
-      }
+      at::Tensor y = test::within(ModuleScope(first), [&] { return at::mm(x, x); });
+      test::within(ModuleScope(second), [&] { y = y.exp(); });
       const auto loss = y.sum();
       if (own_thread) return loss.backward();
       std::thread([&] { loss.backward(); }).join();
@@ -181,15 +173,15 @@ TEST(Leaf, HostNodesKeepTheirPlace) {
   EXPECT_FALSE(found.heard[0].host);
 }
 
+struct Numbers : LeafListener {
+  void leaf_ends(const LeafRecord& leaf) override {
+    for (const auto& [name, value] : leaf.notes) notes[name] = value;
+  }
+  bool wants_numbers() const override { return true; }
+  std::map<std::string, double> notes;
+};
+
 TEST(Leaf, NotesReachWhoAsks) {
-  class Numbers : public LeafListener {
-   public:
-    void leaf_ends(const LeafRecord& leaf) override {
-      for (const auto& [name, value] : leaf.notes) notes[name] = value;
-    }
-    bool wants_numbers() const override { return true; }
-    std::map<std::string, double> notes;
-  };
   Numbers numbers;
   {
     const Listening listening(numbers);
@@ -234,20 +226,11 @@ TEST(Leaf, EightListenAtMost) {
 // Leaves of what no fallback runs: casts and their numbers, products of few rows, steps of optimizers. Bytes and flops
 // are counted by hand.
 
-class Casts : public LeafListener {
- public:
-  void leaf_ends(const LeafRecord& leaf) override {
-    for (const auto& [name, value] : leaf.notes) notes[name] = value;
-  }
-  bool wants_numbers() const override { return true; }
-  std::map<std::string, double> notes;
-};
-
 // E4M3 ends at 448 (OCP) and 240 (Gaudi2), E5M2 at 57344: the first value beyond is cut to the largest code.
 TEST(KernelLeaf, CastsTellTheirNumbers) {
   const auto x = torch::tensor({1.0F, -500.0F, 300.0F, 1e6F}).to(test::kHpu);
   const auto share = [&](kernels::Format format, kernels::Dialect dialect) {
-    Casts casts;
+    Numbers casts;
     {
       const Listening listening(casts);
       CastSpec spec;
@@ -268,11 +251,8 @@ TEST(KernelLeaf, CastsToTwoFormatsTellTheNumbersOfBoth) {
   CastSpec wide, narrow;
   wide.format = kernels::Format::E5M2, narrow.format = kernels::Format::E4M3;
   const auto numbers = [](auto&& cast) {
-    Casts casts;
-    {
-      const Listening listening(casts);
-      cast();
-    }
+    Numbers casts;
+    test::within(Listening(casts), [&] { cast(); });
     EXPECT_EQ(casts.notes.at("amax"), 1e6);
     return std::vector{casts.notes.at("saturated"), casts.notes.at("saturated_2")};
   };

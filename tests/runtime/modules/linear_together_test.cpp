@@ -8,6 +8,7 @@
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::runtime {
 namespace {
@@ -24,8 +25,7 @@ std::vector<torch::nn::Linear> linears(const std::vector<std::int64_t>& rows, bo
 }
 
 bool go_together(const at::Tensor& x, const std::vector<torch::nn::Linear>& all) {
-  std::vector<at::Tensor> weights;
-  for (const auto& linear : all) weights.push_back(linear->weight);
+  auto weights = collected(all, [](const auto& linear) { return linear->weight; });
   return !few_rows_products(x, weights).empty();
 }
 
@@ -117,10 +117,7 @@ TEST(LinearTogether, WhoeverListensSeesEach) {
   EXPECT_EQ(handler->calls, 1);
   EXPECT_TRUE(handler->alone.empty());
   Modules modules;
-  {
-    const Listening listening(modules);
-    linear_together(x, all);
-  }
+  test::within(Listening(modules), [&] { linear_together(x, all); });
   EXPECT_EQ(modules.seen, (std::vector<std::string>{"q aten::mm", "k aten::mm"}));
   EXPECT_EQ(handler->alone, (std::vector<std::string>{"q", "k"}));
   const auto callback = at::addThreadLocalCallback(at::RecordFunctionCallback(

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::test {
 
@@ -15,9 +16,7 @@ inline std::vector<at::Tensor> call(const char* name, const char* overload, torc
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("hpu::") + name).c_str(), overload);
   op.schema().checkAndNormalizeInputs(args);
   op.callBoxed(args);
-  std::vector<at::Tensor> results;
-  for (const auto& value : args) results.push_back(value.toTensor());
-  return results;
+  return collected(args, [](const auto& value) { return value.toTensor(); });
 }
 
 /// A call on meta tensors gives what the same one on hpu gives: how many, sizes, strides, dtypes.
@@ -86,6 +85,15 @@ inline int code_of(double v, bool e5m2, double max) {
   if (values[low] == magnitude) return sign | low;
   const double middle = (values[low] + values[low + 1]) / 2;
   return sign | (magnitude > middle || (magnitude == middle && low % 2 == 1) ? low + 1 : low);
+}
+
+/// code_of() each value, flattened; in E5M2 up to its end whatever `max` is.
+inline std::vector<int> codes_for(const at::Tensor& v, at::ScalarType type, double max = 448) {
+  std::vector<int> codes;
+  const at::Tensor flat = v.to(at::kDouble).flatten().contiguous();
+  for (std::int64_t i = 0; i < flat.numel(); ++i)
+    codes.push_back(code_of(flat.const_data_ptr<double>()[i], type == kE5M2, type == kE5M2 ? 57344 : max));
+  return codes;
 }
 
 /// Codes as numbers 0..255, any shape flattened.

@@ -131,8 +131,7 @@ TEST(FusedClipNorm, CountsATiedParameterOnce) {
 TEST(FusedClipNorm, TouchesNothingBelowTheThreshold) {
   const auto params = parameters(at::kCPU);
   set_grads(params, 1);
-  std::vector<at::Tensor> before;
-  for (const auto& p : params) before.push_back(p.grad().clone());
+  auto before = collected(params, [](const auto& p) { return p.grad().clone(); });
   double squares = 0;
   for (const auto& g : before) squares += g.to(at::kDouble).square().sum().item<double>();
   const double norm = FusedClipNorm(params, std::sqrt(squares) * (1 + 1e-6)).clip_norm().item<double>();
@@ -166,8 +165,7 @@ TEST(FusedEMA, AveragesInF64sNeighbourhood) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const auto params = parameters(test::kHpu, type);
     FusedEMA ema(params, 0.99, 0, 0);
-    std::vector<at::Tensor> expected;
-    for (const auto& p : params) expected.push_back(test::f64(p));
+    auto expected = collected(params, [](const auto& p) { return test::f64(p); });
     for (int step = 0; step < 5; ++step) {
       for (std::size_t i = 0; i < params.size(); ++i) {
         params[i].detach().mul_(1.5).add_(0.1);

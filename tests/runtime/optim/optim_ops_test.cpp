@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::optimizer_* and hpu::fused_clip_norm: the vendor's schemas, and its math in f64.
 #include "runtime/optim/optim_test.h"
-#include "support/schema_test.h"
+#include "support/operator_call.h"
 
 namespace fp8::runtime {
 namespace {
@@ -209,9 +209,7 @@ TEST(OptimOps, LazyNamesDoWhatTheOthersDo) {
   const std::vector<Tensor> start{normal({4, 3}), normal({5})}, g{normal({4, 3}), normal({5})},
       m{normal({4, 3}), normal({5})};
   const auto copies = [](const std::vector<Tensor>& list) {
-    std::vector<Tensor> out;
-    for (const Tensor& t : list) out.push_back(t.clone());
-    return out;
+    return collected(list, [](const Tensor& t) { return t.clone(); });
   };
   const auto same = [](const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
     for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(test::same_bits(a[i], b[i])) << i;

@@ -3,8 +3,9 @@
 #pragma once
 
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "support/f64.h"
+#include "support/fp8_reference.h"
 #include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::test {
 
@@ -25,9 +26,7 @@ inline void set_grads(const std::vector<at::Tensor>& params, int step, double si
 }
 
 inline std::vector<at::Tensor> values(const std::vector<at::Tensor>& params) {
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& p : params) result.push_back(p.detach().cpu().clone());
-  return result;
+  return collected(params, [](const at::Tensor& p) { return p.detach().cpu().clone(); });
 }
 
 inline void copy_values(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {

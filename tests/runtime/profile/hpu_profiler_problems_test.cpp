@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "runtime/profile/recorded.h"
-#include "support/temp_dir.h"
 
 namespace fp8::runtime {
 namespace {
@@ -13,8 +12,7 @@ using trainer::testing::ToyBatches;
 using trainer::testing::ToyTask;
 
 /// A folder for traces, and what a profiler of `options` warns of.
-class ProfilerWarnings : public InFolder {
- protected:
+struct ProfilerWarnings : InFolder {
   static constexpr ProfileSchedule kOneStep = {.wait = 0, .warmup = 0, .active = 1};
 
   std::vector<std::string> warnings;
@@ -59,10 +57,7 @@ TEST_F(ProfilerWarnings, AProfilerOfAnotherThread) {
 TEST_F(ProfilerWarnings, RecordingThatSomebodyElseEnded) {
   options.schedule = kOneStep;
   HPUProfiler profiler(options);
-  {
-    const ProfiledStage stage(&profiler, "fit");
-    (void)torch::autograd::profiler::disableProfiler();
-  }
+  test::within(ProfiledStage(&profiler, "fit"), [&] { (void)torch::autograd::profiler::disableProfiler(); });
   EXPECT_THAT(warnings, ::testing::Contains(HasSubstr("somebody else ended the recording")));
   EXPECT_TRUE(files_of(folder.path()).empty());
 }
@@ -75,8 +70,7 @@ TEST_F(ProfilerWarnings, RankThatCannotBeRead) {
   }
   unsetenv("RANK");
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_THAT(warnings[0], HasSubstr("nothing is recorded"));
-  EXPECT_THAT(warnings[0], HasSubstr("WORLD_SIZE"));
+  EXPECT_THAT(warnings[0], AllOf(HasSubstr("nothing is recorded"), HasSubstr("WORLD_SIZE")));
 }
 
 TEST(HPUProfiler, NamesWithQuotesAndLineBreaks) {
@@ -93,7 +87,6 @@ TEST(HPUProfiler, NamesWithQuotesAndLineBreaks) {
   EXPECT_TRUE(names_of(of_category(events, "user_annotation")).contains("[pl][profile]my 'own'/action/"));
 }
 
-/// All ops of a step with a checkpoint and callbacks belong to a phase.
 TEST(HPUProfiler, CheckpointsAndCallbacksArePhases) {
   struct Callback final : trainer::TrainerCallback {
     void on_step_end(trainer::Trainer&, const trainer::StepReport&) override {
@@ -204,10 +197,7 @@ template <class F>
 std::int64_t recorded(HPUProfiler& profiler, F&& f) {
   std::ofstream("/proc/self/clear_refs") << "5";  // the peak is what is in use now
   const auto before = memory("VmRSS");
-  {
-    const ProfiledStage stage(&profiler, "predict", 1);
-    f();
-  }
+  test::within(ProfiledStage(&profiler, "predict", 1), [&] { f(); });
   return memory("VmHWM") - before;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::runtime {
 
@@ -19,8 +19,7 @@ inline void fit(std::shared_ptr<Profiler> profiler, std::int64_t steps, at::Devi
 }
 
 inline std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) files.push_back(entry.path());
+  auto files = collected(std::filesystem::directory_iterator(folder), [](const auto& entry) { return entry.path(); });
   std::ranges::sort(files);
   return files;
 }

@@ -5,8 +5,6 @@
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
-#include "support/temp_dir.h"
 
 namespace fp8::trainer {
 namespace {

@@ -2,7 +2,7 @@
 // The gradients of a step: averaged before they are judged and clipped, accumulated as one large batch has them,
 // clipped to their common norm, and gone after it.
 #include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::trainer {
 namespace {
@@ -11,8 +11,7 @@ namespace {
 /// clipped and applied.
 TEST(Trainer, GradientsMeetBeforeTheyAreClippedAndJudged) {
   ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
-  class Halve : public TrainerCallback {
-   public:
+  struct Halve : TrainerCallback {
     explicit Halve(testing::ToyNet n) : net(std::move(n)) {}
     double norm() const {
       double sum = 0;
@@ -232,8 +231,7 @@ TEST(GradScaler, AStepThatIsLeftOutMovesNoSchedule) {
     ToyBatches train(16, 2);
     Trainer({.max_steps = 7, .grad_scaler = GradScalerOptions{.init_scale = 1024, .growth_interval = 3}}, {recorder})
         .fit(task, train);
-    std::vector<double> rates;
-    for (const auto& r : recorder->reports) rates.push_back(r.lr);
+    auto rates = collected(recorder->reports, [](const auto& r) { return r.lr; });
     EXPECT_THAT(rates, ElementsAre(0.1, 0.1, 0.1, 0.05, 0.025, 0.0125, 0.0125));
   }
 }

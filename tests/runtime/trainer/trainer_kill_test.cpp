@@ -2,10 +2,6 @@
 // kill -9 at random moments of a run with EarlyStopping, ModelCheckpoint, LearningRateMonitor, SWA and loggers, and
 // again while it goes on: it ends with the files of a run that was not disturbed. FP8_KILLS in the environment sets how
 // many kills must have met a run at work (3).
-#include <gmock/gmock.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <random>
 
@@ -13,7 +9,6 @@
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/temp_dir.h"
 
 namespace fp8::trainer {
 namespace {

@@ -3,7 +3,7 @@
 // strategy; checkpoints that any number of ranks goes on from; and that they skip, stop and fail together.
 
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "runtime/trainer/ranks_task.h"
+#include "runtime/trainer/toy_task.h"
 
 namespace fp8::trainer {
 namespace {

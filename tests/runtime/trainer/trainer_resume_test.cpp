@@ -4,8 +4,7 @@
 
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
-#include "support/temp_dir.h"
+#include "support/values.h"
 
 namespace fp8::trainer {
 namespace {
@@ -42,8 +41,7 @@ Outcome train(const Case& c, const std::filesystem::path& root, bool resume, std
   if (c.scaled) options.grad_scaler = GradScalerOptions{.init_scale = 512, .growth_interval = 4};
   std::int64_t steps = 0;
   options.should_stop = [&] { return ++steps == stop_at; };
-  Outcome outcome;
-  outcome.result = Trainer(options, {recorder}).fit(task, data);
+  Outcome outcome{.result = Trainer(options, {recorder}).fit(task, data)};
   EXPECT_EQ(task.note, 41);
   for (const auto& item : task.net->named_parameters())
     outcome.tensors[item.key()] = item.value().detach().cpu().clone();
@@ -209,9 +207,7 @@ TEST_F(Resume, FromWhatAnExceptionLeft) {
   const auto keeps = std::make_shared<OnExceptionCheckpoint>(folder.path(), "failed");
   EXPECT_REFUSED(Trainer({.max_steps = 6, .accumulate_grad_batches = 2}, {keeps}).fit(task, data),
                  "step 3: the loss is nan");
-  const auto state = HPUCheckpointIO().load_checkpoint(folder / "failed");
-  EXPECT_EQ(state.json.at("step"), 2);
-  EXPECT_EQ(state.json.at("batch"), 4);
+  expect_values(HPUCheckpointIO().load_checkpoint(folder / "failed").json, {{"step", 2}, {"batch", 4}});
 }
 
 using Checkpoints = InFolder;
@@ -349,7 +345,6 @@ TEST_F(Checkpoints, APartOfALargerModelIsNotThisOne) {
       "tensor 'parameter.more' is not one of the model's");
 }
 
-// A tied weight is saved once, and loaded into every module that has it.
 TEST_F(Checkpoints, TiedWeightsAreLoaded) {
   const auto tied = [](double value) {
     auto network = std::make_shared<torch::nn::Module>();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loop: counts, order of callbacks, learning rates, validation. Accumulated, averaged and clipped gradients:
-// trainer_gradients_test. What is not finite, empty or refused: trainer_errors_test. Checkpoints:
+// trainer_gradients_test. What is not finite, empty or refused: trainer_options_test. Checkpoints:
 // trainer_resume_test.
 #include "fp8/runtime/trainer/trainer.h"
 
 #include "fp8/runtime/lazy/lazy_mode.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
+#include "support/values.h"
 
 namespace fp8::trainer {
 namespace {
@@ -147,9 +147,7 @@ TEST(Trainer, StepLrPerEpochAndPerStep) {
     ToyBatches train(4, 2);
     auto recorder = std::make_shared<Recorder>();
     Trainer({.max_epochs = 2}, {recorder}).fit(task, train);
-    std::vector<double> found;
-    for (const auto& r : recorder->reports) found.push_back(r.lr);
-    return found;
+    return collected(recorder->reports, [](const auto& r) { return r.lr; });
   };
   EXPECT_THAT(rates(ScheduleInterval::epoch), ElementsAre(0.01, 0.01, 0.005, 0.005));
   EXPECT_THAT(rates(ScheduleInterval::step), ElementsAre(0.01, 0.005, 0.0025, 0.00125));
@@ -289,8 +287,7 @@ TEST(Trainer, ValidationGivesEveryModuleItsModeBack) {
 }
 
 TEST(Trainer, BackwardRunsOnTheCallingThread) {
-  class Watch : public ToyTask {
-   public:
+  struct Watch : ToyTask {
     at::Tensor training_step(const Batch& batch, std::int64_t index) override {
       auto loss = ToyTask::training_step(batch, index);
       loss.register_hook([this](const at::Tensor&) { thread = std::this_thread::get_id(); });

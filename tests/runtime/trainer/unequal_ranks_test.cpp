@@ -5,7 +5,7 @@
 #include <future>
 
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
-#include "runtime/trainer/ranks_task.h"
+#include "runtime/trainer/toy_task.h"
 
 namespace fp8::trainer {
 namespace {
@@ -15,8 +15,7 @@ using testing::PlainTask;
 using testing::same_everywhere;
 
 /// Whose numbers differ from rank to rank, in which order they are better, too.
-class DisagreeingTask : public PlainTask {
- public:
+struct DisagreeingTask : PlainTask {
   explicit DisagreeingTask(int rank) : PlainTask(7), rank(rank) {}
   at::Tensor training_step(const Batch& batch, std::int64_t index) override {
     log("step_score", score());
@@ -139,8 +138,7 @@ TEST_F(UnequalRanks, DISABLED_OneRankAlone) {
 }
 
 /// Uses one layer or the other, as `uses` says of a batch.
-class ForkedTask : public PlainTask {
- public:
+struct ForkedTask : PlainTask {
   explicit ForkedTask(std::function<bool(std::int64_t)> uses) : PlainTask(7), uses(std::move(uses)) {
     torch::manual_seed(7);
     net = torch::nn::Sequential(torch::nn::Linear(4, 1), torch::nn::Linear(4, 1));

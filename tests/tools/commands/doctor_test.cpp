@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/launchers.h"
+#include "support/values.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -21,12 +22,9 @@ io::Json with_problems(const test::Run& run, const std::vector<::testing::Matche
 TEST(Doctor, SaysWhatIsInForceAndWhereItCameFrom) {
   const auto json = json_of(run_fp8(args("doctor --json --threads 3"),
                                     {.environment = {{"FP8_SIMD", "scalar"}, {"FP8_HPU_DEVICE", "gaudi2"}}}));
-  EXPECT_EQ(json["simd_level"], "scalar");
-  EXPECT_EQ(json["threads"], 3);
-  EXPECT_EQ(json["libtorch_threads"], 3);
+  expect_values(json, {{"simd_level", "scalar"}, {"threads", 3}, {"libtorch_threads", 3}});
   EXPECT_THAT(json["libtorch"].get<std::string>(), StartsWith("2."));
-  EXPECT_EQ(json["environment"]["FP8_HPU_DEVICE"]["value"], "gaudi2");
-  EXPECT_EQ(json["environment"]["FP8_HPU_DEVICE"]["source"], "environment");
+  expect_values(json["environment"]["FP8_HPU_DEVICE"], {{"value", "gaudi2"}, {"source", "environment"}});
   EXPECT_EQ(json["environment"]["FP8_TRACE"]["source"], "default");
   EXPECT_TRUE(json["problems"].empty());
 }
@@ -59,8 +57,7 @@ TEST(Sandbox, DoctorSaysWhatIsInForce) {
 }
 
 TEST(Doctor, TableForPeople) {
-  const auto run = run_fp8({"doctor"}, {.environment = {{"FP8_SIMD", "scalar"}}});
-  EXPECT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8({"doctor"}, {.environment = {{"FP8_SIMD", "scalar"}}}));
   EXPECT_THAT(run.out, HasSubstr("SIMD level in use"));
   EXPECT_EQ(run.out.find('\x1b'), std::string::npos);
   EXPECT_THAT(run.out, ::testing::EndsWith("\nready: every command runs here, the kernels with scalar (slow)\n"));
@@ -92,11 +89,7 @@ TEST(Doctor, WhichDtypesTheDeviceTakes) {
   const auto device =
       json_of(run_fp8(args("doctor --device --json"),
                       {.environment = {{"FP8_HPU_DEVICE", "gaudi"}, {"FP8_HPU_DEVICES", "3"}}}))["device"];
-  EXPECT_EQ(device["name"], "GAUDI");
-  EXPECT_EQ(device["devices"], 3);
-  EXPECT_EQ(device["lazy"], false);
-  EXPECT_EQ(device["fp8"], false);
-  EXPECT_EQ(device["fp16"], false);
+  expect_values(device, {{"name", "GAUDI"}, {"devices", 3}, {"lazy", false}, {"fp8", false}, {"fp16", false}});
   const io::Json& dtypes = device["dtypes"];
   for (const char* name : {"int8", "int16", "int32", "int64", "float32", "bfloat16", "bool"})
     for (const char* kind : {"GAUDI", "GAUDI2", "GAUDI3"}) EXPECT_EQ(dtypes[name][kind][0], "tensors") << name << kind;
@@ -110,16 +103,13 @@ TEST(Doctor, WhichDtypesTheDeviceTakes) {
 }
 
 TEST(Doctor, TheTableOfDtypesForPeople) {
-  const auto bare = run_fp8({"doctor", "--device"}, {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
-  EXPECT_EQ(bare.code, 0) << bare.err;
+  const auto bare = succeeded(run_fp8({"doctor", "--device"}, {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}}));
   EXPECT_THAT(bare.out,
               ::testing::ContainsRegex("\ndtype  +GAUDI  +GAUDI2 .in use.  +GAUDI3  +on the vendor's list\n"));
   EXPECT_THAT(bare.out, ::testing::ContainsRegex("\nfloat8_e4m3fn  +no  +tensors, mm  +tensors, mm  +yes\n"));
-  const auto named = run_fp8(args("doctor --device hpu"), {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
-  EXPECT_EQ(named.out, bare.out);
+  EXPECT_EQ(run_fp8(args("doctor --device hpu"), {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}}).out, bare.out);
   EXPECT_THAT(run_fp8({"doctor"}).out, Not(HasSubstr("float8_e4m3fn")));
-  const auto cpu = run_fp8("doctor --device cpu");
-  expect_failed(cpu, {"doctor: --device: found 'cpu', allowed: hpu"}, 2);
+  expect_failed(run_fp8("doctor --device cpu"), {"doctor: --device: found 'cpu', allowed: hpu"}, 2);
 }
 
 TEST(Doctor, AWrongDeviceHasNoName) {
@@ -141,17 +131,13 @@ TEST(Doctor, EveryVariableWithItsDefault) {
     EXPECT_EQ(listed[row.name]["type"], row.rule.type);
     EXPECT_EQ(listed[row.name]["effect"], row.effect);
   }
-  EXPECT_EQ(listed["LOG_LEVEL_INC"]["value"], "3");
-  EXPECT_EQ(listed["LOG_LEVEL_INC"]["in_effect"], false);
+  expect_values(listed["LOG_LEVEL_INC"], {{"value", "3"}, {"in_effect", false}});
   EXPECT_TRUE(listed["QUANT_CONFIG"]["value"].is_null());  // empty is not set
 }
 
 TEST(Doctor, PeopleSeeTheVariablesThatAreSet) {
-  const auto run = run_fp8({"doctor"}, {.environment = {{"HABANA_LOGS", "/var/logs"}, {"LOWER_LIST", ""}}});
-  EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_THAT(run.out, HasSubstr("HABANA_LOGS"));
-  EXPECT_THAT(run.out, HasSubstr("/var/logs"));
-  EXPECT_THAT(run.out, Not(HasSubstr("LOWER_LIST")));
+  const auto run = succeeded(run_fp8({"doctor"}, {.environment = {{"HABANA_LOGS", "/var/logs"}, {"LOWER_LIST", ""}}}));
+  EXPECT_THAT(run.out, AllOf(HasSubstr("HABANA_LOGS"), HasSubstr("/var/logs"), Not(HasSubstr("LOWER_LIST"))));
 }
 
 TEST(Doctor, WhatNoCommandRefusesIsAProblemToo) {

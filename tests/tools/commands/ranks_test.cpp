@@ -1,14 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 train as several processes: the run of one process with the whole batch, for every strategy and launcher; killed
 // and restarted, on as many ranks or on others; and what is refused.
+
 #include "support/golden.h"
-#include "tools/commands/train/train_ranks_run.h"
+#include "support/launchers.h"
+#include "support/ports.h"
+#include "tools/commands/train/train_run.h"
 
 namespace fp8 {
 namespace {
 
-using test::expect_trained;
-using test::RankProcesses;
+using namespace test;
+
+/// Ranks of one run, started together. arguments(rank), environment(rank): more than the launcher's.
+class RankProcesses {
+ public:
+  using ByRank = std::function<std::vector<std::string>(int)>;
+
+  RankProcesses(const ByRank& arguments, int size, const std::vector<Variables>& more = {},
+                const std::string& launcher = "torchrun") {
+    const auto port = free_port();
+    for (int rank = 0; rank < size; ++rank) {
+      RunOptions options{.environment = no_launcher()};
+      const Variables set_by_launcher = launchers(rank, size).at(launcher);
+      for (const auto& [name, value] : set_by_launcher) options.environment[name] = value;
+      options.environment["MASTER_ADDR"] = "127.0.0.1";
+      options.environment["MASTER_PORT"] = port;
+      options.environment["OMP_NUM_THREADS"] = "1";
+      if (static_cast<std::size_t>(rank) < more.size())
+        for (const auto& [name, value] : more[static_cast<std::size_t>(rank)]) options.environment[name] = value;
+      children_.push_back(std::make_unique<Fp8Process>(arguments(rank), options));
+    }
+  }
+  RankProcesses(const std::vector<std::string>& arguments, int size, const std::vector<Variables>& more = {},
+                const std::string& launcher = "torchrun")
+      : RankProcesses([&](int) { return arguments; }, size, more, launcher) {}
+
+  /// Waits until `out` has logged `lines` steps, then sends the signal to `rank`.
+  void signal_after(const std::filesystem::path& out, std::size_t lines, int rank, int number) const {
+    wait_for([&] { return steps_logged(out) >= lines; });
+    send(rank, number);
+  }
+  void send(int rank, int number) const { children_[static_cast<std::size_t>(rank)]->send(number); }
+
+  /// The result of one, which is killed after `limit`.
+  Run wait(int rank, std::chrono::seconds limit = std::chrono::hours(1)) {
+    Fp8Process& process = *children_[static_cast<std::size_t>(rank)];
+    if (!wait_for([&] { return process.ended(); }, limit)) process.send(SIGKILL);
+    return process.wait();
+  }
+  /// The results, by rank.
+  std::vector<Run> wait() {
+    std::vector<Run> runs;
+    for (std::size_t rank = 0; rank < children_.size(); ++rank) runs.push_back(wait(static_cast<int>(rank)));
+    return runs;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Fp8Process>> children_;
+};
+
+/// All of them end well, and rank 0 alone says something. Returns what it said.
+io::Json expect_trained(RankProcesses processes) {
+  const auto runs = processes.wait();
+  for (std::size_t rank = 0; rank < runs.size(); ++rank) {
+    EXPECT_EQ(runs[rank].code, 0) << rank << ": " << runs[rank].err;
+    if (rank > 0) {
+      EXPECT_EQ(runs[rank].out + runs[rank].err, "") << rank;
+    }
+  }
+  return runs[0].code == 0 ? io::parse_json(runs[0].out, "stdout") : io::Json::object();
+}
 
 class TrainRanks : public test::TrainingFolder {};
 
@@ -19,8 +81,7 @@ TEST_F(TrainRanks, HalfTheBatchEachIsTheWholeBatch) {
     all.insert(all.end(), and_more.begin(), and_more.end());
     return arguments(folder, out, all);
   };
-  const auto one = run_fp8(with("one", {"--batch", "8"}));
-  ASSERT_EQ(one.code, 0) << one.err;
+  const auto one = succeeded(run_fp8(with("one", {"--batch", "8"})));
   const auto expected = log_of(folder / "one");
   const std::vector<std::pair<std::string, std::vector<std::string>>> strategies = {
       {"hpu_parallel", {}},
@@ -95,8 +156,7 @@ TEST_F(TrainRanks, ToldToEndItWaitsForNobody) {
     c.processes->wait(1 - c.told);
     EXPECT_EQ(run.code, 143);
     EXPECT_EQ(std::ranges::count(run.error(), '\n'), 1) << run.err;
-    const std::string own = std::to_string(c.told);
-    EXPECT_THAT(run.err, HasSubstr("fp8: error: interrupted: rank " + own + " waits in "));
+    EXPECT_THAT(run.err, HasSubstr("fp8: error: interrupted: rank " + std::to_string(c.told) + " waits in "));
     EXPECT_THAT(run.err, HasSubstr(c.told == 0 ? ", and rank 1 does not answer"
                                                : ", and the store does not answer: rank 0 serves it"));
   }
@@ -139,8 +199,7 @@ TEST_F(TrainRanks, AnotherNumberOfRanksGoesOnWithTheNextSample) {
     return sum / static_cast<double>(count);
   };
   expect_trained(RankProcesses(with("run", "3"), 2));
-  const auto alone = run_fp8(with("run", "4"));
-  ASSERT_EQ(alone.code, 0) << alone.err;
+  const auto alone = succeeded(run_fp8(with("run", "4")));
   expect_trained(RankProcesses(with("run", "5"), 3));
   const auto log = log_of(folder / "run");
   ASSERT_EQ(log.size(), 5u);
@@ -287,8 +346,7 @@ TEST_F(TrainRanksTrace, OneForEachRankWithItsCollectivesAndTheSameWeights) {
 // fp8 evaluate as several processes: all of them refuse, by name, a rank that would score something else. That the
 // numbers are those of one process: e2e/shares_test.cpp.
 
-class EvaluateRanks : public ::testing::Test {
- protected:
+struct EvaluateRanks : ::testing::Test {
   static std::vector<std::string> command(const std::string& model = demo("kjv-byte-1.7M"),
                                           const std::string& data = demo("kjv_heldout_16k.txt"),
                                           const std::vector<std::string>& more = {}) {
@@ -344,7 +402,6 @@ TEST_F(EvaluateRanks, OneWeightIsAnotherModel) {
   expect_refused(command(other.string()), "weights: found");
 }
 
-/// Copies of the model and the text in other places.
 TEST_F(EvaluateRanks, WhereFilesLieMakesNoDifference) {
   const auto other = copy("other");
   fs::copy_file(demo("kjv_heldout_16k.txt"), folder_ / "text.txt");

@@ -5,7 +5,6 @@
 // "means" has GPT-2's frame without attention: a token sees the mean of the hidden states up to its own.
 //
 //   h = wte[ids] + wpe[positions];   per block: h += tanh(mix(mean of h so far));   logits = embed_out(ln_f(h))
-#include <ATen/Functions.h>
 #include <torch/torch.h>
 
 #include "fp8/tools/commands/evaluate/scoring.h"
@@ -48,8 +47,7 @@ struct MeansBlock : torch::nn::Module {
   torch::nn::Linear mix{nullptr};
 };
 
-class MeansModel : public CausalLM {
- public:
+struct MeansModel : CausalLM {
   explicit MeansModel(const MeansConfig& config) : CausalLM("MeansModel", config.shape) {
     const auto width = config.shape.hidden;
     wte = register_module("wte", make_embedding(config.shape.vocab, width));
@@ -144,8 +142,7 @@ constexpr std::int64_t kChunks = 5, kLength = 24;
 
 at::Tensor ids() { return (at::arange(kChunks * kLength, at::kLong) * 7 + 3).remainder(32).view({kChunks, kLength}); }
 
-class AddingAFamily : public ::testing::Test {
- protected:
+struct AddingAFamily : ::testing::Test {
   void SetUp() override {
     checkpoint.write(folder / "model");
     testing::write_ids(folder / "ids.safetensors", ids());
@@ -203,8 +200,7 @@ TEST_F(AddingAFamily, ItIsEvaluated) {
 
 TEST_F(AddingAFamily, ItsLayersAreStreamed) {
   for (const at::Device device : {at::Device(at::kCPU), at::Device(at::kHPU)}) {
-    LoadOptions options;
-    options.device = device;
+    LoadOptions options{.device = device};
     LayerStream stream(folder / "model", options);
     auto h = stream.embed(ids());
     for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
@@ -286,8 +282,7 @@ void read_arcee(const ConfigReader& reader, DecoderConfig& config) {
   config.mlp.gated = false;
 }
 
-class AddingARow : public ::testing::Test {
- protected:
+struct AddingARow : ::testing::Test {
   void SetUp() override { fixture.write(folder / "model"); }
   std::string path(const std::string& name) const { return (folder / name).string(); }
   static io::Json json_of(const std::vector<std::string>& arguments) {

@@ -142,8 +142,7 @@ class Fixture {
 };
 
 /// A test of one checkpoint, in f32.
-class FixtureTest : public ::testing::TestWithParam<std::string> {
- protected:
+struct FixtureTest : ::testing::TestWithParam<std::string> {
   void SetUp() override { fixture.write(folder.path()); }
   LoadedModel load(AttentionKind attention = AttentionKind::fused, at::Device device = at::kCPU) const {
     return load_model(folder.path(), {.dtype = at::kFloat, .device = device, .attention = attention});

@@ -2,7 +2,6 @@
 // Layer by layer gives the bits of the whole model, and holds no more than it says.
 #include "fp8/tools/models/layer_stream.h"
 
-#include <gmock/gmock.h>
 #include <torch/torch.h>
 
 #include "fp8/quant/model/convert.h"
@@ -10,6 +9,7 @@
 #include "fp8/tools/text/dataset.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
+#include "support/values.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
@@ -101,14 +101,11 @@ TEST(LayerStream, ModulesAreNamedFromTheRoot) {
   const test::TempDir folder;
   TinyMixtral().write(folder / "model");
   const LayerStream stream(folder / "model", {});
-  std::vector<std::string> names;
-  for (const auto& m : stream.embedding_modules()) names.push_back(m.name);
+  auto names = collected(stream.embedding_modules(), [](const auto& m) { return m.name; });
   for (std::int64_t i = 0; i < stream.shape().layers; ++i)
     for (const auto& m : stream.layer_modules(i)) names.push_back(m.name);
   for (const auto& m : stream.head_modules()) names.push_back(m.name);
-  std::vector<std::string> expected;
-  for (const auto& m : measure::weight_modules(*stream.loaded().model)) expected.push_back(m.name);
-  EXPECT_EQ(names, expected);
+  EXPECT_EQ(names, collected(measure::weight_modules(*stream.loaded().model), [](const auto& m) { return m.name; }));
 }
 
 TEST(LayerStream, RefusesBeforeTheFirstLayerRuns) {
@@ -147,9 +144,7 @@ void expect_blocks_close(const std::filesystem::path& folder, const std::filesys
   const at::Tensor ids = torch::tensor(chunks.ids).view({chunks.count, chunks.length});
   const at::Tensor p = logits_of(folder, ids, nullptr);
   for (const auto activations : {quant::ActivationScaling::dynamic_token, quant::ActivationScaling::none}) {
-    quant::PlanOptions o;
-    o.activations = activations;
-    o.weights = recipes::Granularity::tensor;
+    quant::PlanOptions o{.activations = activations, .weights = recipes::Granularity::tensor};
     const double tensor = kl(folder, ids, p, o);
     EXPECT_GT(tensor, 0);
     std::string table = "tensor " + std::to_string(1e3 * tensor);
@@ -189,8 +184,7 @@ std::vector<char> pattern(std::size_t n, int seed) {
   return bytes;
 }
 
-class States : public ::testing::TestWithParam<bool> {
- protected:
+struct States : ::testing::TestWithParam<bool> {
   static void fill(HiddenStates& states, int seed) {
     const auto bytes = pattern(kSamples * kBytes, seed);
     for (std::int64_t first = 0; first < kSamples; first += 2) {

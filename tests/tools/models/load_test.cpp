@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/load.h"
 
-#include <ATen/Functions.h>
 #include <torch/torch.h>
 
 #include "fp8/tools/models/initialize.h"

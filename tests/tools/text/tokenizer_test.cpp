@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
+#include "support/child.h"
 #include "support/golden.h"
-#include "support/peak_memory.h"
 #include "support/threads.h"
 #include "tools/text/fixture.h"
 
@@ -24,8 +24,7 @@ Tokenizer fixture_tokenizer(const Folder& folder, const std::string& name) {
   return Tokenizer(folder.path());
 }
 
-class HuggingFace : public ::testing::TestWithParam<const char*> {
- protected:
+struct HuggingFace : ::testing::TestWithParam<const char*> {
   Folder folder;
   Tokenizer tokenizer = fixture_tokenizer(folder, GetParam());
   io::Json lines = io::read_json(fixtures() / "lines.json");

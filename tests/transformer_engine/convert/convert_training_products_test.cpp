@@ -14,11 +14,7 @@ namespace {
 using namespace test;
 using recipes::DelayedScaling;
 
-TrainingOptions current_scaling() {
-  TrainingOptions options;
-  options.recipe = recipes::CurrentScaling{};
-  return options;
-}
+TrainingOptions current_scaling() { return {.recipe = recipes::CurrentScaling{}}; }
 
 struct OneLinear {
   torch::nn::Linear module{torch::nn::LinearOptions(32, 48).bias(false)};
@@ -198,9 +194,7 @@ TEST(SharedStorage, EveryWeightIsMeasuredAndQuantized) {
     if (when == std::string("while measuring")) flatten(*model);
     model(token_ids());
     session->finalize();
-    quant::PlanOptions o;
-    o.activations = quant::ActivationScaling::static_tensor;
-    o.measurements = session->result();
+    quant::PlanOptions o{.activations = quant::ActivationScaling::static_tensor, .measurements = session->result()};
     EXPECT_EQ(quant::convert(*model, o).converted.size(), 14u) << when;
     for (const auto& m : measure::weight_modules(*model))
       EXPECT_EQ(c10::isFloat8Type(m.weight.scalar_type()), m.name.rfind("layer_", 0) == 0) << m.name;

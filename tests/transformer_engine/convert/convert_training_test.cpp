@@ -4,7 +4,7 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 
 #include "fp8/quant/model/save.h"
-#include "support/f64.h"
+#include "support/fp8_reference.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/training_models.h"
 
@@ -231,8 +231,7 @@ TEST(ConvertTraining, SizesThatTheTargetDoesNotTake) {
 TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
   const TempDir dir;
   const Task task = mlp_task();
-  measure::MeasurementFile file;
-  file.num_samples = 1;
+  measure::MeasurementFile file{.num_samples = 1};
   file.modules.push_back({"fc1", {{3.0f}}, std::nullopt, measure::Amax{0.5f}});
   file.selected = {"fc1"};
   measure::write_measurements((dir / "m").string(), file);
@@ -276,9 +275,8 @@ TEST(ConvertTraining, ExportedAmaxesQuantizeTheModel) {
   const torch::NoGradGuard no_grad;
   task.model->eval();
   const at::Tensor before = task.forward(task.x);
-  quant::PlanOptions options;
-  options.activations = quant::ActivationScaling::static_tensor;
-  options.measurements = measure::read_measurements((dir / "train").string());
+  quant::PlanOptions options{.activations = quant::ActivationScaling::static_tensor,
+                             .measurements = measure::read_measurements((dir / "train").string())};
   EXPECT_EQ(quant::convert(*task.model, options).converted.size(), 3u);
   EXPECT_LT(((task.forward(task.x) - before).norm() / before.norm()).item<double>(), 0.1);
 }
@@ -317,9 +315,8 @@ TEST(ConvertTraining, ExportedAmaxesQuantizeAModelWithConvolutions) {
   const torch::NoGradGuard no_grad;
   task.model->eval();
   const at::Tensor before = task.forward(task.x);
-  quant::PlanOptions options;
-  options.activations = quant::ActivationScaling::static_tensor;
-  options.measurements = measure::read_measurements((dir / "train").string());
+  quant::PlanOptions options{.activations = quant::ActivationScaling::static_tensor,
+                             .measurements = measure::read_measurements((dir / "train").string())};
   const auto report = quant::convert(*task.model, options);
   EXPECT_EQ(report.converted.size(), 1u);
   int convolutions = 0;
@@ -338,9 +335,8 @@ TEST(ConvertTraining, ExportedAmaxesLeaveOutWhatWasNotTrainedInFp8) {
   HPUPrecisionPlugin plugin("fp8");
   plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .block = {"fc2"}});
   backward_step(task, plugin);
-  quant::PlanOptions options;
-  options.activations = quant::ActivationScaling::static_tensor;
-  options.measurements = export_amax(*task.model);
+  quant::PlanOptions options{.activations = quant::ActivationScaling::static_tensor,
+                             .measurements = export_amax(*task.model)};
   plugin.restore(*task.model);
   const auto report = quant::convert(*task.model, options);
   EXPECT_EQ(report.converted.size(), 2u);

@@ -32,9 +32,7 @@ std::string write(const test::TempDir& dir, const io::Json& json) {
 }
 
 ConvertOptions inference(QuantSource source) {
-  ConvertOptions o;
-  o.inference = true;
-  o.quant = std::move(source);
+  ConvertOptions o{.inference = true, .quant = std::move(source)};
   o.dump_stats_path = "/nowhere/inc_output";  // must not be used: every config here names its own
   return o;
 }
@@ -303,8 +301,7 @@ TEST(DeepSpeedPlugin, DefersInferenceToo) {
 TEST(DeepSpeedPlugin, RefusesABadRecipeAtOnce) {
   auto model = test::tiny_lm();
   HPUDeepSpeedPrecisionPlugin plugin("fp8");
-  recipes::DelayedScaling wrong;
-  wrong.interval = 0;
+  recipes::DelayedScaling wrong{.interval = 0};
   EXPECT_REFUSED(plugin.convert_modules(*model, {.replace_layers = true, .recipe = wrong}), "interval", "0");
 }
 

@@ -15,11 +15,7 @@ namespace fp8::te {
 namespace {
 
 ConvertOptions options(const test::TempDir& dir, bool quantize) {
-  ConvertOptions o;
-  o.inference = true;
-  o.quant = quantize;
-  o.dump_stats_path = (dir / "stats/inc_output").string();
-  return o;
+  return {.inference = true, .quant = quantize, .dump_stats_path = (dir / "stats/inc_output").string()};
 }
 
 void calibrate(test::TinyLm& model, HPUPrecisionPlugin plugin, const ConvertOptions& o) {
@@ -95,9 +91,7 @@ TEST_F(PrecisionPlugin, MeasurementsLieWhereTheyAreToldTo) {
     calibrate(model, HPUPrecisionPlugin("fp8"), o);
     measure::finalize_calibration(*model);
   };
-  ConvertOptions o;
-  o.inference = true;
-  o.quant = false;
+  ConvertOptions o{.inference = true, .quant = false};
   setenv("HABANA_LOGS", path("logs").c_str(), 1);
   measured(o);
   o.dump_stats_path = path("own/stats");
@@ -288,8 +282,7 @@ TEST_F(PrecisionPlugin, ArgumentsWithoutEffectAreNamed) {
   for (const char* name : {"replace_layers", "recipe", "rules", "alignment", "minimize_memory", "warm_start"})
     expected.push_back(std::string(name) + " has no effect with inference = true");
   EXPECT_EQ(plugin.convert_modules(*model, o).warnings, expected);
-  ConvertOptions training;
-  training.replace_layers = true;
+  ConvertOptions training{.replace_layers = true};
   training.fp8_data_path = training.dump_stats_path = "x";
   EXPECT_EQ(plugin.convert_modules(*model, training).warnings,
             (std::vector<std::string>{"fp8_data_path has no effect with inference = false",

@@ -168,8 +168,7 @@ TEST(Statistics, StaleCountsWhatRoundingDoesNotExplain) {
 // of the optimizer, scales and cached codes take.
 
 /// One history for all: what a case leaves behind is accounted for in the next.
-class MemoryOfTraining : public ::testing::TestWithParam<recipes::Recipe> {
- protected:
+struct MemoryOfTraining : ::testing::TestWithParam<recipes::Recipe> {
   static void SetUpTestSuite() {
     before_ = runtime::memory_snapshot().unaccounted();
     history_ = std::make_unique<runtime::MemoryHistory>();
@@ -193,10 +192,7 @@ TEST_P(MemoryOfTraining, IsAccountedForToTheByte) {
   for (int step = 0; step < 20; ++step) {
     task.model->zero_grad();
     forward();
-    {
-      const runtime::PhaseScope phase("backward");
-      loss.backward();
-    }
+    within(runtime::PhaseScope("backward"), [&] { loss.backward(); });
     const runtime::PhaseScope phase("optimizer");
     optimizer.step();
   }

@@ -42,8 +42,7 @@ TEST(ExtraState, ResumedTrainingIsBitEqual) {
     const auto report = load_extra_state(*second.model, dir.path());
     EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
     const Task resumed{second.model, second.forward, first.x, first.labels};
-    const auto rest = sgd(resumed, plugin, 4);
-    EXPECT_EQ(rest, std::vector<float>(whole.begin() + 3, whole.end())) << recipes::describe(recipe);
+    EXPECT_EQ(sgd(resumed, plugin, 4), std::vector<float>(whole.begin() + 3, whole.end())) << recipes::describe(recipe);
     EXPECT_TRUE(all_same(values_of(*second.model), values_of(*through.model))) << recipes::describe(recipe);
     EXPECT_TRUE(same_state(*second.model, *through.model)) << recipes::describe(recipe);
   }

@@ -2,7 +2,7 @@
 // What the tests of te modules share: the recipes, one training step, and the comparison of fp8 with f32.
 #pragma once
 #include "fp8/transformer_engine/region/fp8_autocast.h"
-#include "support/f64.h"
+#include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -31,10 +31,7 @@ TrainingStep training_step(torch::nn::Module& module, const at::Tensor& x, const
   module.zero_grad();
   TrainingStep step;
   {
-    te::Fp8AutocastOptions options;
-    options.enabled = recipe.has_value();
-    options.recipe = recipe;
-    const te::fp8_autocast region(options);
+    const te::fp8_autocast region({.enabled = recipe.has_value(), .recipe = recipe});
     step.y = f(input);
   }
   step.y.backward(g.to(step.y.scalar_type()));

@@ -101,8 +101,7 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
   DelayedScaling hybrid = DelayedScaling::habana(), narrow = DelayedScaling::nvidia();
   hybrid.fp8_format = RecipeFormat::HYBRID;
   narrow.fp8_format = RecipeFormat::E4M3;
-  recipes::CurrentScaling current_e4m3;
-  current_e4m3.fp8_format = RecipeFormat::E4M3;
+  recipes::CurrentScaling current_e4m3{.fp8_format = RecipeFormat::E4M3};
   const at::Tensor visible = torch::ones({33, 33}, at::kBool).tril();
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const std::int64_t groups : {4, 2}) {

@@ -63,7 +63,6 @@ TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
   EXPECT_REFUSED(make({{"a", 4}, {"b", 4}}), "parameters_split: found 2 parts", "quantized_model_init: none");
 }
 
-// A weight of somebody else's: the same tensor, no copy, and nothing drawn.
 TEST(TeArguments, AWeightMayComeFromOutside) {
   torch::manual_seed(9);
   torch::nn::Linear owner(8, 16);
@@ -127,7 +126,6 @@ TEST(TeArguments, MinimizeMemoryAndSaveOriginalInputChangeNoBit) {
   }
 }
 
-// What a forward pass leaves behind: with minimize_memory no codes of the weight.
 TEST(TeArguments, MinimizeMemoryKeepsNoCodesOfTheWeight) {
   const at::Tensor x = torch::randn({16, 256}, on_hpu()).requires_grad_(true);
   const auto kept = [&](bool minimize) {
@@ -170,7 +168,6 @@ TEST(TeArguments, WeightsAreCastOncePerFirstMicrobatch) {
   }
 }
 
-// Taken where they ask for nothing, refused by name where they ask for what is not here.
 TEST(TeArguments, OfTheFieldAreTakenOrRefusedByName) {
   const auto group = runtime::distributed::make_gloo_group({.rank = 0, .size = 1});
   const ParallelOptions alone{
@@ -218,7 +215,6 @@ TEST(TeArguments, OfTheFieldAreTakenOrRefusedByName) {
   EXPECT_REFUSED(norm(x, std::optional<bool>(), true), "[te::LayerNormLinear] fp8_output: found true");
 }
 
-// Inputs that do not fit name the module, with fp8 on and off.
 TEST(TeArguments, InputsThatDoNotFitNameTheModule) {
   const at::Tensor x = torch::zeros({2, 5}, on_hpu());
   for (const bool fp8 : {false, true}) {
@@ -240,7 +236,6 @@ TEST(TeArguments, InputsThatDoNotFitNameTheModule) {
   }
 }
 
-// With the flag the modules move what lies on the host, and its gradient finds the way back.
 TEST(TeArguments, HostOperandsAreMovedWhereTheFlagSaysSo) {
   setenv("FP8_HPU_MOVE_HOST_OPERANDS", "1", 1);
   Linear m(LinearOptions{.in_features = 16, .out_features = 8});
@@ -262,7 +257,6 @@ TEST(TeArguments, HostOperandsAreMovedWhereTheFlagSaysSo) {
   unsetenv("FP8_HPU_MOVE_HOST_OPERANDS");
 }
 
-// Tensors of two devices are refused, and sizes whose products would overflow.
 TEST(TeArguments, DevicesAndSizesAreChecked) {
   const at::Tensor x = torch::zeros({2, 4}), q = torch::zeros({3, 2, 2, 4}, on_hpu());
   Linear m(LinearOptions{.in_features = 4, .out_features = 4, .name = "up"});

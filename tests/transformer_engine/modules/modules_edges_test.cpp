@@ -115,7 +115,6 @@ TEST(TeEdges, EmptyBatchesAndBatchesOfOne) {
       }
 }
 
-// fp8 off: torch's modules and functions in every dtype, results and gradients.
 TEST(TeEdges, OffIsTorchBitForBitInEveryDtype) {
   torch::manual_seed(4);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})

@@ -106,7 +106,6 @@ TEST(TePackedAttention, IsTorchsOfEachSequence) {
     }
 }
 
-// Rows between the sequences belong to none: zero there, whatever they hold, and no gradient.
 TEST(TePackedAttention, RowsBetweenSequencesTakeNoPart) {
   torch::manual_seed(2);
   at::Tensor q = torch::randn({14, 2, 4}, on_hpu());
@@ -141,7 +140,6 @@ TEST(TePackedAttention, NoRowsAndNoSequencesAreDefined) {
   }
 }
 
-// A sequence that is NaN or infinite leaves the others alone.
 TEST(TePackedAttention, NanStaysInItsSequence) {
   torch::manual_seed(3);
   const at::Tensor clean = torch::randn({7, 2, 4}, on_hpu());
@@ -317,7 +315,6 @@ TEST(TeFp8Padding, AddsZeroRowsAndTakesThemOff) {
   EXPECT_EQ(pad->forward(torch::empty({0, 5}, on_hpu()), {0, 0}).first.size(0), 0);
 }
 
-// An expert's product gives the same with padding as without, in both passes: zero rows change neither scales nor sums.
 TEST(TeFp8Padding, ChangesNoResultOfGroupedLinear) {
   torch::manual_seed(7);
   const Sizes splits{3, 0, 41};

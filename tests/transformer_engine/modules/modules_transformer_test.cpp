@@ -3,16 +3,88 @@
 // with checkpointing and after a restart.
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "transformer_engine/modules/reference_attention.h"
+#include "fp8/transformer_engine/modules/multihead_attention.h"
+#include "transformer_engine/modules/module_checks.h"
 
 namespace fp8::te {
 namespace {
 
 namespace F = torch::nn::functional;
+namespace F = torch::nn::functional;
+
 using recipes::DelayedScaling;
-using test::norm;
-using test::reference_attention;
-using test::small_layer;
+
+/// A parameter of a module by its name; undefined if it has none of it.
+at::Tensor parameter(torch::nn::Module& m, const std::string& name) {
+  const auto all = m.named_parameters();
+  const auto* found = all.find(name);
+  return found != nullptr ? *found : at::Tensor();
+}
+
+at::Tensor norm(torch::nn::Module& m, const std::string& weight, const std::string& bias, const at::Tensor& x) {
+  const at::Tensor w = parameter(m, weight), b = parameter(m, bias);
+  return b.defined() ? torch::layer_norm(x, w.sizes(), w, b, 1e-5) : torch::rms_norm(x, w.sizes(), w, 1e-5);
+}
+
+at::Tensor product(torch::nn::Module& m, const std::string& name, const at::Tensor& x) {
+  return torch::linear(x, parameter(m, name + ".weight"), parameter(m, name + ".bias"));
+}
+
+/// The module's words in torch's functions, for "sbhd" and masks "causal", "no_mask". normal: gets the input behind its
+/// norm.
+at::Tensor reference_attention(te::MultiheadAttention& m, const at::Tensor& x, const at::Tensor& encoder = {},
+                               at::Tensor* normal = nullptr) {
+  const auto& o = m->options();
+  const std::int64_t heads = o.num_attention_heads, groups = o.num_gqa_groups, depth = o.kv_channels,
+                     each = heads / groups, s = x.size(0), b = x.size(1);
+  const bool cross = encoder.defined();
+  at::Tensor h = x;
+  if (o.input_layernorm) {
+    const std::string at = !o.fuse_qkv_params && !cross ? "layernorm."
+                           : cross                      ? "layernorm_query.layer_norm_"
+                                                        : "layernorm_qkv.layer_norm_";
+    h = norm(*m, at + "weight", at + "bias", x);
+  }
+  if (normal != nullptr) *normal = h;
+  at::Tensor q, k, v;
+  if (o.fuse_qkv_params && !cross) {
+    const at::Tensor all = product(*m, o.input_layernorm ? "layernorm_qkv" : "qkv", h);
+    if (o.qkv_weight_interleaved) {
+      const at::Tensor g = all.reshape({s, b, groups, each + 2, depth});
+      q = g.slice(3, 0, each).reshape({s, b, heads, depth});
+      k = g.select(3, each);
+      v = g.select(3, each + 1);
+    } else {
+      q = all.slice(2, 0, heads * depth).reshape({s, b, heads, depth});
+      k = all.slice(2, heads * depth, (heads + groups) * depth).reshape({s, b, groups, depth});
+      v = all.slice(2, (heads + groups) * depth).reshape({s, b, groups, depth});
+    }
+  } else {
+    const at::Tensor source = cross ? encoder : h;
+    const std::int64_t keys = source.size(0);
+    q = product(*m, cross && o.input_layernorm ? "layernorm_query" : "query_layer", h).unflatten(2, {heads, depth});
+    if (o.fuse_qkv_params) {
+      const at::Tensor both = product(*m, "key_value", source);
+      const at::Tensor pairs = o.qkv_weight_interleaved ? both.reshape({keys, b, groups, 2, depth})
+                                                        : both.reshape({keys, b, 2, groups, depth}).transpose(2, 3);
+      k = pairs.select(3, 0);
+      v = pairs.select(3, 1);
+    } else {
+      k = product(*m, "key_layer", source).unflatten(2, {groups, depth});
+      v = product(*m, "value_layer", source).unflatten(2, {groups, depth});
+    }
+  }
+  const auto t = [](const at::Tensor& a) { return a.permute({1, 2, 0, 3}); };
+  const at::Tensor y = torch::scaled_dot_product_attention(t(q), t(k), t(v), std::nullopt, 0.0,
+                                                           o.attn_mask_type == "causal", std::nullopt, groups != heads);
+  return product(*m, "proj", y.permute({2, 0, 1, 3}).reshape({s, b, heads * depth}));
+}
+
+te::TransformerLayerOptions small_layer() {
+  te::TransformerLayerOptions o{.hidden_size = 32, .ffn_hidden_size = 48, .num_attention_heads = 4};
+  o.hidden_dropout = o.attention_dropout = 0;
+  return o;
+}
 
 /// A layer's words in torch's functions, without dropout.
 at::Tensor reference_layer(TransformerLayer& m, const at::Tensor& x, const at::Tensor& encoder = {}) {
@@ -85,7 +157,6 @@ TEST(TeTransformerLayer, InFp8IsNearF32WithEveryRecipe) {
   }
 }
 
-// Dropout, attention in fp8, a second run in backward: the same bits as without, in every step.
 TEST(TeTransformerLayer, CheckpointingChangesNoBit) {
   for (const auto& recipe :
        test::Recipes{DelayedScaling::nvidia(), DelayedScaling::habana(), recipes::CurrentScaling{}}) {
@@ -180,7 +251,6 @@ TEST(TeTransformerLayer, TakesOneTokenOddSizesAndAutocast) {
   }
 }
 
-// Padded keys take no part: what stands there changes nothing elsewhere.
 TEST(TeTransformerLayer, PaddingIsNotSeen) {
   TransformerLayerOptions o = small_layer();
   o.self_attn_mask_type = "padding";
@@ -233,7 +303,6 @@ TEST(TeTransformerLayer, IsNotConvertedAgain) {
   EXPECT_GT(measured.find("out")->inputs[0][0], 0.0f);
 }
 
-// A clone has the values and states of its own.
 TEST(TeTransformerLayer, Clones) {
   TransformerLayer m(small_layer());
   m->eval();
@@ -245,7 +314,6 @@ TEST(TeTransformerLayer, Clones) {
   EXPECT_NE(m->layernorm_mlp->fp8_states()[0], copy->layernorm_mlp->fp8_states()[0]);
 }
 
-// They stand in torch's containers.
 TEST(TeTransformerLayer, StandsInASequential) {
   TransformerLayerOptions o = small_layer();
   torch::nn::Sequential net(Linear(16, 32), LayerNorm(32), TransformerLayer(o),
@@ -279,6 +347,94 @@ TEST(TeTransformerLayer, NamesWhatItRejects) {
   MultiheadAttentionOptions o{.hidden_size = 32, .num_attention_heads = 4};
   o.attention_type = "own";
   EXPECT_REFUSED(MultiheadAttention a(o), "attention_type: found \"own\"", "\"self\", \"cross\"");
+}
+
+// MultiheadAttention: the composition of torch's functions bit for bit with fp8 off, in both formats, and its rotary
+// embedding against the formula.
+
+TEST(TeMultiheadAttention, OffIsTorchBitForBit) {
+  const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()),
+                   encoder = torch::randn({9, 2, 32}, on_hpu());
+  for (const bool cross : {false, true})
+    for (const bool fused : {false, true})
+      for (const bool interleaved : {false, true})
+        for (const bool layernorm : {false, true})
+          for (const std::int64_t groups : {4, 2}) {
+            MultiheadAttentionOptions o{
+                .hidden_size = 32, .num_attention_heads = 4, .kv_channels = 6, .num_gqa_groups = groups};
+            o.attention_dropout = 0;
+            o.attn_mask_type = cross ? "no_mask" : "causal";
+            o.attention_type = cross ? "cross" : "self";
+            o.input_layernorm = layernorm;
+            o.normalization = groups == 2 ? "RMSNorm" : "LayerNorm";
+            o.fuse_qkv_params = fused;
+            o.qkv_weight_interleaved = interleaved;
+            MultiheadAttention m(o);
+            test::randomize(*m);
+            const at::Tensor e = cross ? encoder : at::Tensor();
+            EXPECT_TRUE(same_step(
+                training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t, at::Tensor(), e); }),
+                training_step(*m, x, g, std::nullopt,
+                              [&](const at::Tensor& t) { return reference_attention(m, t, e); })))
+                << cross << fused << interleaved << layernorm << groups;
+          }
+}
+
+TEST(TeMultiheadAttention, BatchFirstIsTheSameAttention) {
+  torch::manual_seed(2);
+  const at::Tensor x = torch::randn({6, 2, 32}, on_hpu());
+  MultiheadAttentionOptions o{.hidden_size = 32, .num_attention_heads = 4};
+  o.return_bias = o.input_layernorm = o.return_layernorm_output = true;
+  MultiheadAttention a(o);
+  o.qkv_format = "bshd";
+  MultiheadAttention b(o);
+  test::randomize(*a);
+  test::copy_parameters(*a, *b);
+  a->eval();
+  b->eval();
+  const ModuleOutputs ya = a->forward_all(x), yb = b->forward_all(x.transpose(0, 1).contiguous());
+  EXPECT_TRUE(torch::allclose(ya.y, yb.y.transpose(0, 1), 1e-5, 1e-6));
+  EXPECT_TRUE(ya.bias.is_same(a->proj->bias));
+  EXPECT_TRUE(same_bits(ya.layernorm_output, a->layernorm(x)));
+}
+
+// Elements i and i + R / 2 of a head are turned by position * base^(-2 i / R), in q and k; the rest of the head stays.
+// One head, scores from f64.
+TEST(TeMultiheadAttention, TurnsQueriesAndKeys) {
+  torch::manual_seed(20);
+  constexpr int kLength = 5, kDepth = 8, kRotary = 6;
+  for (const bool batch_first : {false, true}) {
+    MultiheadAttentionOptions o{.hidden_size = kDepth, .num_attention_heads = 1};
+    o.attention_dropout = 0;
+    o.bias = false;
+    o.qkv_format = batch_first ? "bshd" : "sbhd";
+    o.init_method = [](at::Tensor w) { w.copy_(torch::eye(kDepth)); };  // q = k = v = x, y = attention
+    o.output_layer_init_method = o.init_method;
+    MultiheadAttention m(o);
+    const at::Tensor x = torch::randn({kLength, kDepth}), angles = rotary_position_embedding(kRotary, 9, 100.0);
+    const at::Tensor y =
+        m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(), angles);
+    at::Tensor turned = x.to(at::kDouble).clone();
+    for (int s = 0; s < kLength; ++s)
+      for (int i = 0; i < kRotary / 2; ++i) {
+        const double a = s * std::pow(100.0, -2.0 * i / kRotary), u = x[s][i].item<double>(),
+                     v = x[s][i + kRotary / 2].item<double>();
+        turned[s][i] = u * std::cos(a) - v * std::sin(a);
+        turned[s][i + kRotary / 2] = v * std::cos(a) + u * std::sin(a);
+      }
+    const at::Tensor scores = torch::matmul(turned, turned.t()) / std::sqrt(8.0);
+    const at::Tensor visible = torch::ones({kLength, kLength}, at::kBool).tril();
+    const at::Tensor expected =
+        torch::matmul(torch::softmax(scores.masked_fill(visible.logical_not(), -INFINITY), -1), x.to(at::kDouble));
+    EXPECT_TRUE(torch::allclose(y.squeeze(batch_first ? 0 : 1).cpu().to(at::kDouble), expected, 1e-4, 1e-5));
+    EXPECT_REFUSED(m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(),
+                     angles.slice(0, 0, 4)),
+                   "rotary_pos_emb: found sizes [4, 1, 1, 6]", "[5 or more, 1, 1, an even number up to 8]");
+  }
+  TransformerLayer layer(small_layer());
+  const at::Tensor x = torch::randn({4, 2, 32}, on_hpu()), none, angles = rotary_position_embedding(8, 4);
+  EXPECT_FALSE(same_bits(layer(x), layer(x, none, none, none, std::optional<bool>(), angles)));
+  EXPECT_REFUSED(rotary_position_embedding(7, 4), "dim: found 7");
 }
 
 }  // namespace

@@ -19,10 +19,9 @@ Linear held_in_fp8(QuantizedInitOptions options = {}) {
 }
 
 QuantizedInitOptions options(bool master, bool initial) {
-  QuantizedInitOptions o;
-  o.recipe = recipes::Recipe(recipes::DelayedScaling::nvidia());
-  o.keep_master = master;
-  o.preserve_high_precision_init_val = initial;
+  QuantizedInitOptions o{.recipe = recipes::Recipe(recipes::DelayedScaling::nvidia()),
+                         .preserve_high_precision_init_val = initial,
+                         .keep_master = master};
   return o;
 }
 
@@ -252,8 +251,7 @@ TEST(Fp8Weight, ArchivesHoldTheScale) {
 }
 
 TEST(Fp8Weight, RefusesRecipesWithBlockScales) {
-  QuantizedInitOptions o;
-  o.recipe = recipes::Recipe(recipes::MXFP8{});
+  QuantizedInitOptions o{.recipe = recipes::Recipe(recipes::MXFP8{})};
   EXPECT_REFUSED(quantized_model_init init(o), "quantized_model_init", "mxfp8", "delayed, current");
 }
 

@@ -219,7 +219,6 @@ void expect_the_other_is_missed(const Group& group, const std::string& why) {
   EXPECT_NE(net.backward_scale(net.a), 1.0f);
 }
 
-// What one rank finds at a region's end ends it on all.
 TEST_F(AmaxRanks, DISABLED_OneEndsWithAnError) {
   const Group group = test::rank_group();
   static bool fails;

@@ -191,9 +191,7 @@ enum class How { eager, module, step };
 /// Twelve steps of SGD: loss and parameters, and the state of all products.
 Outcome train(const recipes::Recipe& recipe, How how) {
   auto task = mlp_task();
-  TrainingOptions options;
-  options.recipe = recipe;
-  convert_for_training(*task.model, options);
+  convert_for_training(*task.model, {.recipe = recipe});
   ModuleCacher graphed(GraphFunction([&](at::TensorList x) { return std::vector<at::Tensor>{task.forward(x[0])}; }));
   const auto parameters = task.model->parameters();
   for (auto p : parameters) p.mutable_grad() = torch::zeros_like(p);

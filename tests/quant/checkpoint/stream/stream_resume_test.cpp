@@ -170,8 +170,7 @@ StreamResult make(Work& w, bool join) {
 }
 
 io::SharesOptions shares_of(std::int64_t count, std::optional<double> wait = std::nullopt) {
-  io::SharesOptions o{.count = count, .wait = wait};
-  return o;
+  return {.count = count, .wait = wait};
 }
 
 std::map<std::string, std::string> alone(std::uint64_t shard_bytes) {

@@ -6,6 +6,7 @@
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/stream/stream_work.h"
+#include "support/values.h"
 
 namespace fp8::quant {
 namespace {
@@ -98,8 +99,7 @@ TEST(CheckpointStream, CopiesTensorsAndRefusesNonFiniteOnesWithTheirNumber) {
   write_source();
   const auto run = [&] {
     const io::Checkpoint source(dir / "in");
-    std::vector<Unit> units;
-    for (const auto& name : source.names()) units.push_back(copy_unit(source, name, name));
+    auto units = collected(source.names(), [&](const auto& name) { return copy_unit(source, name, name); });
     write_checkpoint(dir / "out", units, {}, [](OutputFolder&) {});
   };
   run();
@@ -114,8 +114,7 @@ TEST(CheckpointStream, CopiesTensorsAndRefusesNonFiniteOnesWithTheirNumber) {
   EXPECT_THAT(test::error_of<io::Error>(run),
               HasSubstr("large: expected finite weights, found Inf in 2 of 20000000 values"));
   EXPECT_THAT(names_in(dir.path()), ElementsAre("in"));
-  StreamOptions allowed;
-  allowed.nonfinite = {"large"};
+  StreamOptions allowed{.nonfinite = {"large"}};
   const io::Checkpoint source(dir / "in");
   write_checkpoint(dir / "out", {copy_unit(source, "large", "large")}, allowed, [](OutputFolder&) {});
   std::vector<float> copied(values.size());

@@ -52,10 +52,9 @@ struct Work {
   }
   /// Three parts and what comes after them.
   void add_parts() {
-    quant::Unit unit;
-    unit.name = "parts";
-    unit.entries = {{"parts.weight", io::DType::U8, {3000}}, {"parts.scale", io::DType::F32, {1}}};
-    unit.source_bytes = 3000;
+    quant::Unit unit{.name = "parts",
+                     .entries = {{"parts.weight", io::DType::U8, {3000}}, {"parts.scale", io::DType::F32, {1}}},
+                     .source_bytes = 3000};
     auto sum = std::make_shared<std::atomic<int>>(0);
     for (std::uint64_t i = 0; i < 3; ++i) {
       unit.parts.push_back([i, sum](quant::UnitContext& c) {

@@ -4,7 +4,7 @@
 #include "fp8/runtime/ops/attention/attention_ops.h"
 
 #include "runtime/ops/attention/sdpa_reference.h"
-#include "support/schema_test.h"
+#include "support/operator_call.h"
 
 namespace fp8::test {
 namespace {
@@ -72,8 +72,7 @@ TEST(FusedSdpa, DropoutInTheBackwardIsThatOfTheForward) {
 TEST(FusedSdpa, TheVendorsRules) {
   const at::Tensor q = random_hpu({2, 3, 5, 8}, at::kFloat, 1), lengths = at::tensor({3, 5}, at::kInt).to(kHpu);
   at::Tensor learning = q.detach().clone().requires_grad_(true);
-  FusedSdpaOptions options;
-  options.valid_seq_len = lengths;
+  FusedSdpaOptions options{.valid_seq_len = lengths};
   EXPECT_REFUSED(fused_sdpa(q, q, q, options), "Valid sequence length is supported only in inference");
   options.is_causal = true;
   options.seq_padding_type = "Right";
@@ -81,8 +80,7 @@ TEST(FusedSdpa, TheVendorsRules) {
   const at::Tensor p = probabilities(wide(q), wide(q), 1 / std::sqrt(8.0),
                                      causal_mask(5, 5) + padding_mask({3, 5}, 5, false).unsqueeze(1));
   expect_near(fused_sdpa(q, q, q, options), at::matmul(p, wide(q)), 2e-6, "right padding");
-  FusedSdpaOptions fast;
-  fast.softmax_mode = "Fast";
+  FusedSdpaOptions fast{.softmax_mode = "Fast"};
   EXPECT_REFUSED(fused_sdpa(learning, q, q, fast),
                  "Optimized softmax mode is supported in recompute training mode only in causal");
   fast.recompute = false;
@@ -103,9 +101,7 @@ TEST(Fp8FusedSdpa, RunsCodesAndMeasuresTheRest) {
                    cast = rounded_fp8(p * 128, false, 448) / 128,
                    exact = at::matmul(cast, wide(v).repeat_interleave(2, 1) * 0.5);
   for (const bool recompute : {false, true}) {
-    FusedSdpaOptions options;
-    options.recompute = recompute;
-    const auto r = fp8_fused_sdpa(q, k, v, options, scales, true, recompute);
+    const auto r = fp8_fused_sdpa(q, k, v, {.recompute = recompute}, scales, true, recompute);
     EXPECT_EQ(r.out.scalar_type(), at::kBFloat16);
     expect_near(r.out, exact, 0x1p-8, "out");
     EXPECT_NEAR(r.amax_s.item<float>(), p.max().item<double>(), 1e-5);
@@ -114,9 +110,7 @@ TEST(Fp8FusedSdpa, RunsCodesAndMeasuresTheRest) {
   }
   at::Tensor learning = at::ones({1, 1, 2, 4}, on_hpu()).requires_grad_(true);
   EXPECT_REFUSED(fp8_fused_sdpa(learning, learning, learning, {}, {}), "[fp8_fused_sdpa] has no gradient");
-  FusedSdpaOptions whole;
-  whole.recompute = false;
-  EXPECT_REFUSED(fp8_fused_sdpa(q, k, v, whole, scales, false, true), "[fp8_fused_sdpa]", "amax_o");
+  EXPECT_REFUSED(fp8_fused_sdpa(q, k, v, {.recompute = false}, scales, false, true), "[fp8_fused_sdpa]", "amax_o");
 }
 
 TEST(FusedRmsNorm, HasTheGradientsOfTheFormula) {

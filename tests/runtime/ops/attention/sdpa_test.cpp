@@ -70,10 +70,7 @@ void make_mask(const SdpaCase& c, Problem& p) {
 }
 
 Problem make(const SdpaCase& c, at::ScalarType type) {
-  Problem p;
-  p.q = random_hpu(c.q, type, 1);
-  p.k = random_hpu(c.k, type, 2);
-  p.v = random_hpu(c.v, type, 3);
+  Problem p{.q = random_hpu(c.q, type, 1), .k = random_hpu(c.k, type, 2), .v = random_hpu(c.v, type, 3)};
   make_mask(c, p);
   p.q64 = wide(p.q).requires_grad_(true);
   p.k64 = wide(p.k).requires_grad_(true);

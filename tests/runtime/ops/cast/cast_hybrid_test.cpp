@@ -5,7 +5,7 @@
 #include <torch/script.h>
 
 #include "runtime/ops/op_call.h"
-#include "support/schema_test.h"
+#include "support/operator_call.h"
 #include "support/scoped_variable.h"
 
 namespace fp8::test {
@@ -111,10 +111,7 @@ TEST(StochasticMode, DecidesBelowTheSmallestE5M2Number) {
     for (const double units : {0.125, 0.5, 0.75}) {
       const at::Tensor x = at::full({200000}, std::ldexp(units, -16), on_hpu(at::kBFloat16));
       EXPECT_NEAR(mean_in_units(op, x), units, 5 * kSigma) << op;
-      {
-        const ScopedVariable mode(kRoundingMode, "1");
-        EXPECT_NEAR(mean_in_units(op, x), units, 5 * kSigma) << op;
-      }
+      within(ScopedVariable(kRoundingMode, "1"), [&] { EXPECT_NEAR(mean_in_units(op, x), units, 5 * kSigma) << op; });
       const ScopedVariable mode(kRoundingMode, "0");
       EXPECT_EQ(mean_in_units(op, x), 0.0) << op;
       EXPECT_NEAR(mean_in_units(op, x.to(at::kFloat)), units, 5 * kSigma) << "the mode is about bf16";
@@ -382,8 +379,7 @@ TEST(Schemas, EqualTheVendors) { expect_schemas("casts, products and convolution
 TEST(Schemas, CalculateScaleForCastHasThePositionalArguments) {
   const auto& arguments =
       c10::Dispatcher::singleton().findSchemaOrThrow("hpu::calculate_scale_for_cast", "").schema().arguments();
-  std::vector<std::string> names;
-  for (const auto& argument : arguments) names.push_back(argument.name());
+  auto names = collected(arguments, [](const auto& argument) { return argument.name(); });
   EXPECT_EQ(names, (std::vector<std::string>{"input", "maxMode", "scaleMode", "reduceAxis", "reduceKeepdim",
                                              "fullscale", "backoff"}));
   EXPECT_EQ(arguments[3].default_value()->toInt(), 0);

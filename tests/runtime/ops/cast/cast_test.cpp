@@ -218,14 +218,11 @@ at::Tensor form_input(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16
 
 /// The rule with a factor that broadcasts: codes of round(x * round(scale)).
 std::vector<int> expected_codes(const at::Tensor& x, const at::Tensor& scale, double max = 448) {
-  const at::Tensor wide = x.cpu().to(at::kDouble).contiguous(),
-                   factor = scale.cpu().to(x.scalar_type()).to(at::kDouble).expand(x.sizes()).contiguous();
-  std::vector<int> codes;
-  for (std::int64_t i = 0; i < wide.numel(); ++i)
-    codes.push_back(code_of(
-        rounded(wide.const_data_ptr<double>()[i] * factor.const_data_ptr<double>()[i], type_of(x.scalar_type())), false,
-        max));
-  return codes;
+  const at::Tensor factor = scale.cpu().to(x.scalar_type()).to(at::kDouble);
+  at::Tensor product = (x.cpu().to(at::kDouble) * factor).contiguous();
+  double* values = product.mutable_data_ptr<double>();
+  for (std::int64_t i = 0; i < product.numel(); ++i) values[i] = rounded(values[i], type_of(x.scalar_type()));
+  return codes_for(product, kE4M3, max);
 }
 
 TEST(CastForms, TensorScalarAndListAreOne) {

@@ -10,14 +10,6 @@ using at::Tensor;
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
 
-std::vector<int> codes_for(const Tensor& v, at::ScalarType type, double max = 448) {
-  std::vector<int> codes;
-  const Tensor flat = v.to(at::kDouble).flatten().contiguous();
-  for (std::int64_t i = 0; i < flat.numel(); ++i)
-    codes.push_back(code_of(flat.const_data_ptr<double>()[i], type == kE5M2, type == kE5M2 ? 57344 : max));
-  return codes;
-}
-
 TEST(Float8Mul, ByNumbersZeroDimTensorsAndItsLike) {
   for (const auto type : {kE4M3, kE5M2}) {
     const Tensor x = random_codes({4, 6}, type, 1), y = random_codes({6}, type, 2);

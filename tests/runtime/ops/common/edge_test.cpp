@@ -98,11 +98,7 @@ TEST(Edge, TheLibrarysOwnCallsThatHaveTheScaleGoThrough) {
   const auto product = [&] {
     return call("fp8_gemm_v2", "", {x, false, w, true, kNone, code(at::kFloat), one, half})[0];
   };
-  Tensor y;
-  {
-    const runtime::ops::CodesWithScale given;
-    y = product();
-  }
+  Tensor y = within(runtime::ops::CodesWithScale(), [&] { return product(); });
   EXPECT_TRUE(same_bits(y, at::matmul(values_of(x), at::ones({4, 4}, at::kDouble)).to(at::kFloat)));
   EXPECT_TRUE(throws_with({"module 'fc1'"}, product)) << "and only for as long as the call lasts";
 }

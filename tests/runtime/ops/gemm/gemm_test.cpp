@@ -86,7 +86,6 @@ TEST(Gemm, BackwardProductsOfMixedFormats) {
   expect_close(sum, at::matmul(vg.t(), vx) / 8, at::matmul(vg.t().abs(), vx.abs()) / 8, m + 1, "dw twice");
 }
 
-// A transposed operand gives the bits that a copy of it gives, also as a part of a larger one and in a batch.
 TEST(Gemm, TransposedOperandsGiveTheSameBits) {
   const auto product = [](const at::Tensor& a, bool trans_a, const at::Tensor& b, bool trans_b) {
     return call("fp8_gemm_v2", "", {a, trans_a, b, trans_b, kNone, code(at::kBFloat16)})[0];

@@ -3,7 +3,7 @@
 // the router weights that the token gives it.
 #pragma once
 #include "runtime/ops/op_call.h"
-#include "support/f64.h"
+#include "support/fp8_reference.h"
 
 namespace fp8::test {
 

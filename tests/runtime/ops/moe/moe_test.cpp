@@ -3,7 +3,7 @@
 // handlers of tagged weights, refusals.
 #include "fp8/runtime/ops/moe/moe_ops.h"
 #include "runtime/ops/moe/moe_problem.h"
-#include "support/schema_test.h"
+#include "support/operator_call.h"
 
 namespace fp8::test {
 namespace {
@@ -243,8 +243,7 @@ TEST(SecondPage, LaterExpertsHaveTheOrderOfTheLaterBridge) {
     for (const std::string& overload :
          blockwise ? std::vector<std::string>{name} : std::vector<std::string>{name, scalars}) {
       const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("hpu::mixture_of_experts", overload.c_str());
-      std::vector<std::string> names;
-      for (const auto& argument : op.schema().arguments()) names.push_back(argument.name());
+      auto names = collected(op.schema().arguments(), [](const auto& argument) { return argument.name(); });
       EXPECT_EQ(names, expected) << overload;
       EXPECT_EQ(op.schema().arguments().back().default_value()->toInt(), 0);
       EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::HPU)) << overload;

@@ -25,14 +25,9 @@ Tensor input(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
   return (at::randn(sizes) * 40).to(type);
 }
 
-/// code_of of every element of an f32 result, clamped to [min, max].
-std::vector<int> codes_for(const Tensor& v, at::ScalarType type, double min, double max) {
-  std::vector<int> codes;
-  const Tensor flat = v.to(at::kDouble).flatten().contiguous();
-  for (std::int64_t i = 0; i < flat.numel(); ++i)
-    codes.push_back(
-        code_of(std::min(std::max(flat.const_data_ptr<double>()[i], min), max), type == kE5M2, limit(type)));
-  return codes;
+/// Of an f32 result clamped to [min, max].
+std::vector<int> clamped_codes(const Tensor& v, at::ScalarType type, double min, double max) {
+  return codes_for(v.to(at::kDouble).clamp(min, max), type, limit(type));
 }
 
 TEST(QuantizePerTensor, Float8IsNotRoundedToIntegers) {
@@ -40,7 +35,7 @@ TEST(QuantizePerTensor, Float8IsNotRoundedToIntegers) {
     for (const auto from : {at::kFloat, at::kBFloat16, at::kHalf}) {
       const Tensor x = input({6, 8}, from);
       const Tensor v = x.to(at::kFloat) / 3.0f + 2.0f;
-      const auto expected = codes_for(v, type, -20, 100);
+      const auto expected = clamped_codes(v, type, -20, 100);
       EXPECT_EQ(codes_of(run("quantize_per_tensor", "", {hpu(x), 3.0, 2, -20, 100, code(type)})), expected);
       const Tensor scale = torch::tensor(3.0f), zero = torch::tensor(2);  // both 0-dim
       EXPECT_EQ(codes_of(run("quantize_per_tensor", "tensor", {hpu(x), hpu(scale), hpu(zero), -20, 100, code(type)})),
@@ -75,7 +70,7 @@ TEST(QuantizePerChannel, Float8AndIntegers) {
     for (const auto type : {kE4M3, kE5M2})
       EXPECT_EQ(
           codes_of(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -240, 240, code(type)})),
-          codes_for(x * (1.0f / s) + z, type, -240, 240));
+          clamped_codes(x * (1.0f / s) + z, type, -240, 240));
     EXPECT_TRUE(
         same_bits(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -128, 127, code(at::kChar)}),
                   at::clamp(at::round(x * (1.0 / s)) + z, -128, 127).to(at::kChar)));
@@ -86,13 +81,13 @@ TEST(QuantizePerChannel, AZeroDimZeroPointStandsForAllChannels) {
   const Tensor scales = at::rand({8}) + 0.25, x = input({8, 5});
   const Tensor one =
       run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(torch::tensor(0)), 0, -448, 448, code(kE4M3)});
-  EXPECT_EQ(codes_of(one), codes_for(x * (1.0f / scales.view({8, 1})), kE4M3, -448, 448));
+  EXPECT_EQ(codes_of(one), clamped_codes(x * (1.0f / scales.view({8, 1})), kE4M3, -448, 448));
 }
 
 TEST(QuantizePerToken, Float8AndIntegers) {
   const Tensor x = input({2, 3, 7}), scales = at::rand({2, 3, 1}) + 0.25, zeros = at::randint(-3, 4, {2, 3, 1});
   EXPECT_EQ(codes_of(run("quantize_per_token", "", {hpu(x), hpu(scales), hpu(zeros), -448, 448, code(kE4M3)})),
-            codes_for(x * (1.0f / scales) + zeros, kE4M3, -448, 448));
+            clamped_codes(x * (1.0f / scales) + zeros, kE4M3, -448, 448));
   EXPECT_TRUE(same_bits(run("quantize_per_token", "", {hpu(x), hpu(scales), hpu(zeros), -128, 127, code(at::kChar)}),
                         at::clamp(at::round(x * (1.0 / scales) + zeros), -128, 127).to(at::kChar)));
 }
@@ -100,7 +95,7 @@ TEST(QuantizePerToken, Float8AndIntegers) {
 TEST(QuantizePerToken, AZeroDimZeroPointStandsForAllTokens) {
   const Tensor x = input({5, 7}), scales = at::rand({5}) + 0.25;
   const Tensor q = run("quantize_per_token", "", {hpu(x), hpu(scales), hpu(torch::tensor(3)), -448, 448, code(kE4M3)});
-  EXPECT_EQ(codes_of(q), codes_for(x * (1.0f / scales.view({5, 1})) + 3, kE4M3, -448, 448));
+  EXPECT_EQ(codes_of(q), clamped_codes(x * (1.0f / scales.view({5, 1})) + 3, kE4M3, -448, 448));
 }
 
 TEST(Dequantize, Float8ValuesTimesScale) {

@@ -4,8 +4,6 @@
 
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/temp_dir.h"
-#include "support/throws_with.h"
 
 namespace fp8::trainer {
 namespace {

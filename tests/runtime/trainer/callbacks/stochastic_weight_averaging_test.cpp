@@ -6,8 +6,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
-#include "support/ranks.h"
+#include "support/values.h"
 
 namespace fp8::trainer {
 namespace {
@@ -109,8 +108,7 @@ TEST(Swa, RatesAreThoseOfSwaLr) {
 TEST(Swa, StartsAtAFractionOfTheEpochs) {
   ToyTask task;
   ToyBatches data(2, 2);
-  StochasticWeightAveragingOptions options{.swa_lrs = {0.05}};
-  const auto swa = std::make_shared<Swa>(options);
+  const auto swa = std::make_shared<Swa>(StochasticWeightAveragingOptions{.swa_lrs = {0.05}});
   Trainer({.max_epochs = 10}, {swa}).fit(task, data);
   EXPECT_EQ(swa->n_averaged(), 3);
 }
@@ -164,8 +162,7 @@ TEST(Swa, ResumedIsTheSameRun) {
     if (stop_at > 0) options.should_stop = [&] { return ++steps == stop_at; };
     const auto result = Trainer(options, {std::make_shared<Swa>(swa_options(2, 2))}).fit(task, data);
     if (stopped != nullptr) *stopped = result.stopped;
-    std::vector<at::Tensor> all;
-    for (const auto& p : task.net->parameters()) all.push_back(p.detach());
+    auto all = collected(task.net->parameters(), [](const auto& p) { return p.detach(); });
     for (const auto& b : task.net->buffers()) all.push_back(b);
     return all;
   };

@@ -5,8 +5,7 @@
 
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/temp_dir.h"
-#include "support/throws_with.h"
+#include "support/values.h"
 
 namespace fp8::trainer {
 namespace {
@@ -32,8 +31,7 @@ TEST(Metrics, RowsOfStepsAndWeightedMeansOfEpochs) {
   LoggingTask task;
   ToyBatches train(5, 2), val(3, 2);  // 2, 2, 1 samples; 2, 1
   const auto logger = std::make_shared<RowLogger>();
-  TrainerOptions options{.max_epochs = 1, .log_every_n_steps = 2};
-  Trainer trainer(options, {logger});
+  Trainer trainer({.max_epochs = 1, .log_every_n_steps = 2}, {logger});
   trainer.fit(task, train, &val);
   const double mean = (2 * 0 + 2 * 1 + 1 * 2) / 5.0, of_val = (2 * 1 + 1 * 2) / 3.0;
   const std::vector<std::pair<std::int64_t, io::Json>> rows = {{2, {{"batch", 1.0}, {"both_step", 1.0}, {"epoch", 0}}},
@@ -156,8 +154,7 @@ TEST(EventFile, RecordsAreProtocolBuffers) {
 
 /// The one file in a folder.
 std::filesystem::path only_file(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) found.push_back(entry.path());
+  auto found = collected(std::filesystem::directory_iterator(folder), [](const auto& entry) { return entry.path(); });
   EXPECT_EQ(found.size(), 1u);
   return found.empty() ? folder : found.front();
 }

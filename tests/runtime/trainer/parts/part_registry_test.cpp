@@ -3,9 +3,7 @@
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/parts.h"
 #include "runtime/trainer/toy_task.h"
-#include "support/hpu_test.h"
 #include "support/launchers.h"
-#include "support/temp_dir.h"
 
 namespace fp8::trainer {
 namespace {

@@ -2,9 +2,9 @@
 // Every command and every common option: the option does what it says, or is refused with the names of the commands
 // where it would. What ran on the device, and in which dtype, is seen in the trace of FP8_TRACE.
 #include <cctype>
-#include <set>
 
 #include "support/launchers.h"
+#include "support/values.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -14,8 +14,7 @@ using Variables = std::map<std::string, std::string>;
 using Words = std::vector<std::string>;
 
 /// The files that the commands below work on.
-class CommonOptions : public ::testing::Test {
- protected:
+struct CommonOptions : ::testing::Test {
   static void SetUpTestSuite() {
     folder_ = new test::TempDir;
     std::ofstream(*folder_ / "quant.json") << R"({"mode": "QUANTIZE", "device_for_scales": "GAUDI3"})";
@@ -170,8 +169,7 @@ TEST_F(CommonOptions, DialectChangesTheCodesOrIsRefused) {
 TEST_F(CommonOptions, PromisesThatHoldForEveryCommand) {
   for (const Case& c : cases(&at)) {
     SCOPED_TRACE(::testing::PrintToString(c.command));
-    const test::Run done = run(c.command, args("--json --quiet --seed 5"));
-    EXPECT_EQ(done.code, 0) << done.err;
+    const test::Run done = succeeded(run(c.command, args("--json --quiet --seed 5")));
     EXPECT_EQ(done.err, "");
     EXPECT_TRUE(io::parse_json(done.out, "stdout").is_object());
     EXPECT_EQ(std::count(done.out.begin(), done.out.end(), '\n'), 1);
@@ -197,9 +195,7 @@ TEST_F(CommonOptions, HelpOffersWhatIsRead) {
                 c.model || command[0] == "quantize" || command[0] == "inspect")
           << option;
   }
-  const std::string doctor = run({"doctor"}, {"--help-all"}).out;
-  EXPECT_THAT(doctor, HasSubstr("--load"));
-  EXPECT_THAT(doctor, Not(HasSubstr("--dtype")));
+  EXPECT_THAT(run({"doctor"}, {"--help-all"}).out, AllOf(HasSubstr("--load"), Not(HasSubstr("--dtype"))));
 }
 
 /// A command that loads no LibTorch does not look at FP8_EXTENSIONS either; doctor finds what is wrong with it.
@@ -290,8 +286,7 @@ TEST(Flags, AContainerOfTheVendorsHasNoProblem) {
 }
 
 TEST(Flags, AllOfThemForPeople) {
-  const test::Run run = doctor({"--all"}, {});
-  EXPECT_EQ(run.code, 0) << run.err;
+  const test::Run run = succeeded(doctor({"--all"}, {}));
   for (const io::Variable& row : io::variables()) EXPECT_THAT(run.out, HasSubstr(std::string("\n") + row.name + " "));
   EXPECT_THAT(doctor({}, {}).out, Not(HasSubstr("PT_HPU_LAZY_MODE")));
 }
@@ -301,18 +296,14 @@ TEST(Flags, WhereAValueComesFrom) {
   io::write_json(dir / "quant.json", {{"mode", "MEASURE"}, {"dump_stats_path", "stats/inc"}});
   const std::string config = (dir / "quant.json").string();
   const Variables given = {{"QUANT_CONFIG", config}, {"HABANA_LOGS", "/logs"}, {"OMP_NUM_THREADS", "1"}};
-  const test::Run people = doctor({"--threads", "3"}, given);
-  EXPECT_EQ(people.code, 0) << people.err;
+  const test::Run people = succeeded(doctor({"--threads", "3"}, given));
   EXPECT_THAT(line_of(people.out, "QUANT_CONFIG"), AllOf(HasSubstr(config), HasSubstr("environment")));
   EXPECT_THAT(line_of(people.out, "OMP_NUM_THREADS"), AllOf(HasSubstr(" 3 "), HasSubstr("option: --threads")));
   EXPECT_THAT(line_of(people.out, "HABANA_LOGS"), AllOf(HasSubstr("stats/inc"), HasSubstr("config file: " + config)));
 
   const io::Json json = io::parse_json(doctor({"--json", "--threads", "3"}, given).out, "stdout")["environment"];
-  EXPECT_EQ(json["HABANA_LOGS"]["source"], "config file");
-  EXPECT_EQ(json["HABANA_LOGS"]["by"], config);
-  EXPECT_EQ(json["OMP_NUM_THREADS"]["value"], "3");
-  EXPECT_EQ(json["OMP_NUM_THREADS"]["source"], "option");
-  EXPECT_EQ(json["OMP_NUM_THREADS"]["by"], "--threads");
+  expect_values(json["HABANA_LOGS"], {{"source", "config file"}, {"by", config}});
+  expect_values(json["OMP_NUM_THREADS"], {{"value", "3"}, {"source", "option"}, {"by", "--threads"}});
   EXPECT_EQ(json["QUANT_CONFIG"]["source"], "environment");
   EXPECT_EQ(json["FP8_HPU_DEVICE"]["source"], "default");
 }
@@ -320,8 +311,7 @@ TEST(Flags, WhereAValueComesFrom) {
 /// ctest sets "passive" for its tests; here the variable is empty.
 TEST(Flags, WhatTheProgramPrefersIsADefault) {
   const io::Json json = io::parse_json(doctor({"--json"}, {{"OMP_WAIT_POLICY", ""}}).out, "stdout")["environment"];
-  EXPECT_EQ(json["OMP_WAIT_POLICY"]["source"], "default");
-  EXPECT_EQ(json["OMP_WAIT_POLICY"]["by"], "fp8");
+  expect_values(json["OMP_WAIT_POLICY"], {{"source", "default"}, {"by", "fp8"}});
 }
 
 /// Of modelopt's checkpoints and of our own pages: words that look like variables.

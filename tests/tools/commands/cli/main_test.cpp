@@ -3,6 +3,7 @@
 #include <regex>
 
 #include "support/golden.h"
+#include "support/values.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -18,15 +19,16 @@ std::string wrong_usage(const std::string& line) {
   return run.err;
 }
 
-TEST(Fp8, WrongUsageIsExitCode2) {
+using Fp8 = InFolder;
+
+TEST_F(Fp8, WrongUsageIsExitCode2) {
   expect_error(run_fp8({"measurements"}), 2, "measurements: no command given, allowed: ");
   EXPECT_GOLDEN(wrong_usage(text));
   for (const char* command : {"doctor", "evaluate"})
     expect_error(run_fp8({"--json", command}), 2, "unknown option '--json', allowed: --help, --version or a command");
 }
 
-TEST(Fp8, NoOutputTakesThePlaceOfTheInput) {
-  const test::TempDir folder;
+TEST_F(Fp8, NoOutputTakesThePlaceOfTheInput) {
   const std::string text = (folder / "text.txt").string();
   std::ofstream(text) << "In the beginning";
   fs::create_hard_link(text, folder / "link.txt");
@@ -35,20 +37,19 @@ TEST(Fp8, NoOutputTakesThePlaceOfTheInput) {
   EXPECT_EQ(read_file(text), "In the beginning");
 }
 
-TEST(Fp8, BadValuesNameTheAllowedOnes) {
+TEST_F(Fp8, BadValuesNameTheAllowedOnes) {
   EXPECT_GOLDEN(wrong_usage(text));
   expect_error(run_fp8("evaluate --model {} --data d", ""), 2, "--model");
 }
 
-TEST(Fp8, TheNearestNameIsSaid) {
+TEST_F(Fp8, TheNearestNameIsSaid) {
   expect_error(run_fp8({"quantise"}), 2, "unknown command 'quantise', did you mean 'quantize'?\n");
   EXPECT_GOLDEN(wrong_usage(text));
-  const test::TempDir folder;
   std::ofstream(folder / "quant.json") << R"({"mode": "QUANTIZE", "scale_method": "maxab"})";
   EXPECT_THAT(run_fp8("config check {}", folder / "quant.json").out, HasSubstr("did you mean 'maxabs_hw'?"));
 }
 
-TEST(Fp8, HelpOfACommandInTwoWays) {
+TEST_F(Fp8, HelpOfACommandInTwoWays) {
   EXPECT_EQ(run_fp8({"help"}).out, run_fp8({"--help"}).out);
   EXPECT_EQ(run_fp8({}).out, run_fp8({"--help"}).out);
   EXPECT_EQ(run_fp8({}).code, 0);
@@ -57,8 +58,7 @@ TEST(Fp8, HelpOfACommandInTwoWays) {
     auto first = command, last = command;
     first.insert(first.begin(), "help");
     last.emplace_back("--help");
-    const auto help = run_fp8(first);
-    EXPECT_EQ(help.code, 0) << help.err;
+    const auto help = succeeded(run_fp8(first));
     EXPECT_EQ(help.out, run_fp8(last).out);
     last.back() = "-h";
     EXPECT_EQ(help.out, run_fp8(last).out);
@@ -74,16 +74,14 @@ TEST(Fp8, HelpOfACommandInTwoWays) {
   expect_error(run_fp8("help quantize x"), 2, "help: unexpected argument 'x'");
 }
 
-TEST(Fp8, HelpOfTopics) {
+TEST_F(Fp8, HelpOfTopics) {
   const auto help = run_fp8({"help"}).out;
   for (const auto& [topic, text] : {std::pair{"presets", "FP8_WEIGHT_ONLY"},
                                     {"formats", "modelopt"},
                                     {"environment", "QUANT_CONFIG"},
                                     {"exit-codes", "130, 143"}}) {
     EXPECT_THAT(help, HasSubstr("\n  " + std::string(topic))) << topic;
-    const auto run = run_fp8({"help", topic});
-    EXPECT_EQ(run.code, 0) << run.err;
-    EXPECT_THAT(run.out, HasSubstr("\n  " + std::string(text))) << topic;
+    EXPECT_THAT(succeeded(run_fp8({"help", topic})).out, HasSubstr("\n  " + std::string(text))) << topic;
   }
 }
 
@@ -99,7 +97,7 @@ std::size_t longest_line(const std::string& text) {
   return longest;
 }
 
-TEST(Fp8, HelpIsAsWideAsTheTerminal) {
+TEST_F(Fp8, HelpIsAsWideAsTheTerminal) {
   for (const std::size_t width : {80u, 120u, 200u})
     for (const char* locale : {"C", "C.UTF-8"}) {
       const auto help =
@@ -110,8 +108,7 @@ TEST(Fp8, HelpIsAsWideAsTheTerminal) {
     }
 }
 
-TEST(Fp8, TablesAreNoWiderThanTheTerminal) {
-  const test::TempDir folder;
+TEST_F(Fp8, TablesAreNoWiderThanTheTerminal) {
   const auto out = (folder / "out").string(), wide = (folder / "bf16").string();
   const auto preset = (test::demo_data() / "../../configs/json/maxabs_quant.json").string();
   const std::vector<std::vector<std::string>> commands = {
@@ -137,7 +134,7 @@ TEST(Fp8, TablesAreNoWiderThanTheTerminal) {
   EXPECT_EQ(run_fp8(all, {.environment = {{"COLUMNS", "0"}}}).out, run_fp8(all).out);
 }
 
-TEST(Fp8, ColorsWhereTheyAreAskedFor) {
+TEST_F(Fp8, ColorsWhereTheyAreAskedFor) {
   const std::string red = "\x1b[1;31mfp8: error:\x1b[0m ";
   EXPECT_THAT(run_fp8("inspect /no --color always").err, StartsWith(red + "/no"));
   EXPECT_THAT(run_fp8({"nonsense", "--color=always"}).err, StartsWith(red + "unknown command"));
@@ -149,10 +146,8 @@ TEST(Fp8, ColorsWhereTheyAreAskedFor) {
   expect_error(run_fp8("doctor --color blue"), 2, "--color: found 'blue', allowed: auto, always, never");
 }
 
-TEST(Fp8, ManPagesAndCompletions) {
-  const test::TempDir folder;
-  const auto written = run_fp8("man --out {}", folder / "man1");
-  EXPECT_EQ(written.code, 0) << written.err;
+TEST_F(Fp8, ManPagesAndCompletions) {
+  const auto written = succeeded(run_fp8("man --out {}", folder / "man1"));
   for (const char* page : {"fp8.1", "fp8-quantize.1", "fp8-measurements.1", "fp8-measurements-merge.1", "fp8-man.1"})
     EXPECT_GT(read_file(folder / "man1" / page).size(), 500u) << page;
   EXPECT_EQ(run_fp8("man measurements merge").out, read_file(folder / "man1/fp8-measurements-merge.1"));
@@ -162,20 +157,19 @@ TEST(Fp8, ManPagesAndCompletions) {
   expect_error(run_fp8({"completion"}), 2, "completion: SHELL is required");
 }
 
-TEST(Fp8, FilesMayBeCalledLikeCommands) {
+TEST_F(Fp8, FilesMayBeCalledLikeCommands) {
   expect_error(run_fp8({"inspect", "evaluate"}), 1, "evaluate: no such file or folder");
   expect_error(run_fp8("measurements diff show inspect"), 1, "inspect_hooks_maxabs.json");
 }
 
-TEST(Fp8, FailuresAreExitCode1) {
+TEST_F(Fp8, FailuresAreExitCode1) {
   expect_error(run_fp8({"inspect", "/no/such/file"}), 1, "/no/such/file");
   expect_error(run_fp8("generate --model /no/such/model --prompt x --device cpu"), 1,
                "/no/such/model: expected a model folder, found nothing");
 }
 
-TEST(Fp8, VersionAndHelp) {
-  const auto version = run_fp8({"--version"});
-  EXPECT_EQ(version.code, 0);
+TEST_F(Fp8, VersionAndHelp) {
+  const auto version = succeeded(run_fp8({"--version"}));
   EXPECT_TRUE(std::regex_match(version.out, std::regex("fp8 [0-9]+\\.[0-9]+\\.[0-9]+( \\([0-9a-f]+(-dirty)?\\))?\n")))
       << version.out;
   for (const std::vector<std::string>& more : {std::vector<std::string>{"-V"},
@@ -183,12 +177,10 @@ TEST(Fp8, VersionAndHelp) {
                                                {"measurements", "-V"},
                                                args("measurements show --version")})
     EXPECT_EQ(run_fp8(more).out, version.out);
-  const auto help = run_fp8({"--help"});
-  EXPECT_EQ(help.code, 0);
+  const auto help = succeeded(run_fp8({"--help"}));
   for (const std::string command : {"evaluate", "generate", "inspect", "run"}) {
     EXPECT_THAT(help.out, HasSubstr(command));
-    const auto own = run_fp8({command, "--help"});
-    EXPECT_EQ(own.code, 0);
+    const auto own = succeeded(run_fp8({command, "--help"}));
     EXPECT_EQ(own.err, "");
     EXPECT_THAT(own.out, ::testing::ContainsRegex("Examples?:\n  fp8 " + command));
     const auto all = run_fp8({command, "--help-all"});
@@ -201,13 +193,13 @@ TEST(Fp8, VersionAndHelp) {
                 AllOf(::testing::ContainsRegex("Examples?:\n  fp8 " + command), HasSubstr("--json")));
 }
 
-TEST(Fp8, StdoutThatCantBeWrittenIsAFailure) {
+TEST_F(Fp8, StdoutThatCantBeWrittenIsAFailure) {
   expect_error(run_fp8({"inspect", test::demo_model()}, {.close_stdout = true}), 1, "stdout: can't be written");
   expect_error(run_fp8({"inspect", test::demo_model()}, {.stdout_file = "/dev/full"}), 1,
                "stdout: can't be written: No space left");
 }
 
-TEST(Fp8, PipeClosedByItsReader) {
+TEST_F(Fp8, PipeClosedByItsReader) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   close(ends[0]);
@@ -252,8 +244,7 @@ std::vector<std::pair<std::string, std::vector<std::string>>> calls_in(std::stri
 }
 
 TEST(Examples, AreThere) {
-  std::vector<std::string> names;
-  for (const auto& file : examples()) names.push_back(file.filename().string());
+  auto names = collected(examples(), [](const auto& file) { return file.filename().string(); });
   EXPECT_THAT(names, UnorderedElementsAre("slurm_array.sh", "slurm_ddp.sh", "mpirun.sh", "torchrun_two_nodes.sh",
                                           "ray_calibrate.py", "vllm_generate.py", "quantize_module.py", "moe.sh",
                                           "qwen_vl.sh", "inc_handover.sh", "tiny_models.py", "engines.py"));
@@ -285,7 +276,6 @@ TEST(Examples, GiveOptionsThatThereAre) {
   }
 }
 
-/// Nothing that a command would read is there: the refusal comes before any work.
 TEST(Outputs, AreRefusedBeforeAnyWork) {
   const test::TempDir dir;
   for (const char* name : {"o.safetensors", "o.html", "o.svg", "o.json", "fp8.1"}) std::ofstream(dir / name) << "mine";
@@ -311,8 +301,7 @@ TEST(Outputs, AreRefusedBeforeAnyWork) {
 }
 
 TEST(Environment, ANameThatNobodyReadsIsSaid) {
-  const auto run = run_fp8({"completion", "bash"}, {.environment = {{"QUANT_CONFG", "q.json"}}});
-  EXPECT_EQ(run.code, 0);
+  const auto run = succeeded(run_fp8({"completion", "bash"}, {.environment = {{"QUANT_CONFG", "q.json"}}}));
   EXPECT_EQ(run.err, "fp8: warning: QUANT_CONFG: nobody reads it, did you mean QUANT_CONFIG?\n");
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 config explain and check, run as a process.
 #include "support/golden.h"
+#include "support/values.h"
 #include "tools/commands/quantize/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-class Config : public ::testing::Test {
- protected:
+struct Config : ::testing::Test {
   std::string write(const std::string& text) {
     const auto path = folder_ / "q.json";
     std::ofstream(path) << text;
@@ -32,8 +32,7 @@ TEST_F(Config, ExplainTellsValueOriginAndEffectOfEveryKey) {
                             {{"WORLD_SIZE", "2"}, {"ENABLE_CONSOLE", "1"}});
   EXPECT_EQ(json["mode"], "MEASURE");
   const auto mode = find(json["keys"], "key", "mode");
-  EXPECT_EQ(mode["value"], "MEASURE");
-  EXPECT_EQ(mode["origin"], (folder_ / "q.json").string());
+  expect_values(mode, {{"value", "MEASURE"}, {"origin", (folder_ / "q.json").string()}});
   EXPECT_FALSE(mode["note"].get<std::string>().empty());
   EXPECT_EQ(find(json["keys"], "key", "hp_dtype")["origin"], "default");
   EXPECT_EQ(find(json["keys"], "key", "method")["status"], "ignored");
@@ -136,11 +135,8 @@ TEST_F(Config, ExplainOfDynamicQuantization) {
 
 TEST_F(Config, CheckIsSilentAboutWhatIsRight) {
   const auto file = write(R"({"mode": "MEASURE"})");
-  const auto run = run_fp8("config check {}", file);
-  EXPECT_EQ(run.code, 0);
-  EXPECT_EQ(run.out, file + ": ok\n");
-  const auto json = io::parse_json(run_fp8("config check {} --json", file).out, "stdout");
-  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(succeeded(run_fp8("config check {}", file)).out, file + ": ok\n");
+  EXPECT_EQ(io::parse_json(run_fp8("config check {} --json", file).out, "stdout")["ok"], true);
 }
 
 TEST_F(Config, CheckSaysEveryProblemInOneLine) {
@@ -209,8 +205,7 @@ TEST_F(Config, ChecksADeepSpeedJson) {
 TEST_F(Config, ExplainsADeepSpeedJson) {
   const auto file =
       write(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}})");
-  const auto run = run_fp8("config explain {} --world-size 2", file);
-  EXPECT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8("config explain {} --world-size 2", file));
   EXPECT_THAT(run.out, AllOf(HasSubstr("zero_optimization.stage"),
                              HasSubstr("batch: 32 = micro batch 4 x accumulation 4 x processes 2")));
   const auto json = io::parse_json(run_fp8("config explain {} --json", file).out, "stdout");
@@ -219,10 +214,9 @@ TEST_F(Config, ExplainsADeepSpeedJson) {
 }
 
 TEST_F(Config, MakesTheJsonOfAStrategy) {
-  const auto run = run_fp8(
-      "config deepspeed hpu_deepspeed_stage_3 --set offload_optimizer=true --set precision=bf16-mixed --set "
-      "accumulate_grad_batches=2");
-  EXPECT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(
+      run_fp8("config deepspeed hpu_deepspeed_stage_3 --set offload_optimizer=true --set precision=bf16-mixed --set "
+              "accumulate_grad_batches=2"));
   const auto json = io::parse_json(run.out, "stdout");
   EXPECT_EQ(json["zero_optimization"]["stage"], 3);
   EXPECT_EQ(json["zero_optimization"]["offload_optimizer"]["device"], "cpu");
@@ -234,8 +228,7 @@ TEST_F(Config, MakesTheJsonOfAStrategy) {
   EXPECT_EQ(io::read_json(out)["zero_optimization"]["stage"], 1);
   EXPECT_EQ(run_fp8("config check {} --reader lightning", out).code, 0);
   // The documents' example of ZeRO-Infinity with stage 2.
-  const auto odd = run_fp8("config deepspeed hpu_deepspeed --set offload_parameters=true");
-  EXPECT_EQ(odd.code, 0);
+  const auto odd = succeeded(run_fp8("config deepspeed hpu_deepspeed --set offload_parameters=true"));
   EXPECT_THAT(odd.err, HasSubstr("found device cpu with stage 2, allowed: stage 3"));
   EXPECT_THAT(run_fp8("config deepspeed hpu_deepspeed --set stages=3").err,
               HasSubstr("unknown key 'stages', did you mean 'stage'?"));
@@ -243,9 +236,8 @@ TEST_F(Config, MakesTheJsonOfAStrategy) {
 }
 
 TEST_F(Config, TranslatesTrainingArgumentsAndGaudiConfig) {
-  const auto run = run_fp8(
-      args("config explain {}", write(R"({"per_device_train_batch_size": 8, "bf16": true, "torch_compile": false})")));
-  EXPECT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8(
+      args("config explain {}", write(R"({"per_device_train_batch_size": 8, "bf16": true, "torch_compile": false})"))));
   EXPECT_THAT(run.out, AllOf(HasSubstr("fp8 train --batch: chunks of a forward"),
                              HasSubstr("\nfp8 train --precision bf16-mixed --batch 8 --grad-accum 1 --lr 5e-05 "),
                              HasSubstr("no graph is recorded")));

@@ -179,8 +179,7 @@ class CountingModel : public models::CausalLM {
   torch::nn::Linear head_{nullptr};
 };
 
-class ContinuationTest : public ::testing::TestWithParam<bool> {
- protected:
+struct ContinuationTest : ::testing::TestWithParam<bool> {
   text::Tokenizer tokenizer_{test::demo_data() / "kjv-byte-1.7M"};
   CountingModel model_{GetParam()};
   ContinuationOptions options_;
@@ -270,8 +269,7 @@ INSTANTIATE_TEST_SUITE_P(Families, ContinuationTest, ::testing::Bool());
 
 // The demo model's tokens are bytes, so characters arrive in parts.
 
-class TextStreamTest : public ::testing::Test {
- protected:
+struct TextStreamTest : ::testing::Test {
   text::Tokenizer tokenizer_{test::demo_data() / "kjv-byte-1.7M"};
 
   static std::vector<std::int64_t> bytes(const std::string& text) {
@@ -320,8 +318,7 @@ LogitsRow row_of(const at::Tensor& logits) {
   return {logits.const_data_ptr(), runtime::float_type_of(logits.scalar_type()), logits.numel()};
 }
 
-class SamplingTest : public ::testing::TestWithParam<at::ScalarType> {
- protected:
+struct SamplingTest : ::testing::TestWithParam<at::ScalarType> {
   static at::Tensor random(std::int64_t n) { return (at::randn({n}, at::kFloat) * 4).to(GetParam()); }
 };
 

@@ -44,8 +44,9 @@ std::filesystem::path write(const test::TempDir& folder, const std::vector<Entry
 
 TEST(KvCacheOptions, ModesHaveNames) { test::check_names<KvCacheOptions::Mode>(); }
 
-TEST(ScriptInputs, TensorsAreNamedAsTheArguments) {
-  const test::TempDir folder;
+using ScriptInputs = InFolder;
+
+TEST_F(ScriptInputs, TensorsAreNamedAsTheArguments) {
   const at::Tensor x = torch::randn({5, 3}), y = torch::randn({5});
   const auto model = with_forward(
       "def forward(self, x, scale: float, y, flag: bool=True, more: int=3):\n  return x * scale + y.sum()\n");
@@ -61,8 +62,7 @@ TEST(ScriptInputs, TensorsAreNamedAsTheArguments) {
   EXPECT_EQ(inputs.arguments(0, 1, at::kCPU, at::kBFloat16)[0].toTensor().scalar_type(), at::kBFloat16);
 }
 
-TEST(ScriptInputs, ADefaultBeforeAGivenArgumentIsPassed) {
-  const test::TempDir folder;
+TEST_F(ScriptInputs, ADefaultBeforeAGivenArgumentIsPassed) {
   const auto model = with_forward("def forward(self, x, n: int=7, y: Optional[Tensor]=None):\n  return x\n");
   const auto file = write(folder, {{"x", torch::zeros({2})}, {"y", torch::ones({2})}});
   const auto arguments = ScriptInputs(file, model, {}).arguments(0, 1, at::kCPU, std::nullopt);
@@ -71,8 +71,7 @@ TEST(ScriptInputs, ADefaultBeforeAGivenArgumentIsPassed) {
   EXPECT_TRUE(torch::equal(arguments[2].toTensor(), torch::ones({1})));
 }
 
-TEST(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
-  const test::TempDir folder;
+TEST_F(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
   const at::Tensor x = torch::arange(6, at::kFloat);
   const auto file = write(folder, {{"x", x}});
   const auto model = with_forward("def forward(self, x):\n  return x\n");
@@ -93,8 +92,7 @@ TEST(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
   EXPECT_EQ(ScriptInputs(file, keeps, {.batch = 3}).batch(), 3);
 }
 
-TEST(ScriptInputs, WhatIsRefused) {
-  const test::TempDir folder;
+TEST_F(ScriptInputs, WhatIsRefused) {
   const auto model = with_forward("def forward(self, x, n: int):\n  return x\n");
   const auto refused = [&](const std::vector<Entry>& tensors) {
     return error_of<io::Error>([&] { ScriptInputs(write(folder, tensors), model, {}); });
@@ -113,8 +111,7 @@ TEST(ScriptInputs, WhatIsRefused) {
                "allowed: Tensor, int, float, bool");
 }
 
-TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
-  const test::TempDir folder;
+TEST_F(ScriptInputs, SoundComesInChunksWithItsRate) {
   std::string data;
   for (int i = 0; i < 10; ++i) {
     const std::int16_t sample = static_cast<std::int16_t>(i * 1024);
@@ -136,8 +133,7 @@ TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
   EXPECT_ERROR(io::Error, ScriptInputs(folder / "a.wav", other, {.chunk = 4}), "'rate' of type int");
 }
 
-TEST(ScriptInputs, LoadResetsTheState) {
-  const test::TempDir folder;
+TEST_F(ScriptInputs, LoadResetsTheState) {
   Module m("M");
   m.register_attribute("training", c10::BoolType::get(), true);
   m.register_attribute("sum", c10::TensorType::get(), torch::full({1}, 5.0));
@@ -145,8 +141,7 @@ TEST(ScriptInputs, LoadResetsTheState) {
       "def reset_states(self):\n  self.sum = torch.zeros([1])\ndef forward(self, x):\n  self.sum = self.sum + x\n  "
       "return self.sum\n");
   m.save((folder / "m.pt").string());
-  Context context;
-  context.device = "cpu";
+  Context context{.device = "cpu"};
   Module loaded = load_script(folder / "m.pt", context);
   EXPECT_EQ(loaded.forward({torch::ones({1})}).toTensor().item<float>(), 1.0f);
   EXPECT_FALSE(loaded.is_training());
@@ -155,17 +150,14 @@ TEST(ScriptInputs, LoadResetsTheState) {
   EXPECT_ERROR(io::Error, load_script(folder / "none.pt", context), "none.pt");
 }
 
-TEST(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
-  const test::TempDir folder;
+TEST_F(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
   with_forward("def forward(self, x):\n  return x + torch.ones([1], device=torch.device('cuda:0'))\n")
       .save((folder / "m.pt").string());
-  Context context;
-  context.device = "cpu";
-  Module loaded = load_script(folder / "m.pt", context);
+  Module loaded = load_script(folder / "m.pt", {.device = "cpu"});
   EXPECT_TRUE(torch::equal(call_forward(loaded, {torch::ones({2})}, "m.pt").toTensor(), torch::full({2}, 2.0f)));
 }
 
-TEST(ScriptInputs, AFailureOfForwardIsOneLine) {
+TEST_F(ScriptInputs, AFailureOfForwardIsOneLine) {
   Module model = with_forward("def forward(self, x):\n  return torch.matmul(x, x)\n");
   const auto message = error_of<io::Error>([&] { call_forward(model, {torch::ones({2, 3})}, "m.pt"); });
   EXPECT_THAT(message, HasSubstr("m.pt: forward failed: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"));

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/resource.h>
 
-#include <set>
-
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -19,8 +18,7 @@ std::string inspect_error(const std::filesystem::path& path) {
   return run.err;
 }
 
-class Inspect : public ::testing::Test {
- protected:
+struct Inspect : ::testing::Test {
   const test::TempDir dir;
 };
 
@@ -52,20 +50,17 @@ TEST_F(Inspect, CheckpointFolderAndFile) {
     const auto json = inspect(path);
     EXPECT_EQ(json["kind"], "checkpoint");
     EXPECT_EQ(json["tensors"].size(), 39u);
-    EXPECT_EQ(json["total_bytes"], 2 * 1672896);
-    EXPECT_EQ(json["weights_bytes"], json["total_bytes"]);
+    expect_values(json, {{"total_bytes", 2 * 1672896}, {"weights_bytes", json["total_bytes"]}});
     EXPECT_EQ(json["dtypes"]["BF16"]["tensors"], 39);
   }
   const auto run = run_fp8("inspect {}", folder);
   EXPECT_EQ(run.out.rfind("size    3.3 MB in 39 tensors: BF16 3.3 MB (39)\nform    high precision\nas fp8  E4M3 ", 0),
             0u)
       << run.out;
-  EXPECT_THAT(run.out, HasSubstr("The worst five of 28 modules"));
-  EXPECT_THAT(run.out, Not(HasSubstr("down_proj.weight")));
+  EXPECT_THAT(run.out, AllOf(HasSubstr("The worst five of 28 modules"), Not(HasSubstr("down_proj.weight"))));
   const auto all = run_fp8("inspect {} --all", folder);
-  EXPECT_THAT(all.out, HasSubstr("All of 28 modules"));
-  EXPECT_THAT(all.out, HasSubstr("model.layers.0.mlp.down_proj.weight"));
-  EXPECT_THAT(all.out, HasSubstr("BF16   [192, 512]"));
+  EXPECT_THAT(all.out, AllOf(HasSubstr("All of 28 modules"), HasSubstr("model.layers.0.mlp.down_proj.weight"),
+                             HasSubstr("BF16   [192, 512]")));
 }
 
 TEST_F(Inspect, WhatStaysInHighPrecisionIsFoldedWithItsReason) {
@@ -115,9 +110,7 @@ TEST_F(Inspect, AMeasurementWithBadAmaxSaysSo) {
   const auto run = run_fp8("inspect {}", folder.path());
   EXPECT_THAT(run.out, HasSubstr("measurement: 5 modules; 4 bad tensors\nbad: "));
   EXPECT_THAT(run.out, HasSubstr("l.*.fc               4  BAD -inf .. 4 (5)"));
-  const auto all = run_fp8("inspect {} --all", folder.path());
-  EXPECT_THAT(all.out, HasSubstr("BAD nan"));
-  EXPECT_THAT(all.out, HasSubstr("BAD -3"));
+  EXPECT_THAT(run_fp8("inspect {} --all", folder.path()).out, AllOf(HasSubstr("BAD nan"), HasSubstr("BAD -3")));
 }
 
 TEST_F(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
@@ -135,8 +128,7 @@ TEST_F(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
   }
   EXPECT_EQ(modules, dry["modules"].get<std::set<std::string>>());
   const auto text = run_fp8("inspect {} --plan", folder);
-  EXPECT_THAT(text.out, HasSubstr("model.layers.*.self_attn.q_proj"));
-  EXPECT_THAT(text.out, HasSubstr("--include quantizes it"));
+  EXPECT_THAT(text.out, AllOf(HasSubstr("model.layers.*.self_attn.q_proj"), HasSubstr("--include quantizes it")));
 }
 
 TEST_F(Inspect, DamageOfACheckpointByModule) {
@@ -250,8 +242,7 @@ TEST_F(Inspect, MeasurementAsJsonAndNpz) {
   EXPECT_EQ(inspect(folder.path())["modules"]["matmul"]["inputs"][1],
             io::Json::parse(R"({"count":2,"min":0.5,"max":3.0})"));
   const auto run = run_fp8("inspect {}", folder.path());
-  EXPECT_THAT(run.out, HasSubstr("measurement: 2 modules, 24 samples"));
-  EXPECT_THAT(run.out, HasSubstr("1, 0.5 .. 3 (2)"));
+  EXPECT_THAT(run.out, AllOf(HasSubstr("measurement: 2 modules, 24 samples"), HasSubstr("1, 0.5 .. 3 (2)")));
 }
 
 TEST_F(Inspect, WhatItIsNot) {

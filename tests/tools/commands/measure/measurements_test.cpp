@@ -4,6 +4,7 @@
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -38,8 +39,7 @@ std::string command_error(const std::vector<std::string>& arguments, int code = 
   return run.err;
 }
 
-class Measurements : public ::testing::Test {
- protected:
+struct Measurements : ::testing::Test {
   const test::TempDir dir;
 };
 
@@ -173,8 +173,7 @@ TEST_F(Measurements, PostprocessKeepsOriginalsOnRequest) {
               HasSubstr("orig_p_hooks_maxabs.json: exists"));
   EXPECT_THAT(command_error(args("measurements postprocess {}", dir / "in"), 2),
               HasSubstr("one of --out, --keep-orig, --overwrite is required"));
-  const auto again = run_fp8("measurements postprocess {} --overwrite", dir / "in");
-  EXPECT_EQ(again.code, 0);
+  const auto again = succeeded(run_fp8("measurements postprocess {} --overwrite", dir / "in"));
   EXPECT_THAT(again.err, HasSubstr("nothing changes"));
 }
 
@@ -185,8 +184,7 @@ TEST_F(Measurements, OfFarFewerSamplesThanAskedForSayIt) {
   EXPECT_THAT(run.err, HasSubstr("--samples: found 64, but the data gives 10; "));
   EXPECT_THAT(run.out, HasSubstr("10 of 64 samples asked for, of 64 tokens"));
   const auto json = io::read_json(dir / "stats/inc_output_hooks_maxabs.json");
-  EXPECT_EQ(json["NumSamples"], 10);
-  EXPECT_EQ(json["PlannedSamples"], 64);
+  expect_values(json, {{"NumSamples", 10}, {"PlannedSamples", 64}});
   EXPECT_THAT(run_fp8("measurements show {}", dir / "stats").out, HasSubstr("10 of 64 samples"));
   const std::string partial = "fp8: warning: measurements: 10 of 64 samples were measured: ";
   EXPECT_THAT(run_fp8("quantize --model $DEMO --measurements {} --out {}", dir / "stats", dir / "fp8").err,
@@ -261,8 +259,7 @@ TEST_F(Measurements, TheGroupNamesItsCommands) {
   EXPECT_THAT(command_error({"measurements", "shuffle"}, 2), HasSubstr("measurements: unknown command 'shuffle'"));
   EXPECT_THAT(command_error(args("measurements diff a b show"), 2), HasSubstr("diff: unexpected argument 'show'"));
   for (const char* name : {"merge", "unify", "expand", "postprocess", "diff", "show"}) {
-    const auto help = run_fp8("measurements {} --help", name);
-    EXPECT_EQ(help.code, 0);
+    const auto help = succeeded(run_fp8("measurements {} --help", name));
     EXPECT_THAT(help.out, HasSubstr(std::string("Example:\n  fp8 measurements ") + name));
   }
 }
@@ -328,8 +325,7 @@ TEST_F(KvCache, EvaluateShowsTheEffect) {
     const Expected& expected = head ? kHead : kTensor;
     EXPECT_NEAR(json["perplexity"].get<double>() / expected.perplexity, 1, 2e-4);
     EXPECT_NEAR(json["kl"].get<double>() / expected.kl, 1, 0.05);
-    EXPECT_EQ(json["kv_cache"], "fp8");
-    EXPECT_EQ(json["kv_cache_scales"], head ? "head" : "tensor");
+    expect_values(json, {{"kv_cache", "fp8"}, {"kv_cache_scales", head ? "head" : "tensor"}});
   }
   const auto plain = json_of(run("evaluate", args("--json --data $HELDOUT --samples 2")));
   EXPECT_EQ(plain["kv_cache"], "f32");
@@ -353,11 +349,9 @@ TEST_F(KvCache, EverySchemeOfWeightsTakesThem) {
     std::vector<std::string> arguments =
         args("--json --measurements {} --kv-cache fp8 --out {} {}", stats(), out, scheme);
     EXPECT_EQ(json_of(run("quantize", arguments))["modules_quantized"], 28);
-    const auto config = io::read_json(folder / "out/config.json")["quantization_config"];
-    EXPECT_EQ(config["kv_cache_scheme"]["num_bits"], 8);
+    EXPECT_EQ(io::read_json(folder / "out/config.json")["quantization_config"]["kv_cache_scheme"]["num_bits"], 8);
     const auto evaluated = json_of(run_fp8("evaluate --json --model {} --data $HELDOUT --samples 2", out));
-    EXPECT_EQ(evaluated["kv_cache"], "fp8");
-    EXPECT_EQ(evaluated["kv_cache_scales"], "tensor");
+    expect_values(evaluated, {{"kv_cache", "fp8"}, {"kv_cache_scales", "tensor"}});
   }
 }
 

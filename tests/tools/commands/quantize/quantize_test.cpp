@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of fp8 quantize for modules, experts and towers, run as a process.
-#include <set>
 
 #include "runtime/io/tensors/safetensors_bytes.h"
 #include "runtime/io/tensors/torch_bytes.h"
-#include "support/peak_memory.h"
+#include "support/child.h"
 #include "tools/commands/quantize/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"
 
@@ -13,8 +12,7 @@ namespace {
 
 using io::safetensors_bytes;
 
-class QuantizeFamilies : public ::testing::Test {
- protected:
+struct QuantizeFamilies : ::testing::Test {
   /// Quantizes `model` with these options too; what the tool said.
   test::Run quantize(const std::string& model, const std::vector<std::string>& more) {
     return run_fp8("quantize --model {} --out {} --dynamic --overwrite {}", model, out(), more);
@@ -37,13 +35,11 @@ class QuantizeFamilies : public ::testing::Test {
 
 TEST_F(QuantizeFamilies, ExpertsAreCastOneByOneOrKept) {
   const auto model = test::write_mixture(folder_ / "moe");
-  const auto each = quantize(model, {"--check"});
-  ASSERT_EQ(each.code, 0) << each.err;
+  const auto each = succeeded(quantize(model, {"--check"}));
   EXPECT_EQ(quantized().size(), 1u + 6u);
   EXPECT_THAT(quantized(), Contains("model.layers.0.mlp.experts.1.up_proj"));
   EXPECT_THAT(each.out, HasSubstr("rules of transformers 5.23: accepted"));
-  const auto kept = quantize(model, {"--experts", "keep"});
-  ASSERT_EQ(kept.code, 0) << kept.err;
+  const auto kept = succeeded(quantize(model, {"--experts", "keep"}));
   EXPECT_EQ(quantized(), std::set<std::string>{"model.layers.0.self_attn.o_proj"});
   EXPECT_THAT(ignored(), Contains("model.layers.0.mlp.experts"));
   expect_failed(quantize(model, {"--experts", "some"}), {"--experts"}, 2);
@@ -54,9 +50,7 @@ TEST_F(QuantizeFamilies, LinearKeepAndIgnoreDecideWhereTheToolMayNotKnow) {
       folder_ / "own",
       {{"words.weight", {64, 32}}, {"blocks.0.mix.weight", {32, 32}}, {"blocks.0.table_embed.weight", {48, 32}}},
       R"({"model_type": "nobody_knows", "vocab_size": 64})");
-  const auto plain = quantize(model, {});
-  ASSERT_EQ(plain.code, 0) << plain.err;
-  EXPECT_THAT(plain.err, HasSubstr("unknown family 'nobody_knows'"));
+  EXPECT_THAT(succeeded(quantize(model, {})).err, HasSubstr("unknown family 'nobody_knows'"));
   EXPECT_EQ(quantized(), std::set<std::string>{"blocks.0.mix"}) << "the rows of words are the config's vocab_size";
   ASSERT_EQ(quantize(model, args("--linear table_embed --keep mix$")).code, 0);
   EXPECT_EQ(quantized(), std::set<std::string>{"blocks.0.table_embed"});
@@ -68,8 +62,7 @@ TEST_F(QuantizeFamilies, LinearKeepAndIgnoreDecideWhereTheToolMayNotKnow) {
 TEST_F(QuantizeFamilies, IgnoreKeepsWhatLlmCompressorWould) {
   const auto model = test::write_mixture(folder_ / "moe");
   const std::string o_proj = "model.layers.0.self_attn.o_proj", up = "model.layers.0.mlp.experts.1.up_proj";
-  const auto run = quantize(model, {"--ignore", "lm_head," + o_proj});
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(quantize(model, {"--ignore", "lm_head," + o_proj}));
   EXPECT_THAT(run.err, HasSubstr("--ignore keeps modules in high precision now"));
   EXPECT_EQ(quantized().size(), 6u);
   EXPECT_THAT(ignored(), Contains(o_proj));
@@ -92,8 +85,7 @@ TEST_F(QuantizeFamilies, IncludeIsOfferedWhereItQuantizes) {
   ASSERT_EQ(quantize(model, args("--include lm_head --include embed_tokens")).code, 0);
   EXPECT_THAT(quantized(), Contains("lm_head"));
   EXPECT_THAT(quantized(), Not(Contains("model.embed_tokens")));
-  const auto blocks = quantize(model, args("--scheme block --block 32"));
-  ASSERT_EQ(blocks.code, 0) << blocks.err;
+  const auto blocks = succeeded(quantize(model, args("--scheme block --block 32")));
   EXPECT_THAT(blocks.out, ::testing::ContainsRegex("mlp.gate +a router, kept in high precision"));
 }
 
@@ -127,8 +119,7 @@ TEST_F(QuantizeFamilies, WhatNoReaderLoadsIsRefusedWithItsRule) {
 
 // The program itself with --budget: what it promises about KL is measured again with evaluate.
 
-class Budget : public ::testing::Test {
- protected:
+struct Budget : ::testing::Test {
   const test::TempDir dir;
 };
 
@@ -182,9 +173,8 @@ TEST_F(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
         << (dir / "s/inc").string() << "\"}";
     return path;
   };
-  const auto measured = run_fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 4"),
-                                {.environment = {{"QUANT_CONFIG", config("MEASURE")}}});
-  ASSERT_EQ(measured.code, 0) << measured.err;
+  const auto measured = succeeded(run_fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 4"),
+                                          {.environment = {{"QUANT_CONFIG", config("MEASURE")}}}));
   const auto json =
       json_of(run_fp8("quantize --model $DEMO --out {} --config {} --budget kl=1 --data $HELDOUT --samples 4 --json",
                       dir / "q", config("QUANTIZE")));
@@ -196,9 +186,8 @@ TEST_F(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
 }
 
 TEST_F(Budget, EachModuleIsPrintedOnce) {
-  const auto run =
-      run_fp8("quantize --model $DEMO --out {} --dynamic --budget kl=0.0015 --data $HELDOUT --samples 4", dir / "q");
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(
+      run_fp8("quantize --model $DEMO --out {} --dynamic --budget kl=0.0015 --data $HELDOUT --samples 4", dir / "q"));
   std::map<std::string, int> times;
   std::istringstream lines(run.out + run.err);
   for (std::string line; std::getline(lines, line);)
@@ -325,8 +314,7 @@ TEST_P(DamagedCheckpoint, IsToldInOneLine) {
     EXPECT_EQ(run->code, 1);
     EXPECT_EQ(run->error_lines(), 1) << run->err;
     EXPECT_EQ(run->out, "");
-    EXPECT_THAT(run->err, HasSubstr(GetParam().message));
-    EXPECT_THAT(run->err, HasSubstr("fp8: error: "));
+    EXPECT_THAT(run->err, AllOf(HasSubstr(GetParam().message), HasSubstr("fp8: error: ")));
   }
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
@@ -343,8 +331,7 @@ TEST(Shown, ACardAndAPage) {
                                     dir / "org-model", out, page));
   EXPECT_EQ(done["html"], page.string());
   const std::string card = read_file(out / "README.md"), shown = read_file(page);
-  EXPECT_THAT(card, StartsWith("---\nlicense: apache-2.0\nbase_model: org-model\n"));
-  EXPECT_THAT(card, HasSubstr("nats a token"));
+  EXPECT_THAT(card, AllOf(StartsWith("---\nlicense: apache-2.0\nbase_model: org-model\n"), HasSubstr("nats a token")));
   EXPECT_TRUE(card.ends_with("\n# Org's model\n"));
   for (const char* said :
        {"The worst 5 of 28 modules", "KL divergence for --budget", "fp8 quantize org-model --out out"})
@@ -381,8 +368,7 @@ TEST(UnusualCheckpoint, UnalignedAndTransposedWeightsAreQuantizedAsTheyMean) {
   std::string bytes[2];
   for (const int i : {0, 1}) {
     const auto from = dir / (i == 0 ? "st" : "bin"), to = dir / (i == 0 ? "st8" : "bin8");
-    const auto run = run_fp8("quantize --model {} --out {} --dynamic", from, to);
-    ASSERT_EQ(run.code, 0) << run.err;
+    const auto run = succeeded(run_fp8("quantize --model {} --out {} --dynamic", from, to));
     bytes[i] = read_file(to / "model.safetensors");
     EXPECT_THAT(read_file(to / "config.json"),
                 StartsWith(R"({"rms_norm_eps": 1e-05, "x": 1.0, "quantization_config": {)"));
@@ -404,9 +390,7 @@ TEST(UnusualCheckpoint, ManyTensorsInBoundedMemory) {
   put(dir / "model.safetensors", header(text + "}", kTensors));
   ASSERT_EQ(run_fp8({"--version"}).code, 0);
   const std::int64_t before = test::peak_memory_of_children();
-  const auto run = run_fp8({"inspect", dir.path().string()});
-  EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_THAT(run.out, HasSubstr("in 300000 tensors"));
+  EXPECT_THAT(succeeded(run_fp8({"inspect", dir.path().string()})).out, HasSubstr("in 300000 tensors"));
   EXPECT_LT(test::peak_memory_of_children() - before, 10 * static_cast<std::int64_t>(text.size()));
 }
 

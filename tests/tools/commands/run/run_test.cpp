@@ -14,8 +14,7 @@ using torch::jit::Module;
 
 using e2e::fp8;
 
-class RunCommand : public ::testing::Test {
- protected:
+struct RunCommand : ::testing::Test {
   Module linear() {
     Module m("Linear");
     m.register_attribute("training", c10::BoolType::get(), false);
@@ -68,8 +67,7 @@ def forward(self, x, twice: bool=False):
 };
 
 TEST_F(RunCommand, WritesWhatForwardReturns) {
-  const auto result = run({model(), "--data", inputs(5), "--batch", "1"});
-  ASSERT_EQ(result.code, 0) << result.err;
+  const auto result = succeeded(run({model(), "--data", inputs(5), "--batch", "1"}));
   EXPECT_EQ(output("output.0").sizes(), at::IntArrayRef({5, 6}));
   EXPECT_EQ(output("output.1").sizes(), at::IntArrayRef({5}));
   for (int i = 0; i < 5; ++i) {
@@ -130,9 +128,8 @@ TEST_F(RunCommand, AQuantConfigMeasuresAndQuantizesNodesWithoutAWeightToo) {
                                              << (folder / "stats" / "s").string() << "\"}";
     return (folder / (mode + ".json")).string();
   };
-  const auto measured =
-      fp8("measure --model {} --data {} --out {} --config {}", file, data, folder / "stats", config("MEASURE"));
-  ASSERT_EQ(measured.code, 0) << measured.err;
+  const auto measured = succeeded(
+      fp8("measure --model {} --data {} --out {} --config {}", file, data, folder / "stats", config("MEASURE")));
   const auto nodes = io::read_json(folder / "stats" / "s_hooks_maxabs.json").at("Nodes");
   ASSERT_TRUE(nodes.contains("matmul")) << nodes.dump();
   EXPECT_EQ(nodes.at("matmul").at("inputs").size(), 2u);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches of chunks: every chunk once an epoch, another order in each, any place can be gone back to. The loss by its
 // formula in f64.
-#include <ATen/Functions.h>
 #include <ATen/ops/full.h>
 #include <torch/torch.h>
 
@@ -14,15 +13,14 @@
 #include "support/enum_names.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 
 namespace fp8::commands {
 namespace {
 
 /// Chunk i is [10 i, 10 i + 1, 10 i + 2].
 text::Chunks chunks(std::int64_t count) {
-  text::Chunks result;
-  result.count = count;
-  result.length = 3;
+  text::Chunks result{.count = count, .length = 3};
   for (std::int64_t i = 0; i < count; ++i)
     for (std::int64_t k = 0; k < 3; ++k) result.ids.push_back(10 * i + k);
   return result;
@@ -324,8 +322,7 @@ TEST_F(Mnist, ThreadsOfTheLoaderChangeNoBit) {
   for (const int workers : {0, 2}) {
     Training s(folder.path(), {.max_epochs = 2, .limit_train_batches = std::int64_t{9}}, "bf16-mixed", workers);
     s.fit();
-    std::vector<at::Tensor> weights;
-    for (const auto& p : s.model->network().parameters()) weights.push_back(p.detach().cpu());
+    auto weights = collected(s.model->network().parameters(), [](const auto& p) { return p.detach().cpu(); });
     if (workers == 0) first = weights;
     ASSERT_EQ(weights.size(), 4u);
     for (std::size_t i = 0; i < weights.size(); ++i) EXPECT_TRUE(at::equal(weights[i], first[i])) << i;

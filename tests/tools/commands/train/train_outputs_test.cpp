@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program ends early, keeps its best checkpoints and logs in other forms, and a killed run ends with the files of
 // one that was not.
-#include <set>
 
+#include "support/values.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -33,8 +33,7 @@ std::string timeless_csv(const fs::path& file) {
 class TrainCallbacks : public test::TrainingFolder {};
 
 TEST_F(TrainCallbacks, PatienceEndsTheRunAndTheBestStay) {
-  const auto run = run_train(folder, "run", kWatched);
-  const auto json = json_of(run);
+  const auto json = json_of(run_train(folder, "run", kWatched));
   auto found = evaluations(folder / "run");
   double best = std::numeric_limits<double>::infinity();
   int wait = 0;
@@ -66,8 +65,7 @@ TEST_F(TrainCallbacks, PatienceEndsTheRunAndTheBestStay) {
     run_and_signal(list, folder / "cut", lines, SIGKILL);
     auto again = list;
     again.push_back("--resume");
-    const auto resumed = run_fp8(again);
-    ASSERT_EQ(resumed.code, 0) << resumed.err;
+    const auto resumed = succeeded(run_fp8(again));
     EXPECT_EQ(test::timeless(log_of(folder / "cut")), test::timeless(log_of(folder / "run")));
     EXPECT_EQ(timeless_csv(folder / "cut/metrics.csv"), timeless_csv(folder / "run/metrics.csv"));
     EXPECT_EQ(read_file(folder / "cut/model.safetensors"), read_file(folder / "run/model.safetensors"));
@@ -80,10 +78,8 @@ TEST_F(TrainCallbacks, PatienceEndsTheRunAndTheBestStay) {
 }
 
 TEST_F(TrainCallbacks, TimeEndsTheRunAsItsStepsWould) {
-  const auto run = run_train(folder, "run", "--max-time 0.001 --eval $HELDOUT --logger tensorboard");
-  const auto json = json_of(run);
-  EXPECT_EQ(json["steps"], 1);
-  EXPECT_EQ(json["stop_reason"], "max_time");
+  const auto json = json_of(run_train(folder, "run", "--max-time 0.001 --eval $HELDOUT --logger tensorboard"));
+  expect_values(json, {{"steps", 1}, {"stop_reason", "max_time"}});
   EXPECT_TRUE(json["eval_loss"].is_number());
   EXPECT_TRUE(fs::exists(folder / "run/model.safetensors"));
   EXPECT_EQ(names_in(folder / "run/tensorboard").size(), 1u);
@@ -92,9 +88,7 @@ TEST_F(TrainCallbacks, TimeEndsTheRunAsItsStepsWould) {
 // fp8 train --profile: its trace, that it changes no number, what `fp8 inspect` makes of it; evaluate and measure.
 
 std::vector<fs::path> traces_of(const fs::path& folder) {
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(folder)) found.push_back(entry.path());
-  return found;
+  return collected(fs::directory_iterator(folder), [](const auto& entry) { return entry.path(); });
 }
 
 /// Each event of the lane belongs to something and takes time. Returns how many there are.
@@ -140,8 +134,7 @@ TEST_F(TrainProfile, OneTraceOfTheScheduledStepsAndTheSameNumbers) {
 TEST_F(TrainProfile, AFolderThatCannotBeWrittenIsOneWarning) {
   small_config(folder);
   std::ofstream(folder / "file") << "x";
-  const auto run = run_train(folder, "run", "--steps 5 --warmup 0 --profile {}", folder / "file" / "below");
-  EXPECT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_train(folder, "run", "--steps 5 --warmup 0 --profile {}", folder / "file" / "below"));
   EXPECT_EQ(run.error_lines(), 1) << run.err;
   EXPECT_THAT(run.err, HasSubstr("fp8: warning: nothing is recorded: dirpath"));
 }
@@ -161,8 +154,7 @@ TEST_F(TrainProfile, EvaluateAndMeasure) {
       auto line = args("{} --model $DEMO --data $CALIB --samples {} --batch 1 --seq-len 64 --profile {} --json",
                        command, samples, out);
       if (command == "measure") line = args("{} {} --out {}", line, whole, folder / "stats" / samples);
-      const auto run = run_fp8(line);
-      ASSERT_EQ(run.code, 0) << run.err;
+      const auto run = succeeded(run_fp8(line));
       const auto traces = traces_of(out);
       ASSERT_EQ(traces.size(), 1U);
       EXPECT_THAT(traces[0].filename().string(), HasSubstr(command + "."));
@@ -177,8 +169,7 @@ TEST(InspectTrace, ControlCharactersOfNamesAreSpaces) {
   const test::TempDir folder;
   std::ofstream(folder / "a.trace.json")
       << R"({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a\u001b[31mb", "ts": 0, "dur": 5}]})";
-  const auto run = run_fp8({"inspect", (folder / "a.trace.json").string()});
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8({"inspect", (folder / "a.trace.json").string()}));
   EXPECT_THAT(run.out, HasSubstr("a [31mb"));
   EXPECT_EQ(run.out.find('\x1b'), std::string::npos);
 }
@@ -190,9 +181,8 @@ constexpr const char* kRows[] = {"memory_allocated (GB)", "max_memory_allocated 
 TEST(TrainMemory, ThreeRowsEveryLoggingSteps) {
   const test::TempDir folder;
   small_config(folder);
-  const auto run = run_fp8(arguments(folder, "run", "--steps 7 --logging-steps 3 --precision fp8"),
-                           {.environment = {{"FP8_HPU_MEMORY", "1.5G"}}});
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8(arguments(folder, "run", "--steps 7 --logging-steps 3 --precision fp8"),
+                                     {.environment = {{"FP8_HPU_MEMORY", "1.5G"}}}));
   const auto log = log_of(folder / "run");
   ASSERT_EQ(log.size(), 7u);
   for (std::size_t i = 0; i < log.size(); ++i) {
@@ -205,15 +195,12 @@ TEST(TrainMemory, ThreeRowsEveryLoggingSteps) {
     EXPECT_DOUBLE_EQ(log[i][kRows[1]].get<double>(), gb("max"));
     EXPECT_DOUBLE_EQ(log[i][kRows[2]].get<double>(), 1.5);
   }
-  const auto on_cpu = run_train(folder, "cpu", "--steps 4 --logging-steps 2 --device cpu");
-  ASSERT_EQ(on_cpu.code, 0) << on_cpu.err;
+  const auto on_cpu = succeeded(run_train(folder, "cpu", "--steps 4 --logging-steps 2 --device cpu"));
   for (const auto& entry : log_of(folder / "cpu")) EXPECT_FALSE(entry.contains(kRows[0]));
 }
 
 TEST(TrainMemory, HelpNamesTheOption) {
-  const auto help = run_fp8({"train", "--help-all"});
-  EXPECT_THAT(help.out, HasSubstr("--logging-steps"));
-  EXPECT_THAT(help.out, HasSubstr("500"));
+  EXPECT_THAT(run_fp8({"train", "--help-all"}).out, AllOf(HasSubstr("--logging-steps"), HasSubstr("500")));
   expect_failed(run_fp8("train --logging-steps 0"), {"--logging-steps"}, 2);
 }
 

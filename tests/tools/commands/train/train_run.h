@@ -28,8 +28,7 @@ inline std::filesystem::path small_config(const TempDir& folder) {
 }
 
 /// A fresh folder with a small model's config in `init`.
-class TrainingFolder : public ::testing::Test {
- protected:
+struct TrainingFolder : ::testing::Test {
   const TempDir folder;
   const std::filesystem::path init = small_config(folder);
 };

@@ -3,6 +3,7 @@
 // precisions that have a state or a setting of their own.
 #include <numbers>
 
+#include "support/values.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -29,7 +30,6 @@ TEST_F(TrainSettings, AnotherRunIsNotOverwrittenOrResumed) {
   EXPECT_EQ(read_file(folder / "init/precious.txt"), "mine");
 }
 
-/// A file may change while its path stays.
 TEST_F(TrainSettings, ChangedInputsAreNamed) {
   const auto config = init / "config.json";
   const auto text = folder / "text.txt", eval = folder / "eval.txt";
@@ -59,7 +59,6 @@ TEST_F(TrainSettings, ChangedInputsAreNamed) {
   EXPECT_EQ(train().code, 0);  // the same config, written another way
 }
 
-/// A text is what it says, not where it lies; so are configs and recipes.
 TEST_F(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
   io::write_json(folder / "recipe.json", {{"recipe", "current"}});
   const auto train = [&](const fs::path& at, const char* recipe) {
@@ -70,8 +69,7 @@ TEST_F(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
   };
   fs::copy_file(demo("kjv_calib.txt"), folder / "text.txt");
   fs::copy_file(demo("kjv_heldout_16k.txt"), folder / "eval.txt");
-  auto run = train(folder.path(), (folder / "recipe.json").c_str());
-  ASSERT_EQ(run.code, 0) << run.err;
+  auto run = succeeded(train(folder.path(), (folder / "recipe.json").c_str()));
   const auto moved = folder / "moved";
   fs::create_directory(moved);
   for (const char* name : {"init", "text.txt", "eval.txt"}) fs::rename(folder / name, moved / name);
@@ -90,8 +88,7 @@ TEST_F(TrainSettings, MoreStepsGoOnFromTheLast) {
   };
   ASSERT_EQ(with("10").code, 0);
   const auto first = log_of(folder / "run");
-  auto run = with("16");
-  ASSERT_EQ(run.code, 0) << run.err;
+  auto run = succeeded(with("16"));
   EXPECT_THAT(run.err, HasSubstr("--steps: the run was started with 10, 10 are done, it goes on to 16: the learning "
                                  "rate follows the cosine of 16 steps"));
   EXPECT_EQ(run.error_lines(), 1);
@@ -125,9 +122,7 @@ TEST_F(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
   EXPECT_FALSE(fs::exists(folder / "run/model.safetensors"));
   const auto done = log_of(folder / "run").size();
   const auto steps = std::to_string(done + 20);
-  const auto run = run_fp8(list(steps.c_str()));
-  ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_THAT(run.err, HasSubstr("it goes on to " + steps));
+  EXPECT_THAT(succeeded(run_fp8(list(steps.c_str()))).err, HasSubstr("it goes on to " + steps));
   EXPECT_EQ(log_of(folder / "run").size(), done + 20);
 }
 
@@ -141,8 +136,7 @@ TEST_F(TrainSettings, MeasurementsWarmTheStart) {
   };
   ASSERT_EQ(with("cold", {}).code, 0);
   const auto measured = (folder / "cold/measurements").string();
-  auto run = with("warm", {"--measurements", measured});
-  ASSERT_EQ(run.code, 0) << run.err;
+  auto run = succeeded(with("warm", {"--measurements", measured}));
   EXPECT_EQ(run.err, "");
   const auto underflowed = [&](const char* out) {
     return log_of(folder / out)[0]["fp8"]["underflowed"].get<std::int64_t>();
@@ -166,9 +160,8 @@ TEST_F(TrainSettings, MeasurementsWarmTheStart) {
 
 /// Modules that stayed in bf16 in training were not measured: they stay so in the checkpoint, with the reason.
 TEST_F(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
-  const auto run =
-      run_train(folder, "run", "--precision fp8 --recipe nvidia --steps 4 --keep lm_head --keep layers\\.0\\.");
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(
+      run_train(folder, "run", "--precision fp8 --recipe nvidia --steps 4 --keep lm_head --keep layers\\.0\\."));
   const auto json = json_of(run_fp8("quantize --model {} --measurements {} --out {} --json", folder / "run",
                                     folder / "run/measurements", folder / "fp8"));
   EXPECT_EQ(json["modules_quantized"], 7);
@@ -179,9 +172,8 @@ TEST_F(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
 }
 
 TEST_F(TrainSettings, PlanTellsAndChangesNothing) {
-  auto run = run_fp8(
-      "train --dry-run --init {} --precision fp8 --recipe nvidia --keep lm_head --keep layers\\.0\\. --json", init);
-  ASSERT_EQ(run.code, 0) << run.err;
+  auto run = succeeded(run_fp8(
+      "train --dry-run --init {} --precision fp8 --recipe nvidia --keep lm_head --keep layers\\.0\\. --json", init));
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["modules"].size(), 7u);
   for (const auto& m : json["modules"]) {
@@ -234,11 +226,8 @@ TEST_F(TrainSettings, LossScalingOf16MixedIsLoggedAndResumed) {
 TEST_F(TrainSettings, TheDialectIsPartOfTheRun) {
   const auto losses = [&](const char* out, std::vector<std::string> more) {
     more = args("{} --precision fp8 --recipe nvidia --steps 6", more);
-    const auto run = run_train(folder, out, more);
-    EXPECT_EQ(run.code, 0) << run.err;
-    std::vector<double> found;
-    for (const auto& line : log_of(folder / out)) found.push_back(line["loss"].get<double>());
-    return found;
+    const auto run = succeeded(run_train(folder, out, more));
+    return collected(log_of(folder / out), [&](const auto& line) { return line["loss"].template get<double>(); });
   };
   const auto plain = losses("plain", {});
   EXPECT_EQ(losses("gaudi3", {"--dialect", "gaudi3"}), plain);
@@ -277,9 +266,7 @@ TEST_F(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
       "use_hpu_graphs_for_training": true, "pipelining_fwd_bwd": true, "non_blocking_data_copy": true,
       "logging_steps": 5, "max_steps": 12, "learning_rate": 0.01, "per_device_train_batch_size": 4,
       "warmup_steps": 4, "dataloader_drop_last": true})");
-  const auto run = run_fp8(start(folder, "file", {"--training-args", args_file}));
-  ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_EQ(run.err, "");
+  EXPECT_EQ(succeeded(run_fp8(start(folder, "file", {"--training-args", args_file}))).err, "");
   const auto log = log_of(folder / "file");
   ASSERT_EQ(log.size(), 12u);
   for (std::size_t i = 0; i < log.size(); ++i) {
@@ -289,19 +276,17 @@ TEST_F(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
   }
   EXPECT_LT(log.back()["loss"].get<double>(), log[0]["loss"].get<double>() - 0.3);
 
-  const auto options = run_fp8(start(
+  const auto options = succeeded(run_fp8(start(
       folder, "options",
       args(
           "--precision bf16-mixed --eps-mode habana --batch 4 --lr 0.01 --steps 12 --schedule linear --warmup 4 --clip "
-          "1 --beta2 0.999 --eps 1e-6 --seed 42 --weight-decay 0 --warmup-from 0 --drop-last --logging-steps 5")));
-  ASSERT_EQ(options.code, 0) << options.err;
+          "1 --beta2 0.999 --eps 1e-6 --seed 42 --weight-decay 0 --warmup-from 0 --drop-last --logging-steps 5"))));
   EXPECT_EQ(timeless(log_of(folder / "options")), timeless(log));
   EXPECT_EQ(read_file(folder / "options/model.safetensors"), read_file(folder / "file/model.safetensors"));
 
   // Another formula of AdamW is other numbers; the command line wins.
-  const auto other =
-      run_fp8(start(folder, "other", {"--training-args", args_file, "--eps-mode", "torch", "--eps", "0.01"}));
-  ASSERT_EQ(other.code, 0) << other.err;
+  const auto other = succeeded(
+      run_fp8(start(folder, "other", {"--training-args", args_file, "--eps-mode", "torch", "--eps", "0.01"})));
   EXPECT_NE(log_of(folder / "other").back()["loss"], log.back()["loss"]);
 }
 
@@ -314,13 +299,11 @@ TEST_F(TrainGaudi, WhatIsPrintedRunsAgainAsTheSameRun) {
   const auto list = start(folder, "run", {"--training-args", args_file, "--lr", "0.02"});
   auto print = list;
   std::ranges::replace(print, std::string("--json"), std::string("--print-config"));
-  const auto printed = run_fp8(print);
-  ASSERT_EQ(printed.code, 0) << printed.err;
+  const auto printed = succeeded(run_fp8(print));
   EXPECT_THAT(printed.out, HasSubstr("args.json: key 'weight_decay' (default)"));
   const auto file = write(folder / "run.yaml", printed.out);
   ASSERT_EQ(run_fp8(list).code, 0);
-  const auto again = run_fp8("train --config {} --out {}", file, folder / "again");
-  ASSERT_EQ(again.code, 0) << again.err;
+  const auto again = succeeded(run_fp8("train --config {} --out {}", file, folder / "again"));
   EXPECT_EQ(timeless(log_of(folder / "again")), timeless(log_of(folder / "run")));
 }
 
@@ -330,8 +313,7 @@ TEST_F(TrainGaudi, EpochsEvaluationsAndCheckpoints) {
       "warmup_ratio": 0.5, "lr_scheduler_type": "constant_with_warmup", "learning_rate": 0.01,
       "report_to": ["tensorboard"], "use_habana": true, "use_lazy_mode": false})");
   const auto list = start(folder, "run", {"--training-args", args_file, "--eval", demo("kjv_heldout_16k.txt")});
-  const auto run = run_fp8(list);
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8(list));
   const auto settings = io::read_json(folder / "run/train.json");
   const auto chunks = settings["chunks"].get<std::int64_t>();
   const std::int64_t epoch = ((chunks + 31) / 32 + 1) / 2, steps = (3 * epoch + 1) / 2;
@@ -356,9 +338,8 @@ TEST_F(TrainGaudi, EpochsEvaluationsAndCheckpoints) {
 
 TEST_F(TrainGaudi, ListsOfAutocastCount) {
   const auto losses = [&](const char* out, const std::string& text) {
-    const auto run = run_fp8(start(
-        folder, out, {"--gaudi-config", write(folder / "gaudi_config.json", text), "--steps", "3", "--batch", "4"}));
-    EXPECT_EQ(run.code, 0) << run.err;
+    const auto run = succeeded(run_fp8(start(
+        folder, out, {"--gaudi-config", write(folder / "gaudi_config.json", text), "--steps", "3", "--batch", "4"})));
     return std::pair(timeless(log_of(folder / out)), run.err);
   };
   const auto [usual, nothing] = losses("usual", R"({"use_torch_autocast": true})");
@@ -374,8 +355,7 @@ TEST_F(TrainGaudi, ListsOfAutocastCount) {
   const auto [none, said] = losses("none", R"({"use_torch_autocast": true, "autocast_bf16_ops": [],
       "autocast_fp32_ops": ["pow.Scalar"]})");
   EXPECT_NE(none, usual);
-  EXPECT_THAT(said, HasSubstr("gaudi_config.json"));
-  EXPECT_THAT(said, HasSubstr("pow.Scalar"));
+  EXPECT_THAT(said, AllOf(HasSubstr("gaudi_config.json"), HasSubstr("pow.Scalar")));
   const auto plain = run_fp8(start(folder, "plain", {"--steps", "3", "--batch", "4", "--precision", "32-true"}));
   EXPECT_EQ(plain.code, 0) << plain.err;
   EXPECT_EQ(timeless(log_of(folder / "plain")), none);
@@ -438,11 +418,8 @@ TEST_F(TrainGaudi, AutocastOfTheCpu) {
   const auto losses = [&](const char* out, const std::string& more) {
     const auto args_file = write(folder / "args.json", R"({"use_cpu": true, "max_steps": 3, "learning_rate": 0.01,
         "per_device_train_batch_size": 4)" + more + "}");
-    const auto run = run_fp8(start(folder, out, {"--training-args", args_file}));
-    EXPECT_EQ(run.code, 0) << run.err;
-    std::vector<double> found;
-    for (const auto& line : log_of(folder / out)) found.push_back(line["loss"]);
-    return found;
+    const auto run = succeeded(run_fp8(start(folder, out, {"--training-args", args_file})));
+    return collected(log_of(folder / out), [](const auto& line) { return line["loss"].template get<double>(); });
   };
   const auto plain = losses("plain", ""),
              bf16 = losses("bf16", R"(, "bf16": true, "half_precision_backend": "cpu_amp")");
@@ -456,13 +433,9 @@ TEST_F(TrainGaudi, AutocastOfTheCpu) {
 TEST_F(TrainGaudi, Fp8RunsOptimumsRecipe) {
   const auto args_file = write(folder / "args.json", R"({"fp8": true, "bf16": true, "use_habana": true, "max_steps": 2,
       "per_device_train_batch_size": 4, "minimize_memory": true, "gradient_checkpointing": true})");
-  const auto run = run_fp8(start(folder, "run", {"--training-args", args_file}));
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8(start(folder, "run", {"--training-args", args_file})));
   const auto recipe = io::read_json(folder / "run/train.json")["recipe_values"];
-  EXPECT_EQ(recipe["fp8_format"], "HYBRID");
-  EXPECT_EQ(recipe["interval"], 16);
-  EXPECT_EQ(recipe["amax_history_len"], 1);
-  EXPECT_EQ(recipe["reduce_amax"], false);
+  expect_values(recipe, {{"fp8_format", "HYBRID"}, {"interval", 16}, {"amax_history_len", 1}, {"reduce_amax", false}});
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 // The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was
 // killed or interrupted and resumed is the run that was not, and what it refuses.
 
+#include "support/child.h"
 #include "support/golden.h"
-#include "support/peak_memory.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -44,8 +44,7 @@ TEST_F(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
 TEST_F(Train, SaysEachEvaluationWhereThereIsNoTerminal) {
   auto list = arguments(folder, "run", "--eval $HELDOUT --eval-every 15");
   std::erase(list, "--json");
-  const auto run = run_fp8(list);
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8(list));
   std::istringstream lines(run.err);
   for (const char* step : {"15", "30", "40"}) {
     std::string line;
@@ -63,11 +62,9 @@ TEST_F(Train, ATokenizerOfRanksIsTakenAndGoesAlong) {
   for (int byte = 0; byte < 256; ++byte)
     ranks << kLetters[byte >> 2] << kLetters[(byte & 3) << 4] << "== " << byte << "\n";
   ranks.close();
-  const auto json = run_train(folder, "json", "--steps 3 --warmup 1");
-  ASSERT_EQ(json.code, 0) << json.err;
+  const auto json = succeeded(run_train(folder, "json", "--steps 3 --warmup 1"));
   for (const char* const path : {"ranks", "ranks/bytes.tiktoken"}) {
-    const auto run = run_train(folder, "run", "--steps 3 --warmup 1 --tokenizer {}", folder / path);
-    ASSERT_EQ(run.code, 0) << run.err;
+    const auto run = succeeded(run_train(folder, "run", "--steps 3 --warmup 1 --tokenizer {}", folder / path));
     EXPECT_EQ(read_file(folder / "run/model.safetensors"), read_file(folder / "json/model.safetensors"));
     EXPECT_EQ(read_file(folder / "run/bytes.tiktoken"), read_file(folder / "ranks/bytes.tiktoken"));
     EXPECT_FALSE(fs::exists(folder / "run/tokenizer.json"));
@@ -167,8 +164,7 @@ TEST_F(Train, ThreadsChangeNothing) {
     for (const char* threads : {"1", "2"}) {
       std::vector<std::string> more = args("--threads {} --precision {}", threads, precision);
       if (precision == "fp8") more.insert(more.end(), {"--recipe", recipe});
-      const auto run = run_train(folder, precision + threads, more);
-      ASSERT_EQ(run.code, 0) << run.err;
+      const auto run = succeeded(run_train(folder, precision + threads, more));
       if (precision == "fp8") {
         EXPECT_EQ(io::parse_json(run.out, "stdout")["modules_fp8"], 11);
       }
@@ -253,7 +249,6 @@ TEST_F(Train, EveryPrecisionAndRecipeLearnsTheSame) {
     EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
 }
 
-// The amax that training recorded serves as a calibration, whatever the recipe.
 TEST_F(Train, ItsMeasurementQuantizesItsModel) {
   const auto out = (folder / "run").string(), measurement = (folder / "run/measurements").string();
   const auto run = run_train(folder, "run", "--precision fp8 --recipe nvidia");
@@ -304,8 +299,7 @@ TEST_F(Train, ActivationCheckpointingChangesMemoryOnly) {
     ASSERT_EQ(run_train(folder, "plain" + precision, more).code, 0);
     auto again = more;
     again.insert(again.begin(), "--activation-checkpointing");
-    const auto run = run_train(folder, "again" + precision, again);
-    ASSERT_EQ(run.code, 0) << run.err;
+    const auto run = succeeded(run_train(folder, "again" + precision, again));
     const auto plain = log_of(folder / ("plain" + precision)), repeated = log_of(folder / ("again" + precision));
     EXPECT_EQ(without_counts(plain), without_counts(repeated)) << precision;
     EXPECT_LT(repeated[0]["memory"]["max"].get<double>(), plain[0]["memory"]["max"].get<double>()) << precision;
@@ -362,9 +356,7 @@ TEST_F(Train, InspectDrawsItsLoss) {
   EXPECT_EQ(json["runs"][0]["steps"], 6);
   EXPECT_EQ(json["runs"][0]["first_loss"], log[0]["loss"]);
   EXPECT_EQ(json["runs"][0]["eval_loss"], log[5]["eval_loss"]);
-  const auto page = read_file(html);
-  EXPECT_THAT(page, HasSubstr("<svg"));
-  EXPECT_THAT(page, HasSubstr((folder / "b").string()));
+  EXPECT_THAT(read_file(html), AllOf(HasSubstr("<svg"), HasSubstr((folder / "b").string())));
   EXPECT_EQ(run_fp8("inspect {} --with {} --html {}", folder / "a", folder / "b", svg).code, 0);
   EXPECT_EQ(read_file(svg).rfind("<svg", 0), 0u);
   EXPECT_EQ(run_fp8("inspect $DEMO --with {}", folder / "b").code, 2);

@@ -125,8 +125,7 @@ TEST(DistanceBuckets, AreThoseOfTransformers) {
 
 TEST(DistanceBuckets, LaterRowsSeeWhatIsInFront) {
   const BucketSpec spec;
-  const auto all = distance_buckets(spec, 0, 50, false);
-  EXPECT_TRUE(at::equal(distance_buckets(spec, 40, 10, false), all.narrow(0, 40, 10)));
+  EXPECT_TRUE(at::equal(distance_buckets(spec, 40, 10, false), distance_buckets(spec, 0, 50, false).narrow(0, 40, 10)));
 }
 
 TEST(SeenBias, HidesWhatIsNotSeen) {
@@ -134,9 +133,7 @@ TEST(SeenBias, HidesWhatIsNotSeen) {
   const auto all = seen_bias(bias, {});
   ASSERT_EQ(all.sizes(), (std::vector<std::int64_t>{1, 2, 2, 3}));
   EXPECT_EQ(all[0][1][0][2].item<float>(), 5);
-  Sight causal;
-  causal.causal = true;
-  const auto triangle = seen_bias(bias, causal);
+  const auto triangle = seen_bias(bias, {.causal = true});
   EXPECT_EQ(triangle[0][0][1][1].item<float>(), 8);
   EXPECT_TRUE(std::isinf(triangle[0][0][0][1].item<float>()));
   const auto mask = at::tensor({1, 0, 1}, at::kLong).to(at::kBool).view({1, 1, 1, 3}).expand({4, 1, 2, 3});
@@ -183,8 +180,7 @@ TEST(DistanceRows, WithoutBucketsFarDistancesShareTheLastRow) {
   EXPECT_EQ(distance_rows({.span = 3}, 6)[0][5].item<std::int64_t>(), 0);
 }
 
-class DistanceScores : public ::testing::TestWithParam<std::tuple<bool, bool, bool>> {
- protected:
+struct DistanceScores : ::testing::TestWithParam<std::tuple<bool, bool, bool>> {
   static constexpr std::int64_t kBatch = 2, kHeads = 3, kLength = 7, kWidth = 4, kHidden = kHeads * kWidth;
 };
 
@@ -353,8 +349,7 @@ void expect_same(const quant::PlanOptions& options, at::ScalarType dtype, const 
 TEST(LinearTogetherInModels, LogitsAndTokensAreThoseOfEach) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const auto activations : {quant::ActivationScaling::dynamic_token, quant::ActivationScaling::none}) {
-      quant::PlanOptions options;
-      options.activations = activations;
+      quant::PlanOptions options{.activations = activations};
       expect_same(options, dtype, name_of(activations));
       options.exclude = {"k_proj"};
       expect_same(options, dtype, std::string(name_of(activations)) + ", k in high precision");

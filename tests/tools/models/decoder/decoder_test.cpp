@@ -14,6 +14,7 @@
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
@@ -56,9 +57,7 @@ TEST(Llama, EagerAttentionGivesThemToo) { expect_reference_logits(kjv(), kjv_ref
 TEST(Llama, OnlyTheModulesOfTheChosenAttentionAreThere) {
   const auto names = [](AttentionKind attention) {
     auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = attention});
-    std::vector<std::string> found;
-    for (const auto& child : attention_of(*loaded.model, 0)->named_children()) found.push_back(child.key());
-    return found;
+    return collected(attention_of(*loaded.model, 0)->named_children(), [](const auto& child) { return child.key(); });
   };
   EXPECT_THAT(names(AttentionKind::fused), ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache",
                                                        "fused_scaled_dot_product_attention"));
@@ -215,7 +214,6 @@ INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache,
 
 class LlamaJoined : public ::testing::TestWithParam<AttentionKind> {};
 
-// Sequences of several lengths that go on together give the logits that each gives by itself.
 TEST_P(LlamaJoined, GoesOnAsEachByItself) {
   c10::NoGradGuard no_grad;
   auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = GetParam()});

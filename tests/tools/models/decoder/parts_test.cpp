@@ -34,8 +34,7 @@ at::Tensor turned_by_operations(const at::Tensor& x, const RotaryAngles& angles)
   return x * angles.cos + at::cat({-x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1) * angles.sin;
 }
 
-class DecoderMath : public ::testing::TestWithParam<at::ScalarType> {
- protected:
+struct DecoderMath : ::testing::TestWithParam<at::ScalarType> {
   void SetUp() override { runtime::init(); }
   static at::TensorOptions options(at::Device device) { return at::dtype(GetParam()).device(device); }
   static at::Device hpu() { return at::Device(at::kHPU, 0); }
@@ -185,9 +184,7 @@ TEST(Mixtral, LogitsEqualTransformers) {
 }
 
 TEST(Mixtral, EagerAttentionToo) {
-  LoadOptions options;
-  options.attention = AttentionKind::eager;
-  auto loaded = load({}, options);
+  auto loaded = load({}, {.attention = AttentionKind::eager});
   expect_logits(loaded);
 }
 
@@ -255,9 +252,7 @@ torch::nn::Linear converted(std::int64_t in, at::ScalarType dtype, quant::Activa
   holder->to(dtype);
   holder->to(test::kHpu);
   holder->eval();
-  quant::PlanOptions options;
-  options.activations = activations;
-  options.measurements = measure::MeasurementFile{};
+  quant::PlanOptions options{.activations = activations, .measurements = measure::MeasurementFile{}};
   options.measurements->modules.push_back({"m", {{3.5f}}, std::nullopt, std::nullopt});
   quant::convert(*holder, options);
   return linear;

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 
 #include <numeric>
-#include <set>
 
 #include "fp8/tools/models/decoder/mlp.h"
 #include "support/matchers.h"

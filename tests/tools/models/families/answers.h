@@ -16,8 +16,7 @@ inline void write_pairs(const std::filesystem::path& file, const at::Tensor& sou
   writer.commit();
 }
 
-class Answers : public ::testing::TestWithParam<std::string> {
- protected:
+struct Answers : ::testing::TestWithParam<std::string> {
   std::string path(const std::string& name) const { return (folder / name).string(); }
   static test::Run run(const std::vector<std::string>& arguments) {
     return test::fp8_in_process("{} --json --quiet", arguments);

@@ -99,8 +99,7 @@ std::vector<Wrong> wrong_values(const io::Json& good) {
   return values;
 }
 
-class ConfigValues : public ::testing::TestWithParam<std::string> {
- protected:
+struct ConfigValues : ::testing::TestWithParam<std::string> {
   void SetUp() override { fixture.write(folder.path()); }
 
   /// Reads, fits and checks the config and makes its model with placeholders; what was wrong, "" if nothing.

@@ -13,8 +13,7 @@ const std::vector<std::string> kSizes = args(
     "num_key_value_heads intermediate_size_mlp d_ff d_kv num_layers num_decoder_layers encoder_layers decoder_layers "
     "encoder_ffn_dim decoder_ffn_dim");
 
-class Contradictions : public ::testing::TestWithParam<std::string> {
- protected:
+struct Contradictions : ::testing::TestWithParam<std::string> {
   void SetUp() override {
     fixture.write(folder / "model");
     const auto ids = at::arange(3, 11, at::kLong).unsqueeze(0);
@@ -98,8 +97,7 @@ INSTANTIATE_TEST_SUITE_P(All, Contradictions, ::testing::ValuesIn(testing::fixtu
 
 // A family that is not known: every command that would run it says which are, and what still works on such a folder.
 
-class UnknownFamily : public ::testing::Test {
- protected:
+struct UnknownFamily : ::testing::Test {
   void SetUp() override {
     testing::Fixture fixture("llama");
     fixture.config["model_type"] = "nobody_knows";

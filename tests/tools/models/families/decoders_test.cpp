@@ -8,6 +8,7 @@
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/save.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models {
@@ -17,8 +18,7 @@ const bool kOneThread = (at::set_num_threads(1), true);
 
 constexpr float kTolerance = 3e-4f;
 
-class Families : public testing::FixtureTest {
- protected:
+struct Families : testing::FixtureTest {
   /// mllama's layer 1 looks at images.
   bool is_in_absent_layer(const std::string& name) const {
     return GetParam() == "mllama" && name.find(".layers.1.") != std::string::npos;
@@ -103,8 +103,7 @@ TEST_P(Families, JoinedSequencesAreAsEachAlone) {
   const auto all = loaded.model->join(each, ids.size(1));
   ASSERT_NE(all, nullptr);
   for (std::int64_t step = 0; step < 4; ++step) {
-    std::vector<at::Tensor> next;
-    for (const auto length : lengths) next.push_back(ids.narrow(1, length + step, 1));
+    auto next = collected(lengths, [&](const auto length) { return ids.narrow(1, length + step, 1); });
     const auto logits = loaded.model->forward(at::cat(next), all.get());
     for (std::size_t i = 0; i < lengths.size(); ++i) {
       const auto alone = loaded.model->forward(ids.narrow(1, 0, lengths[i] + step + 1));
@@ -303,15 +302,12 @@ TEST_P(Heads, LogitsAreThoseOfTransformers) {
       continue;
     }
     const auto theirs = testing::tensor_of(json["logits"][expected.get<std::size_t>()]).to(at::kFloat);
-    const auto ours = logits().select(1, -1)[0].narrow(0, 0, theirs.size(0));
-    EXPECT_LE((ours - theirs).abs().max().item<float>(), 3e-4f);
+    EXPECT_LE((logits().select(1, -1)[0].narrow(0, 0, theirs.size(0)) - theirs).abs().max().item<float>(), 3e-4f);
   }
 }
 
 std::vector<std::string> names_of_heads() {
-  std::vector<std::string> names;
-  for (const auto& item : heads_json()["heads"].items()) names.push_back(item.key());
-  return names;
+  return collected(heads_json()["heads"].items(), [](const auto& item) { return item.key(); });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Heads, ::testing::ValuesIn(names_of_heads()), testing::test_name);

@@ -21,8 +21,7 @@ std::vector<std::string> mixtures() {
   return names;
 }
 
-class NodesOfFamilies : public ::testing::TestWithParam<std::string> {
- protected:
+struct NodesOfFamilies : ::testing::TestWithParam<std::string> {
   void SetUp() override { fixture.write(folder / "model"); }
 
   std::string path(const std::string& name) const { return (folder / name).string(); }
@@ -178,8 +177,7 @@ TEST_P(MixturesOfFamilies, RoutersStayAndIdleExpertsAreNamed) {
       args("quantize --model {} --measurements {} --out {} --dry-run", path("model"), path("stats"), path("out")),
       &warnings);
   ASSERT_TRUE(json.is_object());
-  EXPECT_THAT(warnings, HasSubstr("no token"));
-  EXPECT_THAT(warnings, HasSubstr("expert"));
+  EXPECT_THAT(warnings, AllOf(HasSubstr("no token"), HasSubstr("expert")));
   std::size_t experts = 0;
   for (const auto& module : json["modules"]) {
     const auto name = module.get<std::string>();
@@ -212,8 +210,7 @@ INSTANTIATE_TEST_SUITE_P(All, MixturesOfFamilies, ::testing::ValuesIn(mixtures()
 
 constexpr std::int64_t kLongest = 40;  // of the fixtures' texts
 
-class Windows : public ::testing::Test {
- protected:
+struct Windows : ::testing::Test {
   /// The checkpoint of a fixture with another window; 0: none.
   std::string write(const std::string& name, std::int64_t window) {
     Fixture fixture(name);

@@ -6,6 +6,7 @@
 #include "fp8/tools/models/layer_stream.h"
 #include "support/golden.h"
 #include "support/throws_with.h"
+#include "support/values.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models {
@@ -133,8 +134,7 @@ TEST_P(Seq2Seq, AnswersNeedASource) {
 TEST_P(Seq2Seq, NamesAreThoseOfCheckpoints) {
   const auto loaded = load();
   const bool bart = GetParam() == "bart";
-  std::vector<std::string> names;
-  for (const auto& item : loaded.model->named_modules()) names.push_back(item.key());
+  auto names = collected(loaded.model->named_modules(), [](const auto& item) { return item.key(); });
   for (const char* node : {"k_cache", "v_cache", "fused_scaled_dot_product_attention"})
     for (const std::string& attention :
          bart ? std::vector<std::string>{"model.decoder.layers.1.self_attn.", "model.decoder.layers.1.encoder_attn."}

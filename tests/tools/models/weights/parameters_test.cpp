@@ -11,8 +11,7 @@
 namespace fp8::models {
 namespace {
 
-class Parameters : public ::testing::Test {
- protected:
+struct Parameters : ::testing::Test {
   /// Each tensor in its own dtype: f32, bf16, f16, int64.
   io::Checkpoint write(const std::map<std::string, at::Tensor>& tensors) const {
     const auto dtype_of = [](const at::Tensor& tensor) {
@@ -378,9 +377,10 @@ struct AllExponents {
   }
 };
 
-TEST(Mxfp4Exponents, AllCodesWithEachToTheBit) {
+using Mxfp4Exponents = InFolder;
+
+TEST_F(Mxfp4Exponents, AllCodesWithEachToTheBit) {
   using All = AllExponents;
-  const test::TempDir folder;
   const All all;
   const auto checkpoint = write_bytes(folder.path(), {{"w_blocks", all.blocks}, {"w_scales", all.scales}});
   const std::array<std::int64_t, 3> shape = {All::kStacked, All::kColumns, All::kRows};
@@ -401,8 +401,7 @@ TEST(Mxfp4Exponents, AllCodesWithEachToTheBit) {
   EXPECT_TRUE(at::where(found.abs() >= 0x1p-126, narrow, found).equal(found));
 }
 
-TEST(Mxfp4Exponents, EachMessageNamesTensorFoundAndAllowed) {
-  const test::TempDir folder;
+TEST_F(Mxfp4Exponents, EachMessageNamesTensorFoundAndAllowed) {
   const BytesTensor blocks = {io::DType::U8, {1, 2, 1, 16}, std::vector<std::uint8_t>(32)};
   const BytesTensor scales = {io::DType::U8, {1, 2, 1}, {127, 127}};
   const auto checkpoint = write_bytes(folder.path(), {{"good_blocks", blocks},
@@ -442,8 +441,7 @@ TEST(Mxfp4Exponents, EachMessageNamesTensorFoundAndAllowed) {
   EXPECT_EQ(message("wide", {1, 32, 2}), where + "wide_scales': found U8 [1, 1, 2], config.json asks for U8 [1, 2, 1]");
 }
 
-TEST(Mxfp4Exponents, AStackThatIsThereItselfIsTaken) {
-  const test::TempDir folder;
+TEST_F(Mxfp4Exponents, AStackThatIsThereItselfIsTaken) {
   const BytesTensor blocks = {io::DType::U8, {1, 2, 1, 16}, std::vector<std::uint8_t>(32)};
   const auto checkpoint = write_bytes(folder.path(), {{"w", {io::DType::F32, {1}, {0, 0, 0, 0}}},
                                                       {"w_blocks", blocks},
@@ -454,8 +452,7 @@ TEST(Mxfp4Exponents, AStackThatIsThereItselfIsTaken) {
 }
 
 /// Names alone say nothing: config.json must.
-TEST(Mxfp4Exponents, ConfigsThatTellOfOthers) {
-  const test::TempDir folder;
+TEST_F(Mxfp4Exponents, ConfigsThatTellOfOthers) {
   const auto checkpoint =
       write_bytes(folder.path(), {{"w_blocks", {io::DType::U8, {1, 1, 1, 16}, std::vector<std::uint8_t>(16)}},
                                   {"w_scales", {io::DType::U8, {1, 1, 1}, {127}}}});

@@ -2,7 +2,6 @@
 // Everything with a name in a run file runs by that name: every row of every registry, by its short name and by
 // Lightning's path, from a file, with the output that it is there for. The rows are those that the program itself lists
 // where it refuses an unknown name, so none can be forgotten here.
-#include <set>
 
 #include "support/golden.h"
 #include "tools/commands/train/train_run.h"
@@ -112,14 +111,15 @@ void expect_run_together(const std::string& key, const std::string& path, const 
     std::string list;
     for (const auto& [name, row] : rows)
       list += (list.empty() ? "[" : ", ") + part(before + name, arguments_of(row, folder / "out"));
-    const auto ran = run(folder.path(), key, list + "]");
-    EXPECT_EQ(ran.code, 0) << ran.err;
+    const auto ran = succeeded(run(folder.path(), key, list + "]"));
     const std::string all = ran.out + ran.err + written(folder / "out");
     for (const auto& [name, row] : rows) EXPECT_THAT(all, HasSubstr(row.output)) << before << name;
   }
 }
 
-TEST(EveryName, CallbacksAndLoggers) {
+using EveryName = InFolder;
+
+TEST_F(EveryName, CallbacksAndLoggers) {
   const Rows ends = {
       {"EarlyStopping", {"monitor: val_loss, stopping_threshold: 100.0", "past stopping_threshold 100.0"}},
       {"Timer", {"duration: '00:00:00:00'", "Timer: 0.0 seconds are over"}}};
@@ -141,7 +141,6 @@ TEST(EveryName, CallbacksAndLoggers) {
   const Rows loggers = {{"CSVLogger", {"save_dir: OUT/mine", "mine/metrics.csv"}},
                         {"TensorBoardLogger", {"save_dir: OUT/board", "board/events.out.tfevents"}},
                         {"JsonlLogger", {"save_dir: OUT/mine", "mine/metrics.jsonl"}}};
-  const test::TempDir folder;
   test::small_config(folder);
   std::set<std::string> known;
   for (const Rows* rows : {&ends, &callbacks, &loggers})
@@ -156,7 +155,7 @@ TEST(EveryName, CallbacksAndLoggers) {
                  /*lists=*/false);
 }
 
-TEST(EveryName, Strategies) {
+TEST_F(EveryName, Strategies) {
   const auto word = [](const std::string& name, const std::string&) { return name; };
   const Row runs{"", "\"steps\":3"};
   expect_all_run("trainer.strategy", "",
@@ -170,7 +169,7 @@ TEST(EveryName, Strategies) {
                  part, /*lists=*/false);
 }
 
-TEST(EveryName, PluginsPrecisionsAndProfilers) {
+TEST_F(EveryName, PluginsPrecisionsAndProfilers) {
   expect_all_run("trainer.plugins", "lightning_habana.pytorch.plugins.",
                  {{"HPUPrecisionPlugin", {"precision: bf16-mixed", "\"precision\":\"bf16-mixed\""}},
                   {"HPUCheckpointIO", {"", "checkpoints/step-00000003"}}},
@@ -184,9 +183,7 @@ TEST(EveryName, PluginsPrecisionsAndProfilers) {
   expect_all_run("trainer.profiler", "", {{"simple", {"", "training_step"}}}, word, false);
 }
 
-/// Two of a kind write to places of their own, and go on there.
-TEST(EveryName, TwoLoggersOfAKind) {
-  const test::TempDir folder;
+TEST_F(EveryName, TwoLoggersOfAKind) {
   test::small_config(folder);
   const auto logger = [&](const std::string& kind, const std::string& name) {
     return "{class_path: " + kind + ", init_args: {save_dir: " + (folder / "out/logs").string() + ", name: " + name +
@@ -202,8 +199,7 @@ TEST(EveryName, TwoLoggersOfAKind) {
   const auto file = file_with(folder.path(), "trainer.logger", all("b"));
   const auto more = folder / "more.yaml";
   std::ofstream(more) << "trainer: {max_steps: 5}\n";
-  const auto resumed = run_fp8("train --config {} --config {} --resume --json", file, more);
-  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  const auto resumed = succeeded(run_fp8("train --config {} --config {} --resume --json", file, more));
   for (const char* name : {"metrics.csv", "metrics.jsonl"}) {
     const auto text = read_file(folder / "out/logs/a" / name);
     EXPECT_EQ(text, read_file(folder / "out/logs/b" / name));
@@ -216,17 +212,16 @@ TEST(EveryName, TwoLoggersOfAKind) {
   }
 }
 
-TEST(EveryName, Data) {
+TEST_F(EveryName, Data) {
   const auto text = demo("kjv_heldout_16k.txt");
   expect_all_run("data", "fp8.",
                  {{"TextData", {"train: " + text + ", val: " + text + ", batch_size: 2, seq_len: 32", "\"steps\":3"}}},
                  part, /*lists=*/false);
-  const test::TempDir folder;
   test::small_config(folder);
   EXPECT_THAT(run(folder.path(), "data", part("NoSuchName", "{}")).err, HasSubstr("allowed: TextData, or model."));
 }
 
-TEST(EveryName, OptimizersAndSchedulesOfALanguageModel) {
+TEST_F(EveryName, OptimizersAndSchedulesOfALanguageModel) {
   const Row runs{"", "\"steps\":3"};
   expect_all_run("optimizer", "torch.optim.", {{"AdamW", runs}, {"FusedAdamW", runs}, {"Muon", runs}}, part);
   const Row warm{"warmup: 2", "\"lr\":0.0005"};
@@ -235,8 +230,7 @@ TEST(EveryName, OptimizersAndSchedulesOfALanguageModel) {
 }
 
 /// Models and data of one's own have optimizers and schedules of another table.
-TEST(EveryName, OptimizersAndSchedulesOfAModelOfOnesOwn) {
-  const test::TempDir folder;
+TEST_F(EveryName, OptimizersAndSchedulesOfAModelOfOnesOwn) {
   const auto with = [&](const std::string& optimizer, const std::string& schedule,
                         const std::string& data = "MNISTDataModule") {
     const auto file = folder / "own.yaml";

@@ -4,6 +4,7 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "support/golden.h"
+#include "support/values.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -33,8 +34,7 @@ class RunFile : public test::TrainingFolder {};
 
 TEST_F(RunFile, ALightningFileRunsAndItsPrintedFormIsTheSameRun) {
   const auto a = written(folder / "a.yaml", lightning_file(folder.path(), "a"));
-  auto run = train(args("--config {} --json", a));
-  ASSERT_EQ(run.code, 0) << run.err;
+  auto run = succeeded(train(args("--config {} --json", a)));
   const auto json = io::parse_json(run.out, "stdout");
   EXPECT_EQ(json["steps"], 6);
   EXPECT_EQ(json["precision"], "bf16-mixed");  // the plugin's
@@ -94,11 +94,9 @@ TEST_F(RunFile, AResumedRunIsTheSameOne) {
   };
   for (const char* other :
        {"--trainer.limit_val_batches=1", "--trainer.callbacks=null", "--trainer.overfit_batches=2"}) {
-    const auto run = resumed({other});
-    expect_failed(run, {"train.json: key 'run': the run was started with"});
+    expect_failed(resumed({other}), {"train.json: key 'run': the run was started with"});
   }
-  const auto run = resumed({"--trainer.enable_progress_bar=false"});
-  ASSERT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(resumed({"--trainer.enable_progress_bar=false"}));
   EXPECT_EQ(log_of(folder / "a").size(), 6u);
   EXPECT_EQ(train(args("--config {} --ckpt_path=last --quiet", a)).code, 0);
 }
@@ -133,8 +131,7 @@ TEST_F(RunFile, OptionsWinOverFilesAndFilesOverTheEnvironment) {
   const auto json = json_of(train(args("--config {} --config {} --steps 9 --print-config --json", a, b)));
   EXPECT_EQ(json["trainer"]["max_steps"], 9);
   EXPECT_EQ(json["trainer"]["limit_val_batches"], 1);  // of the environment
-  EXPECT_EQ(json["fp8"]["keep"], io::Json::parse(R"(["lm_head", "layers\\.0\\."])"));
-  EXPECT_EQ(json["fp8"]["lr"], 0.001);
+  expect_values(json["fp8"], {{"keep", io::Json::parse(R"(["lm_head", "layers\\.0\\."])")}, {"lr", 0.001}});
 }
 
 // tools/examples/mnist as a run file: a model and data of a user's library through all stages of the program, printed
@@ -160,8 +157,7 @@ std::vector<std::string> with(std::vector<std::string> arguments, const std::vec
 
 /// The output of a stage.
 io::Json result_of(const std::vector<std::string>& arguments) {
-  const auto run = run_fp8(arguments);
-  EXPECT_EQ(run.code, 0) << run.err;
+  const auto run = succeeded(run_fp8(arguments));
   EXPECT_THAT(run.err, Not(HasSubstr("warning")));
   return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json::object();
 }
@@ -225,8 +221,7 @@ TEST_F(MnistRun, ThePrintedFileIsTheSameRun) {
   EXPECT_EQ(result_of(with(a, less))["steps"], 6);
   auto print = with(a, less);
   std::erase(print, "--json");
-  const auto printed = run_fp8(with(print, args("--print-config --out {}", folder / "b")));
-  ASSERT_EQ(printed.code, 0) << printed.err;
+  const auto printed = succeeded(run_fp8(with(print, args("--print-config --out {}", folder / "b"))));
   EXPECT_FALSE(fs::exists(folder / "b"));
   EXPECT_THAT(printed.out, HasSubstr("hidden: 128  # " + std::string(kExample) + ":"));
   EXPECT_THAT(printed.out, HasSubstr("limit_train_batches: 6  # command line"));
@@ -249,8 +244,7 @@ TEST_F(MnistRun, ThePrintedFileIsTheSameRun) {
 
 TEST_F(MnistRun, ATrialLeavesNothing) {
   const auto fit = result_of(with(arguments_of(folder, "trial"), {"--trainer.fast_dev_run=2"}));
-  EXPECT_EQ(fit["steps"], 2);
-  EXPECT_EQ(fit["epochs"], 1);
+  expect_values(fit, {{"steps", 2}, {"epochs", 1}});
   EXPECT_FALSE(fs::exists(folder / "trial"));
 }
 
