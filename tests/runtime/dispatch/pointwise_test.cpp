@@ -321,7 +321,7 @@ at::Tensor attend(const RowsOverKeys& a, const std::vector<at::Tensor>& in) {
 
 std::vector<at::Tensor> to(const std::vector<at::Tensor>& all,
                            const std::function<at::Tensor(const at::Tensor&)>& move) {
-  return collected(all, [](const at::Tensor& t) { return t.defined() ? move(t) : t; });
+  return collected(all, [&](const at::Tensor& t) { return t.defined() ? move(t) : t; });
 }
 
 TEST(Sdpa, FewRowsOverManyKeysAreCloseToTheExactOnes) {
