@@ -357,7 +357,7 @@ struct EvaluateRanks : ::testing::Test {
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
-  static void expect_refused(test::RankProcesses processes, const std::string& message) {
+  static void expect_refused(RankProcesses processes, const std::string& message) {
     for (const auto& run : processes.wait()) {
       expect_failed(run);
       EXPECT_EQ(run.out, "");
@@ -406,7 +406,7 @@ TEST_F(EvaluateRanks, WhereFilesLieMakesNoDifference) {
   const auto other = copy("other");
   fs::copy_file(demo("kjv_heldout_16k.txt"), folder_ / "text.txt");
   const auto elsewhere = command(other.string(), (folder_ / "text.txt").string());
-  const auto json = test::expect_trained({[&](int rank) { return rank == 1 ? elsewhere : command(); }, 2});
+  const auto json = expect_trained({[&](int rank) { return rank == 1 ? elsewhere : command(); }, 2});
   EXPECT_EQ(json.value("ranks", 0), 2);
   EXPECT_EQ(json.value("tokens", 0), 4 * 32);
 }

@@ -44,9 +44,9 @@ std::filesystem::path write(const test::TempDir& folder, const std::vector<Entry
 
 TEST(KvCacheOptions, ModesHaveNames) { test::check_names<KvCacheOptions::Mode>(); }
 
-using ScriptInputs = InFolder;
+using FilesForScripts = InFolder;
 
-TEST_F(ScriptInputs, TensorsAreNamedAsTheArguments) {
+TEST_F(FilesForScripts, TensorsAreNamedAsTheArguments) {
   const at::Tensor x = torch::randn({5, 3}), y = torch::randn({5});
   const auto model = with_forward(
       "def forward(self, x, scale: float, y, flag: bool=True, more: int=3):\n  return x * scale + y.sum()\n");
@@ -62,7 +62,7 @@ TEST_F(ScriptInputs, TensorsAreNamedAsTheArguments) {
   EXPECT_EQ(inputs.arguments(0, 1, at::kCPU, at::kBFloat16)[0].toTensor().scalar_type(), at::kBFloat16);
 }
 
-TEST_F(ScriptInputs, ADefaultBeforeAGivenArgumentIsPassed) {
+TEST_F(FilesForScripts, ADefaultBeforeAGivenArgumentIsPassed) {
   const auto model = with_forward("def forward(self, x, n: int=7, y: Optional[Tensor]=None):\n  return x\n");
   const auto file = write(folder, {{"x", torch::zeros({2})}, {"y", torch::ones({2})}});
   const auto arguments = ScriptInputs(file, model, {}).arguments(0, 1, at::kCPU, std::nullopt);
@@ -71,7 +71,7 @@ TEST_F(ScriptInputs, ADefaultBeforeAGivenArgumentIsPassed) {
   EXPECT_TRUE(torch::equal(arguments[2].toTensor(), torch::ones({1})));
 }
 
-TEST_F(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
+TEST_F(FilesForScripts, SamplesAndSkipSelectAndBatchFollowsTheState) {
   const at::Tensor x = torch::arange(6, at::kFloat);
   const auto file = write(folder, {{"x", x}});
   const auto model = with_forward("def forward(self, x):\n  return x\n");
@@ -92,7 +92,7 @@ TEST_F(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
   EXPECT_EQ(ScriptInputs(file, keeps, {.batch = 3}).batch(), 3);
 }
 
-TEST_F(ScriptInputs, WhatIsRefused) {
+TEST_F(FilesForScripts, WhatIsRefused) {
   const auto model = with_forward("def forward(self, x, n: int):\n  return x\n");
   const auto refused = [&](const std::vector<Entry>& tensors) {
     return error_of<io::Error>([&] { ScriptInputs(write(folder, tensors), model, {}); });
@@ -111,7 +111,7 @@ TEST_F(ScriptInputs, WhatIsRefused) {
                "allowed: Tensor, int, float, bool");
 }
 
-TEST_F(ScriptInputs, SoundComesInChunksWithItsRate) {
+TEST_F(FilesForScripts, SoundComesInChunksWithItsRate) {
   std::string data;
   for (int i = 0; i < 10; ++i) {
     const std::int16_t sample = static_cast<std::int16_t>(i * 1024);
@@ -133,7 +133,7 @@ TEST_F(ScriptInputs, SoundComesInChunksWithItsRate) {
   EXPECT_ERROR(io::Error, ScriptInputs(folder / "a.wav", other, {.chunk = 4}), "'rate' of type int");
 }
 
-TEST_F(ScriptInputs, LoadResetsTheState) {
+TEST_F(FilesForScripts, LoadResetsTheState) {
   Module m("M");
   m.register_attribute("training", c10::BoolType::get(), true);
   m.register_attribute("sum", c10::TensorType::get(), torch::full({1}, 5.0));
@@ -150,14 +150,14 @@ TEST_F(ScriptInputs, LoadResetsTheState) {
   EXPECT_ERROR(io::Error, load_script(folder / "none.pt", context), "none.pt");
 }
 
-TEST_F(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
+TEST_F(FilesForScripts, DeviceConstantsOfATraceFollowTheModel) {
   with_forward("def forward(self, x):\n  return x + torch.ones([1], device=torch.device('cuda:0'))\n")
       .save((folder / "m.pt").string());
   Module loaded = load_script(folder / "m.pt", {.device = "cpu"});
   EXPECT_TRUE(torch::equal(call_forward(loaded, {torch::ones({2})}, "m.pt").toTensor(), torch::full({2}, 2.0f)));
 }
 
-TEST_F(ScriptInputs, AFailureOfForwardIsOneLine) {
+TEST_F(FilesForScripts, AFailureOfForwardIsOneLine) {
   Module model = with_forward("def forward(self, x):\n  return torch.matmul(x, x)\n");
   const auto message = error_of<io::Error>([&] { call_forward(model, {torch::ones({2, 3})}, "m.pt"); });
   EXPECT_THAT(message, HasSubstr("m.pt: forward failed: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"));
