@@ -370,8 +370,10 @@ void watch_backward() {
 
 void leave_backward() {
   at::removeCallback(nodes().callback);
+  // The ranges of living programs stay: a recording that pauses after forward finds them again in backward.
+  constexpr std::size_t kMostThreads = 64;
   const std::lock_guard lock(nodes().mutex);
-  nodes().ranges.clear();
+  if (nodes().ranges.size() > kMostThreads) nodes().ranges.clear();
 }
 
 }  // namespace detail

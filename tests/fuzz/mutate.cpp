@@ -51,7 +51,7 @@ void change_members(Json& value, const std::vector<Json*>& all, Random random) {
       value["a"] = telling_value(random);
     return;
   }
-  const auto at = value.begin() + static_cast<std::ptrdiff_t>(random.below(value.size()));
+  const auto at = std::next(value.begin(), static_cast<std::ptrdiff_t>(random.below(value.size())));
   switch (random.below(4)) {
     case 0: value.erase(at); return;
     case 1:  // as often as that, or under another name

@@ -35,8 +35,9 @@ constexpr std::string_view kClassNamespaces[] = {"quantized", "rnn", "sparse", "
 // Output to stdout, where a result may go, and calls into other processes and Python, which some builds know; ours that
 // give codes another scale or hand out a training's state.
 constexpr std::string_view kRefused[] = {
-    "aten::_print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync",       "prim::PythonOp",
-    "fp8::packed",  "fp8::unpacked",   "fp8::with_scales", "fp8::written_by_rows", "fp8::training_state_bytes"};
+    "aten::_print",    "prim::rpc_async",  "prim::rpc_remote",  "prim::rpc_sync",       "prim::PythonOp",
+    "fp8::packed",     "fp8::unpacked",    "fp8::with_scales",  "fp8::written_by_rows", "fp8::training_state_bytes",
+    "fp8::all_reduce", "fp8::cast_groups", "fp8::decode_groups"};
 constexpr std::string_view kClasses = "__torch__.torch.classes.";
 constexpr int kLiterals[] = {torch::jit::TK_CONST, torch::jit::TK_STRINGLITERAL, torch::jit::TK_TRUE,
                              torch::jit::TK_FALSE, torch::jit::TK_NONE,          torch::jit::TK_VAR};
