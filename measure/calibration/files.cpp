@@ -163,9 +163,9 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
     const FolderLock lock(folder);
     Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), folder,
                   prefix, name_.rank.has_value());
-    auto files = measurement_bytes({prefix_, name_.observer, "", name_.rank}, file);
-    if (!states.is_null()) files.emplace_back(states_file, io::json_text(states_file, states, -1));
-    auto paths = write_together(files);
+    const auto text = [&] { return FileBytes(states_file, io::json_text(states_file, states, -1)); };
+    auto paths = write_together(measurement_bytes({prefix_, name_.observer, "", name_.rank}, file),
+                                states.is_null() ? std::function<FileBytes()>() : text);
     backup.keep();
     if (!backup.folder().empty()) backup_ = backup.folder();
     written_ = true;

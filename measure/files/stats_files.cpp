@@ -247,17 +247,20 @@ std::vector<FileBytes> stats_bytes(const StatsName& name, const PyValue& tree) {
           {name.npz(), io::npz_bytes(name.npz(), tree)}};
 }
 
-std::vector<fs::path> write_together(const std::vector<FileBytes>& contents) {
+std::vector<fs::path> write_together(std::vector<FileBytes> contents, const std::function<FileBytes()>& last) {
   MadeFolders folders;
   for (const auto& [path, bytes] : contents) folders.make(path.parent_path());
   std::list<io::AtomicFile> files;  // all are on the disk before the first appears: a full one leaves none of them
   std::vector<fs::path> paths, appeared;
-  for (const auto& [path, bytes] : contents) {
+  const auto add = [&](const FileBytes& content) {
+    const auto& [path, bytes] = content;
     files.emplace_back(path, bytes.size());
     files.back().append(bytes);
     if (::fsync(files.back().fd()) != 0) io::fail_errno(path, "fsync", errno, bytes.size());
     paths.push_back(path);
-  }
+  };
+  for (auto& content : contents) add(std::exchange(content, {}));
+  if (last) add(last());
   try {
     auto written = files.begin();
     for (const auto& path : paths) {

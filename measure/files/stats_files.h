@@ -66,8 +66,9 @@ using FileBytes = std::pair<std::filesystem::path, std::string>;
 std::vector<FileBytes> stats_bytes(const StatsName& name, const io::PyValue& tree);
 
 /// Writes each file atomically, and none before all are on the disk. Folders are made, and taken back when writing
-/// fails. Returns the paths. Throws io::Error.
-std::vector<std::filesystem::path> write_together(const std::vector<FileBytes>& files);
+/// fails. `last` is made when the bytes of the others are gone from memory. Returns the paths. Throws io::Error.
+std::vector<std::filesystem::path> write_together(std::vector<FileBytes> files,
+                                                  const std::function<FileBytes()>& last = {});
 
 /// The header of both kinds of file, up to "Nodes".
 struct StatsHeader {

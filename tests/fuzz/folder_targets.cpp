@@ -93,9 +93,10 @@ void quantize(const Folder& folder, const quant::CheckpointOptions& options) {
     return;
   }
   const io::Checkpoint checkpoint(folder.path() / "out");
-  for (const auto& [module, weight] : quant::CheckpointReading(checkpoint).weights()) {
+  const quant::CheckpointReading reading(checkpoint);
+  for (const auto& [module, weight] : reading.weights()) {
     std::vector<float> row(static_cast<std::size_t>(weight.cols));
-    if (weight.rows > 0) quant::CheckpointReading(checkpoint).read(module, weight.rows - 1, 1, row.data());
+    if (weight.rows > 0) reading.read(module, weight.rows - 1, 1, row.data());
   }
 }
 
