@@ -199,8 +199,8 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kUnknown = std::int64_t{1} << 62;
 /// Of LibTorch's and our own code and thread stacks, touched after the command line was read (fp8 measure of a model of
-/// a few kB).
-constexpr std::int64_t kFirstUse = std::int64_t{32} << 20;
+/// a few kB: 32 MiB; 44 where the kernel maps files in larger pieces).
+constexpr std::int64_t kFirstUse = std::int64_t{48} << 20;
 
 /// The number that a file consists of, or that follows `key` in it; empty: none ("max").
 std::optional<std::int64_t> number_in(const fs::path& file, const std::string& key = "") {
