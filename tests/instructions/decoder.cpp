@@ -8,7 +8,6 @@
 //   instructions_decoder FOLDER   of the model's checkpoint
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/torch.h>
 
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"

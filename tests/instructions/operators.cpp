@@ -5,7 +5,9 @@
 //   instructions_operators --allocations   counts what each takes from the heap: on the device at most one more than on
 //                                          the CPU, the Block (but for kMore). Exit code 1 if it is more.
 #include <ATen/Parallel.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"

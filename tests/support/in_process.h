@@ -19,8 +19,8 @@ inline Run fp8_in_process(std::vector<std::string> arguments) {
   run.err = ::testing::internal::GetCapturedStderr();
   return run;
 }
-template <std::size_t N, class... T>
-Run fp8_in_process(const char (&text)[N], const T&... values) {
+template <std::convertible_to<std::string_view> Text, class... T>
+Run fp8_in_process(const Text& text, const T&... values) {
   return fp8_in_process(args(text, values...));
 }
 

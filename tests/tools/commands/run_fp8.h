@@ -192,8 +192,8 @@ inline Run run_fp8(const std::vector<std::string>& arguments, const RunOptions& 
   return process.wait();
 }
 /// run_fp8("inspect {} --json", folder / "out")
-template <std::size_t N, class... T>
-Run run_fp8(const char (&text)[N], const T&... values) {
+template <std::convertible_to<std::string_view> Text, class... T>
+Run run_fp8(const Text& text, const T&... values) {
   return run_fp8(args(text, values...));
 }
 
