@@ -263,7 +263,12 @@ TEST(MemoryBudget, OfThisProcess) {
 /// Bytes that stay resident of blocks that were freed, between small ones that are kept.
 std::int64_t left_behind() {
   constexpr std::size_t kLarge = 2 << 20, kKept = 100 << 10, kCount = 16;
-  const auto touched = [](std::size_t bytes) { return std::memset(std::malloc(bytes), 1, bytes); };
+  [[maybe_unused]] static void* volatile kept;  // a compiler may leave out blocks that nothing sees
+  const auto touched = [](std::size_t bytes) {
+    void* const block = std::memset(std::malloc(bytes), 1, bytes);
+    kept = block;
+    return block;
+  };
   const std::int64_t before = resident_bytes();
   std::free(touched(2 * kLarge));  // from which on glibc by itself keeps blocks of that size
   std::array<void*, kCount> blocks = {};
