@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sixty processes that end right after a backward end well: exits.py libfp8_transformer_engine.so FOLDER VERSION, as operators.py.
 
-Ten are started, fifty are forks of this one, which has started no thread: they need not import torch, which takes a process
-a hundred times longer than what is tested.
+Ten are started, fifty are forks of this one, which has started no thread: they need not import torch, which takes longer than
+what is tested.
 """
 import os, subprocess, sys
 import device_module
