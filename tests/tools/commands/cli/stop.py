@@ -118,7 +118,7 @@ def check(binary, case, delay):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         process = start(binary, folder, case.arguments, stdin=subprocess.PIPE, env={**os.environ, **case.environment},
-                        stdout=subprocess.PIPE if case.stuck else subprocess.DEVNULL, pipesize=4096)
+                        stdout=subprocess.PIPE if case.stuck else subprocess.DEVNULL, pipesize=4096 if case.stuck else -1)
         time.sleep(delay)
         seconds = stop(process)
         said = process.stderr.read()
