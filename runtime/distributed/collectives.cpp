@@ -7,7 +7,8 @@
 //
 // The first argument is what a call writes, if it writes. fp8 tensors travel as the bytes that they are; only codes
 // whose scales would stay behind are refused (BlockTag::check_access), and sums of codes, which would be sums of bytes.
-// Sums, means, minima and maxima of the other dtypes are Gloo's own, but for those of a reduce-scatter.
+// Sums, means, minima and maxima of the other dtypes are Gloo's own, but for those of a reduce-scatter and of what
+// ranks of one machine read of each other (peer_memory.h).
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -21,7 +22,8 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/distributed/following_work.h"
+#include "fp8/runtime/distributed/peer_memory.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/leaf/leaf.h"
 
@@ -185,77 +187,74 @@ class DeviceWork final : public c10d::Work {
 //   alltoall_base        [this rank's part of rank 0's | of rank 1's | ...]
 //   output               those, added in the order of the ranks; AVG: divided by their number
 
-/// A reduce-scatter whose parts are under way, of CPU tensors.
-class ReduceScatterWork final : public c10d::Work {
- public:
-  ReduceScatterWork(c10::intrusive_ptr<c10d::Work> parts, std::function<void()> reduce, const at::Tensor& output)
-      : Work(-1, c10d::OpType::_REDUCE_SCATTER_BASE), parts_(std::move(parts)) {
-    future_ = parts_->getFuture()->then(
-        [reduce = std::move(reduce), output, threads = at::get_num_threads()](Future& arrived) -> c10::IValue {
-          arrived.value();                                                     // throws what failed
-          if (at::get_num_threads() != threads) at::set_num_threads(threads);  // of Gloo's thread
-          reduce();
-          return c10::List<at::Tensor>({output});
-        },
-        c10::ListType::ofTensors());
-  }
-
-  bool isCompleted() override { return future_->completed(); }
-  bool isSuccess() const override { return future_->completed() && !future_->hasError(); }
-  std::exception_ptr exception() const override { return future_->hasError() ? future_->exception_ptr() : nullptr; }
-  std::vector<at::Tensor> result() override { return future_->value().toTensorVector(); }
-  c10::intrusive_ptr<Future> getFuture() override { return future_; }
-  std::uint64_t getSequencenumber() const override { return parts_->getSequencenumber(); }
-  void abort() override { parts_->abort(); }
-  bool wait(std::chrono::milliseconds timeout) override {
-    parts_->wait(timeout);
-    future_->waitAndThrow();
-    return true;
-  }
-
- private:
-  c10::intrusive_ptr<c10d::Work> parts_;
-  c10::intrusive_ptr<Future> future_;
-};
-
 /// parts: [ranks, n]; output: [n].
 void reduce_parts(const at::Tensor& parts, c10d::ReduceOp::RedOpType op, at::Tensor output) {
-  using Op = c10d::ReduceOp;
   const at::NoGradGuard no_grad;
   at::Tensor so_far = parts[0];
-  for (std::int64_t rank = 1; rank < parts.size(0); so_far = output, ++rank) {
-    if (op == Op::MIN)
-      at::minimum_out(output, so_far, parts[rank]);
-    else if (op == Op::MAX)
-      at::maximum_out(output, so_far, parts[rank]);
-    else
-      at::add_out(output, so_far, parts[rank]);
-  }
-  if (op == Op::AVG) output.div_(parts.size(0));
+  for (std::int64_t rank = 1; rank < parts.size(0); so_far = output, ++rank) combine(op, output, so_far, parts[rank]);
+  if (op == c10d::ReduceOp::AVG) output.div_(parts.size(0));
 }
 
-/// arguments: _reduce_scatter_base_'s, on the CPU. Null where Gloo does it, of one rank, of integers and of sizes that
-/// it refuses: what decides is the same on all ranks.
-c10::intrusive_ptr<c10d::Work> reduce_scatter(at::ArrayRef<c10::IValue> arguments) {
-  const at::Tensor output = arguments[0].toTensor(), input = arguments[1].toTensor();
-  const auto group = arguments[2].toCustomClass<c10d::ProcessGroup>();
-  const std::int64_t ranks = group->getSize();
+/// By Gloo's messages; null where Gloo does it, of one rank, of integers and of sizes that it refuses: what decides is
+/// the same on all ranks.
+c10::intrusive_ptr<c10d::Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                              c10d::ReduceOp::RedOpType op, c10d::ProcessGroup& group,
+                                              std::chrono::milliseconds timeout) {
+  const std::int64_t ranks = group.getSize();
   if (ranks == 1 || output.numel() == 0 || !output.is_floating_point() || input.scalar_type() != output.scalar_type() ||
       input.numel() != ranks * output.numel())
     return nullptr;
   at::Tensor sent = input.contiguous().view({-1}).view(at::kByte), received = at::empty_like(sent);
   std::vector<std::int64_t> equal;
   c10d::AllToAllOptions options;
-  options.timeout = std::chrono::milliseconds(arguments[5].toInt());
-  auto parts = group->getBackend(at::kCPU)->alltoall_base(received, sent, equal, equal, options);
-  const auto reduce = [output, received, ranks, sent, op = arguments[3].toCustomClass<c10d::ReduceOp>()->op_] {
+  options.timeout = timeout;
+  auto parts = group.getBackend(at::kCPU)->alltoall_base(received, sent, equal, equal, options);
+  const auto reduce = [output, received, ranks, sent, op] {
     const at::Tensor values = received.view(output.scalar_type()).view({ranks, -1});
     if (output.is_contiguous()) return reduce_parts(values, op, output.view({-1}));
     const at::Tensor dense = at::empty({output.numel()}, output.options());
     reduce_parts(values, op, dense);
     output.copy_(dense.view(output.sizes()));
   };
-  return c10::make_intrusive<ReduceScatterWork>(std::move(parts), reduce, output);
+  return c10::make_intrusive<FollowingWork>(std::move(parts), reduce, c10d::OpType::_REDUCE_SCATTER_BASE,
+                                            std::vector<at::Tensor>{output});
+}
+
+/// A letter for each argument of a collective: T a tensor, L a list of them, G the group, R how to reduce, else "?".
+/// They end with whether the caller waits, and how long: "??".
+std::string letters_of(const c10::FunctionSchema& schema) {
+  static const auto group = c10::getCustomClassType<c10::intrusive_ptr<c10d::ProcessGroup>>(),
+                    reduce_op = c10::getCustomClassType<c10::intrusive_ptr<c10d::ReduceOp>>();
+  std::string letters;
+  for (const c10::Argument& argument : schema.arguments()) {
+    const c10::Type& type = *argument.type();
+    letters += type == *c10::TensorType::get()                     ? 'T'
+               : type == *c10::ListType::ofTensors()               ? 'L'
+               : type == static_cast<const c10::Type&>(*group)     ? 'G'
+               : type == static_cast<const c10::Type&>(*reduce_op) ? 'R'
+                                                                   : '?';
+  }
+  return letters;
+}
+
+/// The collectives that are not Gloo's own, of CPU tensors, told by what they are given; null: it is Gloo's.
+c10::intrusive_ptr<c10d::Work> own_collective(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
+  const std::string letters = letters_of(schema);
+  const bool gathers = letters == "TTG??", scatters = letters == "TTGR??", reduces = letters == "LGR???";
+  if (!gathers && !scatters && !reduces) return nullptr;
+  const std::chrono::milliseconds timeout(arguments.back().toInt());
+  if (reduces) {  // the argument before the last two is of sparse tensors
+    const auto tensors = arguments[0].toTensorVector();
+    if (tensors.size() != 1 || tensors[0].layout() != at::kStrided) return nullptr;
+    return all_reduce_of_peers(tensors[0], arguments[2].toCustomClass<c10d::ReduceOp>()->op_,
+                               arguments[1].toCustomClass<c10d::ProcessGroup>(), timeout);
+  }
+  const at::Tensor output = arguments[0].toTensor(), input = arguments[1].toTensor();
+  const auto group = arguments[2].toCustomClass<c10d::ProcessGroup>();
+  if (gathers) return all_gather_of_peers(output, input, group, timeout);
+  const auto op = arguments[3].toCustomClass<c10d::ReduceOp>()->op_;
+  auto work = reduce_scatter_of_peers(output, input, op, group, timeout);
+  return work != nullptr ? work : reduce_scatter(output, input, op, *group, timeout);
 }
 
 /// The operators that write their first argument; those that write nothing.
@@ -319,11 +318,9 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
     replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return operands->alias(t, written); });
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
   const WithoutPython begun;
-  auto reduced =
-      name == "c10d::_reduce_scatter_base_" ? reduce_scatter(at::ArrayRef<c10::IValue>(*stack).slice(first)) : nullptr;
-  if (reduced != nullptr) {
+  if (auto own = own_collective(schema, at::ArrayRef<c10::IValue>(*stack).slice(first)); own != nullptr) {
     torch::jit::drop(*stack, count);
-    torch::jit::push(*stack, result, std::move(reduced));
+    torch::jit::push(*stack, result, std::move(own));
   } else {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }

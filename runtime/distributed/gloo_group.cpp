@@ -17,6 +17,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/meeting.h"
+#include "fp8/runtime/distributed/of_group.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -332,31 +333,17 @@ c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const std::string& name) {
 
 namespace {
 
-/// What all objects that stand for one group of c10d have in common. It goes with the group.
+/// Of all objects that stand for one group of c10d.
 struct Acquaintance {
   std::atomic<bool> introduced = false;
 };
-
-std::shared_ptr<Acquaintance> acquaintance_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  struct Known {
-    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-    std::shared_ptr<Acquaintance> of;
-  };
-  static auto& mutex = *new std::mutex;  // threads may outlive main()
-  static auto& all = *new std::vector<Known>;
-  const std::lock_guard lock(mutex);
-  std::erase_if(all, [](const Known& known) { return known.group.expired(); });
-  const auto found = std::ranges::find_if(all, [&](const Known& known) { return known.group.lock() == group; });
-  if (found != all.end()) return found->of;
-  return all.emplace_back(Known{decltype(Known::group)(group), std::make_shared<Acquaintance>()}).of;
-}
 
 class RegisteredGroup final : public BackendGroup {
  public:
   explicit RegisteredGroup(const std::string& name)
       : group_(c10d_group(name)),
         backend_(group_->getBackend(at::kCPU)),
-        acquaintance_(acquaintance_of(group_)),
+        acquaintance_(of_group<Acquaintance>(group_)),
         name_(name) {}
 
   int rank() const override { return group_->getRank(); }

@@ -12,8 +12,9 @@
 #include "fp8/runtime/distributed/process_group.h"
 
 namespace c10d {
+class Backend;
 class ProcessGroup;
-}
+}  // namespace c10d
 
 namespace fp8::runtime::distributed {
 
@@ -38,6 +39,9 @@ c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const ProcessGroup& group);
 //
 // It equals what torch.distributed makes of Backend.register_backend("hccl", ..., devices=["hpu", "cpu"]) in Python.
 // Units that include this pay for c10d's headers; process_group.h is the interface of the rest.
+
+/// Gloo's own backend, no other and none around it.
+bool is_gloo(const c10d::Backend& backend);
 
 /// Waits until all `options.size` processes have called it; size 1 waits for none. The interface is host's own where
 /// host is this machine's loopback, else what GLOO_SOCKET_IFNAME names, else that of the host name. Throws c10::Error

@@ -22,6 +22,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const GroupOpti
 
 }  // namespace
 
+bool is_gloo(const c10d::Backend& backend) { return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr; }
+
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options) {
   return make_group(options, options.size == 1 ? c10::make_intrusive<c10d::HashStore>() : nullptr);
 }

@@ -273,6 +273,75 @@ FP8_TEST_RANKS(Collectives, AsOnTheCpuBitForBit, 2, 3) {
     }
 }
 
+/// Of a size that ranks read from each other's memory (peer_memory.h): beside the same in pieces that are Gloo's, whose
+/// sums of integers that a dtype holds have one value in any order.
+FP8_TEST_RANKS(Collectives, OfPeersAsInSmallPieces, 2, 3) {
+  using Op = c10d::ReduceOp;
+  const auto group = rank_c10d();
+  const int n = group->getSize(), rank = group->getRank();
+  constexpr std::int64_t kCount = 150'001;  // no multiple of the ranks
+  const auto values = [&](int r, std::int64_t count) {
+    return (torch::arange(count) * 7 + 5 * r).remainder(31).sub(15);  // small enough for sums in any dtype
+  };
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
+    for (const bool gaps : {false, true}) {
+      SCOPED_TRACE(std::string(c10::toString(dtype)) + (gaps ? " with gaps" : ""));
+      const auto place = [&](const at::Tensor& t) {  // every second element of its memory
+        const at::Tensor dense = t.to(dtype).to(test::kHpu);
+        return gaps ? torch::stack({dense, dense}, 1).select(1, 0) : dense;
+      };
+      std::vector<at::Tensor> of_all;
+      for (int r = 0; r < n; ++r) of_all.push_back(values(r, kCount * n).to(at::kFloat));
+      const at::Tensor all = torch::stack(of_all);
+      for (const auto op : {Op::SUM, Op::AVG, Op::MIN, Op::MAX}) {
+        const at::Tensor sum = op == Op::MIN   ? std::get<0>(all.min(0))
+                               : op == Op::MAX ? std::get<0>(all.max(0))
+                                               : all.sum(0);
+        const at::Tensor reduced = op == Op::AVG ? sum.to(dtype).div(n) : sum.to(dtype);
+        c10d::ReduceScatterOptions options;
+        options.reduceOp = op;
+        at::Tensor out = place(torch::zeros({kCount})), in = place(values(rank, kCount * n));
+        group->reduce_scatter_single(out, in, options)->wait();
+        EXPECT_TRUE(same_bits(out.cpu().contiguous(), reduced.narrow(0, rank * kCount, kCount).contiguous()));
+        if (gaps) continue;  // Gloo takes none with gaps
+        Tensors whole = {place(values(rank, kCount * n))};
+        group->allreduce(whole, reducing(op))->wait();
+        EXPECT_TRUE(same_bits(whole[0].cpu(), reduced));
+      }
+      if (gaps) continue;
+      at::Tensor out = place(torch::zeros({kCount * n})), in = place(values(rank, kCount));
+      group->all_gather_single(out, in)->wait();
+      for (int r = 0; r < n; ++r)
+        EXPECT_TRUE(same_bits(out.narrow(0, r * kCount, kCount).cpu(), values(r, kCount).to(dtype)));
+      // In place, as FSDP gathers and scatters.
+      at::Tensor part = out.narrow(0, rank * kCount, kCount);
+      out.add_(rank);
+      group->all_gather_single(out, part)->wait();
+      for (int r = 0; r < n; ++r)
+        EXPECT_TRUE(same_bits(out.narrow(0, r * kCount, kCount).cpu(), values(r, kCount).add(r).to(dtype)));
+      group->reduce_scatter_single(part, out)->wait();
+      EXPECT_TRUE(same_bits(part.cpu(), values(rank, kCount).add(rank).mul(n).to(dtype)));
+    }
+}
+
+FP8_TEST_RANKS(Collectives, OfPeersOfDifferentSizesAreAnError, 2) {
+  const auto group = rank_c10d();
+  Tensors t = {torch::ones({100'000 + group->getRank()}, on_hpu())};
+  EXPECT_REFUSED(group->allreduce(t)->wait(), "rank 1 came with 400004 bytes, rank 0 with 400000");
+}
+
+TEST(PeerRanks, DISABLED_OneDies) {
+  FP8_RANK_ONLY();
+  const auto group = rank_c10d();
+  Tensors t = {torch::ones({1 << 20}, on_hpu())};
+  group->allreduce(t)->wait();
+  if (group->getRank() == 1) raise(SIGKILL);
+  EXPECT_REFUSED(group->allreduce(t)->wait(), "onnection");  // reset or closed, as in any collective
+}
+TEST(Collectives, APeerThatDiesIsAnErrorOnTheOther) {
+  EXPECT_EQ(test::run_ranks("PeerRanks.DISABLED_OneDies", 2), (std::vector<int>{0, 128 + SIGKILL}));
+}
+
 FP8_TEST_RANKS(Collectives, CodesTravelAsBytesAndAreNotSummed, 2) {
   const auto group = rank_c10d();
   for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2})
