@@ -46,7 +46,7 @@ float names_number(const States& states) {
 
 /// The first time that ranks of a group come to share amaxes: what is wrong where some ran other products than others,
 /// or none, and would wait in other messages; "": nothing is.
-std::string introduce(const std::string& ran, ProcessGroup& group) {
+std::string who_ran_otherwise(const std::string& ran, ProcessGroup& group) {
   const std::vector<std::string> all = group.introduce(ran);
   std::string text;
   bool differ = false;
@@ -72,9 +72,9 @@ void reduce(const States& states, Pass pass, ProcessGroup& group, bool fails = f
   std::vector<float> all;
   for (const auto& state : states) state->copy_recorded(pass, all);
   if (all.empty()) return;
-  const std::string differ = introduce(io::message("ran {}, '{}' to '{}', with {} amaxes", states.size(),
-                                                   states.front()->name(), states.back()->name(), all.size()),
-                                       group);
+  const std::string differ = who_ran_otherwise(io::message("ran {}, '{}' to '{}', with {} amaxes", states.size(),
+                                                           states.front()->name(), states.back()->name(), all.size()),
+                                               group);
   if (fails && !differ.empty()) return;
   TORCH_CHECK(differ.empty(), differ);
   const float names = names_number(states);
@@ -257,7 +257,7 @@ void Fp8Region::finish_forward() {
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group, !failure.empty());
   const bool none = taken.states.empty() && r.instances_.empty() && r.enabled() && at::GradMode::is_enabled();
   const std::string differ =
-      none && r.group_ != nullptr && shares_amaxes(r.recipe_) ? introduce("ran none", *r.group_) : "";
+      none && r.group_ != nullptr && shares_amaxes(r.recipe_) ? who_ran_otherwise("ran none", *r.group_) : "";
   end_of_step(taken.states, Pass::forward);
   TORCH_CHECK(failure.empty(), failure);
   TORCH_CHECK(differ.empty(), differ);
