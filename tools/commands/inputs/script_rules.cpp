@@ -35,9 +35,8 @@ constexpr std::string_view kClassNamespaces[] = {"quantized", "rnn", "sparse", "
 // Output to stdout, where a result may go, and calls into other processes and Python, which some builds know; ours that
 // give codes another scale or hand out a training's state.
 constexpr std::string_view kRefused[] = {
-    "aten::_print",    "prim::rpc_async",  "prim::rpc_remote",  "prim::rpc_sync",       "prim::PythonOp",
-    "fp8::packed",     "fp8::unpacked",    "fp8::with_scales",  "fp8::written_by_rows", "fp8::training_state_bytes",
-    "fp8::all_reduce", "fp8::cast_groups", "fp8::decode_groups"};
+    "aten::_print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync",       "prim::PythonOp",
+    "fp8::packed",  "fp8::unpacked",   "fp8::with_scales", "fp8::written_by_rows", "fp8::training_state_bytes"};
 constexpr std::string_view kClasses = "__torch__.torch.classes.";
 constexpr int kLiterals[] = {torch::jit::TK_CONST, torch::jit::TK_STRINGLITERAL, torch::jit::TK_TRUE,
                              torch::jit::TK_FALSE, torch::jit::TK_NONE,          torch::jit::TK_VAR};
@@ -79,13 +78,14 @@ bool of_extension(const std::string& space) {
   return false;
 }
 
-/// A text argument that names a file, as the schemas of LibTorch, its domain libraries and our own call it.
-bool names_file(const c10::Argument& argument) {
+/// A text argument that names a file or a group of processes, as the schemas of LibTorch, its domain libraries and our
+/// own call it.
+bool names_file_or_group(const c10::Argument& argument) {
   std::string name = argument.name();
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
-  const bool file = has("file") || has("path") || has("folder") || has("prefix") || has("url");
-  return file && argument.type()->str().find("str") != std::string::npos;
+  const bool outside = has("file") || has("path") || has("folder") || has("prefix") || has("url") || has("group");
+  return outside && argument.type()->str().find("str") != std::string::npos;
 }
 
 /// Of a class in C++ that scripts have no business with.
@@ -97,7 +97,7 @@ bool is_foreign(const c10::Type& type) {
 }
 
 bool stays_inside(const c10::FunctionSchema& schema) {
-  const auto fits = [](const c10::Argument& a) { return !names_file(a) && !is_foreign(*a.type()); };
+  const auto fits = [](const c10::Argument& a) { return !names_file_or_group(a) && !is_foreign(*a.type()); };
   return std::all_of(schema.arguments().begin(), schema.arguments().end(), fits) &&
          std::all_of(schema.returns().begin(), schema.returns().end(), fits);
 }

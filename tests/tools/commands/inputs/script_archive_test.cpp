@@ -233,12 +233,12 @@ TEST(ScriptRules, EveryOperatorIsAllowedOrRefused) {
       refused.insert(op);
   }
   EXPECT_THAT(refused, UnorderedElementsAre("aten::_print", "aten::from_file", "aten::save"));
-  EXPECT_THAT(
-      ours, UnorderedElementsAre("fp8::activated", "fp8::block_linear", "fp8::dequantize", "fp8::dot_product_attention",
-                                 "fp8::fused_attention", "fp8::has_script_nodes", "fp8::linear", "fp8::normalized",
-                                 "fp8::rotary_angles", "fp8::rotated", "fp8::scale_inv", "fp8::script_attention",
-                                 "fp8::script_bmm", "fp8::script_cache", "fp8::script_matmul", "fp8::script_softmax",
-                                 "fp8::values", "fp8::weight_only_linear"));
+  EXPECT_THAT(ours, UnorderedElementsAre(
+                        "fp8::activated", "fp8::block_linear", "fp8::cast_groups", "fp8::decode_groups",
+                        "fp8::dequantize", "fp8::dot_product_attention", "fp8::fused_attention",
+                        "fp8::has_script_nodes", "fp8::linear", "fp8::normalized", "fp8::rotary_angles", "fp8::rotated",
+                        "fp8::scale_inv", "fp8::script_attention", "fp8::script_bmm", "fp8::script_cache",
+                        "fp8::script_matmul", "fp8::script_softmax", "fp8::values", "fp8::weight_only_linear"));
   for (const char* op : {"prim::rpc_async", "prim::rpc_sync", "prim::rpc_remote", "prim::PythonOp", "prim::BailOut",
                          "prim::TensorExprGroup", "prim::oneDNNFusionGroup", "prim::StaticSubgraph"})
     EXPECT_FALSE(may_call(c10::Symbol::fromQualString(op))) << op;
