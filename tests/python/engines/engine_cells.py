@@ -181,7 +181,7 @@ def run(cell, rank):
     if cell.startswith(("lightning", "document")):
         import strategies
         return strategies.run(cell, rank)
-    if cell.startswith(("resume", "fault", "inference", "gaudi", "golden")):
+    if cell.startswith(("resume", "fault", "inference", "gaudi", "golden", "tensor")):
         return importlib.import_module(f"{cell.partition(':')[0]}s").run(cell, rank)
     kind, _, rest = cell.partition(":")
     if kind in ("gathering", "sizes", "llama"):
