@@ -58,7 +58,7 @@ constexpr ModuleType kTypes[] = {
     {"MergedColumnParallelLinear", K::linear, true},
     {"QKVParallelLinear", K::linear, true},
     {"ReplicatedLinear", K::linear, true},
-    {"LinearAllreduce", K::linear, true},
+    {"LinearAllreduce", K::linear, true, /*in_inc=*/true, /*adds_ranks=*/true},
     {"ScopedLinearAllReduce", K::linear, true},
     {"LmHeadLinearAllreduce", K::linear, true},
     {"LoRACompatibleLinear", K::linear, true},
@@ -185,6 +185,11 @@ bool is_of_kind(std::string_view class_name, ModuleKind kind) {
 bool type_is(std::string_view class_name, bool KindInfo::*what) {
   const ModuleType* type = find_module_type(class_name);
   return type != nullptr && info_of(type->kind).*what;
+}
+
+bool adds_ranks(std::string_view class_name) {
+  const ModuleType* type = find_module_type(class_name);
+  return type != nullptr && type->adds_ranks;
 }
 
 bool is_linear(std::string_view class_name) { return type_is(class_name, &KindInfo::linear); }

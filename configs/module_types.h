@@ -54,6 +54,9 @@ struct ModuleType {
   ModuleKind kind;
   bool dynamic;        ///< scales may be computed at each call (dynamic_quantization)
   bool in_inc = true;  ///< false: INC has no such class, measurements of it are ours
+  /// Its module adds its ranks' results by itself. Where row_parallel_linear_allreduce_quantization asks for it,
+  /// calibration sees them as those of a row_parallel_linear.
+  bool adds_ranks = false;
 };
 
 /// The traits of a kind of modules: what calibration sees of them, what they compute, how they are quantized.
@@ -93,6 +96,8 @@ const ModuleType* find_module_type(std::string_view class_name);
 bool is_of_kind(std::string_view class_name, ModuleKind kind);
 /// The class is known, and of a kind of which that is true: type_is("KVCache", &KindInfo::cache).
 bool type_is(std::string_view class_name, bool KindInfo::*what);
+/// The class is known, and its modules add their ranks' results by themselves.
+bool adds_ranks(std::string_view class_name);
 /// The class is known, and of a kind that is linear.
 bool is_linear(std::string_view class_name);
 

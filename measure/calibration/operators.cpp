@@ -162,6 +162,7 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   def("measure_samples(int session, int first, int count) -> ()", &measure_samples);
   def("measure_forward(int session, Tensor? input=None) -> ()", &measure_forward);
   def("measure_forward_done(int session) -> ()", &measure_forward_done);
+  def("measure_reduced(Tensor weight, Tensor y) -> ()", &observe_reduced);
   def("measure_result(int session) -> str", &measure_result);
   def("measure_end(int session, bool write=True) -> str[]", &measure_end);
 }

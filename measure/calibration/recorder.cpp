@@ -198,7 +198,8 @@ Recorder::Recorder(CalibrationSession& session, CalibrationOptions options)
 }
 
 void Recorder::add(const WeightModule& m) {
-  records_.push_back(Record{WatchedNode(m.name, m.type, m.weight.dim(), options_.inputs, options_.outputs)});
+  const std::string type = options_.reduced && configs::adds_ranks(m.type) ? "RowParallelLinear" : m.type;
+  records_.push_back(Record{WatchedNode(m.name, type, m.weight.dim(), options_.inputs, options_.outputs)});
 }
 
 void Recorder::add(const OpNode& node, bool aside) {
@@ -434,6 +435,7 @@ ConfiguredCalibration calibration_options(const configs::QuantConfig& config, re
     return selected && configs::type_is(type, &configs::KindInfo::quantized);
   };
   c.options.outputs = config.measure_exclude != MeasureExclude::OUTPUT && config.measure_exclude != MeasureExclude::ALL;
+  c.options.reduced = config.row_parallel_allreduce;
   c.options.prefix = config.dump_stats_path.string();
   c.options.observer = config.mode == configs::QuantMode::SHAPE ? "shape" : config.observer;
   c.options.parameters = {config.scale_params.observer.begin(), config.scale_params.observer.end()};

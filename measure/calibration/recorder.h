@@ -119,6 +119,9 @@ struct CalibrationOptions {
   std::function<bool(const std::string&)> kv_cache = {};
   /// outputs: false leaves out the outputs of kinds that don't need them (configs::KindInfo::outputs_always).
   bool inputs = true, outputs = true, weights = true;
+  /// Modules that add their ranks' results by themselves (configs::ModuleType::adds_ranks) are watched as
+  /// row_parallel_linear: what each rank adds, and the sum, which they show by observe_reduced().
+  bool reduced = false;
   /// The prefix of the files that finalize() writes, "stats/inc_output"; empty: none, the caller asks for result().
   std::string prefix;
   std::string observer = "maxabs";                             ///< observer_types.h

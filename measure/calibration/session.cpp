@@ -162,7 +162,8 @@ void CalibrationSession::retire_watchers() {
 
 void observe_reduced(const at::Tensor& weight, const at::Tensor& y) {
   const WeightWatcher* watcher = watcher_on(weight);
-  if (const auto recorder = watcher != nullptr ? watcher->recorder() : nullptr)
+  const auto recorder = watcher != nullptr ? watcher->recorder() : nullptr;
+  if (recorder != nullptr && !watcher->records().empty() && recorder->info_of(watcher->records()[0]).reduces)
     recorder->observe_output(watcher->records(), 1, y);
 }
 

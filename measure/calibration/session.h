@@ -101,7 +101,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
 };
 
 /// Of a RowParallelLinear that is calibrated: y after the all-reduce. Called by the module itself, with its weight;
-/// does nothing when the weight is not watched.
+/// does nothing when the weight is not watched, or not as one whose ranks add their results.
 void observe_reduced(const at::Tensor& weight, const at::Tensor& y);
 
 /// Ends the calibration of `model`: writes its measurement files and takes the watchers off. Returns the paths. Throws

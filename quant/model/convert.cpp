@@ -29,7 +29,8 @@ std::vector<NodeInfo> infos_of(const std::vector<measure::OpNode>& nodes) {
   return infos;
 }
 
-/// The scales of a module with a weight as a scale file stores them. INC: the output's scale is the product of the two.
+/// The scales of a module with a weight as a scale file stores them. INC: the output's scale is the product of the two,
+/// or those of what ranks add and of the sum.
 ModuleScales module_scales(const PlannedModule& p, const WeightScales& weight, std::int64_t cols) {
   ModuleScales out{p.info.name, {}, {}, std::nullopt};
   const bool per_channel = weight.scale_inv.size() > 1 || p.scheme.weights == Granularity::channel;
@@ -42,6 +43,8 @@ ModuleScales module_scales(const PlannedModule& p, const WeightScales& weight, s
   // A product of two tiny scales may vanish; no reader could use it.
   for (float& v : product) v = std::max(v, std::numeric_limits<float>::min());
   out.outputs = {per_channel ? StoredScale::channels(product) : StoredScale::of(product[0])};
+  if (!p.reduced_scale_inv.empty())
+    out.outputs = {StoredScale::of(p.reduced_scale_inv[0]), StoredScale::of(p.reduced_scale_inv[1])};
   return out;
 }
 
@@ -267,6 +270,7 @@ ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightM
       continue;
     }
     report.converted.push_back(convert_one(m, p, scales[i], rounded, losses));
+    report.converted.back().reduced_scale_inv = p.reduced_scale_inv;
     done[m.weight.unsafeGetTensorImpl()] = m.name;
   }
   for (std::size_t i = 0; i < plan.nodes.size(); ++i) {

@@ -14,6 +14,7 @@ namespace fp8::quant {
 struct ConvertedModule {
   std::string name, type, scheme;  ///< scheme: "E4M3 channel weights, dynamic token activations, ocp"
   std::int64_t bytes_before = 0, bytes_after = 0;
+  std::vector<float> reduced_scale_inv = {};  ///< PlannedModule::reduced_scale_inv
   /// A plan's (convert_modules with plan_only) alone:
   double flops_per_row = 0;  ///< of its products: per row of the input (a token), per output position of a convolution
   std::int64_t operand_bytes = 0;  ///< training: of its weight as the products take it, codes and scales

@@ -28,8 +28,9 @@ measure::StatsName stats_name(const QuantConfig& config, const configs::Environm
 /// Everything besides model and measurement that decides a scale.
 std::string method_text(const QuantConfig& config, const io::Json& methods, recipes::Dialect device) {
   const auto target = configs::inc_target(config, device);
-  return io::message("{} {} {} {}", recipes::name_of(target.dialect), recipes::name_of(config.fp8_config),
-                     recipes::name_of(config.hp_dtype), methods.dump());
+  return io::message("{} {} {} {}{}", recipes::name_of(target.dialect), recipes::name_of(config.fp8_config),
+                     recipes::name_of(config.hp_dtype), methods.dump(),
+                     config.row_parallel_allreduce ? " reduced" : "");
 }
 
 /// The method of each: of what is planned, or of all modules, since what tells stale scales has to be known before the

@@ -245,12 +245,14 @@ ModelToSave model_to_save(const char* op, at::TensorList tensors, const std::vec
 
 io::Json to_json(const ConversionReport& report) {
   io::Json converted = io::Json::array(), skipped = io::Json::array();
-  for (const auto& m : report.converted)
+  for (const auto& m : report.converted) {
     converted.push_back({{"name", m.name},
                          {"type", m.type},
                          {"scheme", m.scheme},
                          {"bytes_before", m.bytes_before},
                          {"bytes_after", m.bytes_after}});
+    if (!m.reduced_scale_inv.empty()) converted.back()["reduced_scale_inv"] = m.reduced_scale_inv;
+  }
   for (const auto& m : report.skipped) skipped.push_back({{"name", m.name}, {"reason", m.reason}});
   return {{"converted", converted}, {"skipped", skipped}, {"warnings", report.warnings}};
 }

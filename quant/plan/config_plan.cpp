@@ -45,8 +45,9 @@ class ConfigPlanner {
     for (const auto& n : nodes_) plan_node(n);
     warn_of_kept_scales();
     for (const auto& entry : filter_.unused_entries()) plan_.warnings.push_back(entry.message);
+    warn_of_own_scales();
     if (config_.row_parallel_allreduce &&
-        std::ranges::none_of(modules_, [](const ModuleInfo& m) { return m.type == "LinearAllreduce"; }))
+        std::ranges::none_of(modules_, [](const ModuleInfo& m) { return configs::adds_ranks(m.type); }))
       plan_.warnings.push_back(
           config_.source +
           ": key 'row_parallel_linear_allreduce_quantization' has no effect: modules here are not split");
@@ -62,6 +63,15 @@ class ConfigPlanner {
       plan_.warnings.push_back(
           io::message("{}: key 'weight_scale_search': {} of {} modules keep the scales of scale_method {}",
                       config_.source, kept, plan_.modules.size(), config_.scale_methods.name()));
+  }
+
+  void warn_of_own_scales() {
+    if (own_scales_ == 0) return;
+    plan_.warnings.push_back(
+        io::message("{}: key 'row_parallel_linear_allreduce_quantization': what the ranks of {} modules add was not "
+                    "measured (measure "
+                    "with this key): each message has a scale of its own; the first is '{}'",
+                    config_.source, own_scales_, first_with_own_));
   }
 
   const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const {
@@ -123,6 +133,9 @@ class ConfigPlanner {
     if (!apply_stored(planned, options_) && !apply_measurement(planned, options_, nodes_, method.activation,
                                                                method.needs_measurements(), plan_.warnings, reason))
       return unmeasured(m.name, reason);
+    if (config_.row_parallel_allreduce && configs::adds_ranks(m.type) &&
+        !apply_reduced(planned, options_, method.activation, method.needs_measurements()) && own_scales_++ == 0)
+      first_with_own_ = m.name;
     plan_.modules.push_back(std::move(planned));
   }
 
@@ -171,6 +184,8 @@ class ConfigPlanner {
   configs::ModuleFilter filter_ = configs::module_filter(config_);
   const Numbers numbers_ = config_numbers(options_);
   std::set<std::string> unmeasured_types_;  ///< warned of
+  std::size_t own_scales_ = 0;              ///< modules whose ranks' messages have scales of their own
+  std::string first_with_own_;
   Plan plan_;
 };
 

@@ -37,6 +37,9 @@ struct PlannedModule {
   std::string fuse_group;
   std::vector<float>
       stored_weight_scale_inv;  ///< from a scale file: one, or one per output channel; empty: made of the weight
+  /// Of a module that adds its ranks' results as fp8 codes: scale_inv of what each rank adds, and of the sum. Empty:
+  /// each message has its own.
+  std::vector<float> reduced_scale_inv;
   std::optional<float> measured_weight_amax;  ///< to tell a measurement of another model; no scale is made of it
   MeasuredWeight measured_weight = MeasuredWeight::amax;  ///< what that is
 };

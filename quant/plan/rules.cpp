@@ -101,6 +101,25 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
   return true;
 }
 
+bool apply_reduced(PlannedModule& planned, const PlanOptions& o, recipes::ScaleMethod method, bool needed) {
+  const std::string where = planned.info.name + ".outputs";
+  const auto* stored = o.scales.has_value() ? o.scales->find(planned.info.name) : nullptr;
+  const auto* m = measured(o, planned.info.name);
+  method.backoff = 1.0f;
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (stored != nullptr && stored->weight.has_value()) {
+      if (stored->outputs.size() != 2) return false;
+      planned.reduced_scale_inv.push_back(one_value(stored->outputs[i], where));
+    } else {
+      const bool known = m != nullptr && m->outputs.has_value() && m->outputs->size() == 2;
+      if (needed && !known) return false;
+      planned.reduced_scale_inv.push_back(
+          activation_scale_inv(needed ? one_amax(*m, /*input=*/false, i) : 0.0f, planned.scheme, method, where));
+    }
+  }
+  return true;
+}
+
 void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
   std::size_t lost = 0;
   std::string first;

@@ -18,6 +18,11 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& options, const
                        const recipes::ScaleMethod& activation_method, bool needed, std::vector<std::string>& warnings,
                        std::string& reason);
 
+/// INC's scales of what ranks add and of the sum, by the activations' method with a backoff of 1: of a scale file, of
+/// outputs 0 and 1 of the measurement, or fixed ones. False: nothing is known of them.
+bool apply_reduced(PlannedModule& planned, const PlanOptions& options, recipes::ScaleMethod activation_method,
+                   bool needed);
+
 /// Takes what a scale file says; false if it has nothing of the module. Throws io::Error for lists where one value
 /// belongs.
 bool apply_stored(PlannedModule& planned, const PlanOptions& options);

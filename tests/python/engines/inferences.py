@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells of engine_cells.py that split the demo model for inference over two ranks, by DeepSpeed: inference:ORDER:SCALES;
-inference:reduced, whose ranks add what they have of one token as fp8 codes; and with measurements and checkpoints of another number of
-ranks inference:measured:FOLDER, then others() between them, then inference:files:FOLDER.
+inference:reduced:SCALES, whose ranks add what they have of one token as fp8 codes, inference:reduced:FOLDER by scales that are measured
+there; and with measurements and checkpoints of another number of ranks inference:measured:FOLDER, then others() between them, then
+inference:files:FOLDER.
 
     python inferences.py PREFIX FILE [PREFIX]    one process: logits in fp8 by a measurement, which is made with a second prefix"""
 
@@ -16,6 +17,7 @@ SCALES = {"static": {"mode": "QUANTIZE", "scale_method": "unit_scale"},
           "dynamic": {"mode": "QUANTIZE", "dynamic_quantization": True, "scale_method": "maxabs_pcs_pow2"}}
 CELLS = [f"inference:{order}:{scales}" for order in ("before", "after") for scales in SCALES]
 REDUCED = "inference:reduced"
+ADDED = "model.layers.0.self_attn.o_proj"
 MEASURED = {"scale_method": "maxabs_pow2", "blocklist": {"names": ["lm_head"]}}
 
 
@@ -52,23 +54,71 @@ def split(model):
                                     replace_with_kernel_inject=False).module
 
 
-def reduced():
-    """Of o_proj of the first layer, with an input of one token and of two: the largest value of the sum of both ranks' results, and the
-    largest difference from it of what the module gives; and the warnings of the conversion."""
+def of_ranks(y):
+    """[ranks, ...] on the host."""
+    import torch
+    parts = [torch.empty_like(y) for _ in range(engine_cells.RANKS)]
+    torch.distributed.all_gather(parts, y)
+    return torch.stack(parts).cpu()
+
+
+def measured_amaxes(model, prefix):
+    """The amaxes of what ranks add in a calibration, the largest of all, and of the sum, computed beside it."""
     import torch
 
     import fp8
-    model = fp8.quant.convert(split(whole_model()), {**SCALES["static"], "row_parallel_linear_allreduce_quantization": True})
-    module, said = model.get_submodule("model.layers.0.self_attn.o_proj"), []
+    found, module = [0.0, 0.0], model.get_submodule(ADDED)
+
+    def look(_, given):
+        parts = of_ranks(torch.nn.functional.linear(given[0].detach().cpu(), weight))
+        found[:] = [max(found[0], parts.abs().max().item()), max(found[1], parts.sum(0).abs().max().item())]
+    weight = module.weight.detach().cpu()
+    hook = module.register_forward_pre_hook(look)
+    config = {**MEASURED, "mode": "MEASURE", "dump_stats_path": prefix, "row_parallel_linear_allreduce_quantization": True}
+    plain = model(ids()).logits
+    assert torch.equal(fp8.quant.prepare(model, config)(ids()).logits, plain)
+    fp8.quant.finalize_calibration(model)
+    hook.remove()
+    return found
+
+
+def by_formula(y, scale_inv):
+    """The sum of all ranks' y: each cast to E4M3 with the first scale, the sum with the second."""
+    import torch
+
+    def through(values, s): return (values * (1 / s)).clamp(-448, 448).to(torch.float8_e4m3fn).float() * s
+    return through(through(of_ranks(y).float(), scale_inv[0]).sum(0), scale_inv[1])
+
+
+def reduced(scales):
+    """Of a module whose ranks add their results, with an input of one token and of two: the largest value of the sum, and the largest
+    difference from it of what the module gives; the same of one token from what the formula gives, None: each message has a scale of its
+    own; and the warnings of the conversion."""
+    import math
+
+    import torch
+
+    import fp8
+    model, config = split(whole_model()), {**SCALES["static"], "row_parallel_linear_allreduce_quantization": True}
+    scale_inv, said = [1.0, 1.0] if scales == "unit" else None, []
     with torch.no_grad():
+        if os.path.isabs(scales):
+            config = {**config, **MEASURED, "dump_stats_path": f"{scales}/m"}
+            scale_inv = [2.0 ** math.ceil(math.log2(amax / 448)) for amax in measured_amaxes(model, f"{scales}/m")]
+        elif scales == "own":
+            config = {**config, **MEASURED, "dump_stats_path": "own/m"}
+            measured(model, "own/m")
+        module = fp8.quant.convert(model, config).get_submodule(ADDED)
         for tokens in (1, 2):
             torch.manual_seed(torch.distributed.get_rank())
             x = torch.randn(3, tokens, module.weight.shape[1]).to("hpu")
-            expected = torch.matmul(x, module.weight.transpose(-1, -2))
-            torch.distributed.all_reduce(expected)
-            said.append([expected.abs().max().item(), (module(x) - expected).abs().max().item()])
+            own = torch.matmul(x, module.weight.transpose(-1, -2))
+            exact, given = of_ranks(own).sum(0), module(x).cpu()
+            said.append([exact.abs().max().item(), (given - exact).abs().max().item()])
+            if tokens == 1:
+                by = (given - by_formula(own, scale_inv)).abs().max().item() if scale_inv else None
         greedy = model.generate(torch.arange(40, 48)[None].to("hpu"), max_new_tokens=8, do_sample=False, pad_token_id=0)
-    return {"tokens": said, "greedy": greedy.tolist(), "warnings": list(fp8.quant.report(model).warnings)}
+    return {"tokens": said, "formula": by, "greedy": greedy.tolist(), "warnings": list(fp8.quant.report(model).warnings), "scale_inv": scale_inv}
 
 
 def ids():
@@ -130,9 +180,9 @@ def run(cell, rank):
     import fp8
     torch.hpu.set_device(rank)  # as init_inference does
     deepspeed.init_distributed("hccl", verbose=False)
-    if cell == REDUCED:
-        return reduced()
     _, order, scales = cell.split(":")
+    if order == "reduced":
+        return reduced(scales)
     if order == "files":
         return files(scales)
     if order == "measured":

@@ -2,6 +2,7 @@
 """DeepSpeed splits a model for inference over two ranks, before fp8 converts it and afterwards: its logits are those of the whole in fp8, or
 the split is refused: of codes with a scale for each row."""
 
+import json
 import os
 import pathlib
 import sys
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("FP8_ENGINES") != "all", reason="
 @pytest.fixture(scope="module")
 def found():
     pytest.importorskip("deepspeed")
-    return dict(engine_cells.pairs([*inferences.CELLS, inferences.REDUCED]))
+    return dict(engine_cells.pairs([*inferences.CELLS, *(f"{inferences.REDUCED}:{scales}" for scales in ("unit", "own"))]))
 
 
 @pytest.mark.parametrize("cell", inferences.CELLS)
@@ -33,14 +34,25 @@ def test_a_split_model_gives_the_logits_of_the_whole(found, cell):
     assert first["split"] < 1e-4 * first["fp8"]
 
 
-def test_ranks_add_the_results_of_one_token_in_fp8(found):
-    first, second = found[inferences.REDUCED]
+@pytest.mark.parametrize("scales", ["unit", "own", "measured"])
+def test_ranks_add_the_results_of_one_token_in_fp8(found, scales, tmp_path):
+    """With the scales of a measurement, with 1, or each message with its own where what is added was not measured."""
+    if scales == "measured":
+        (_, (first, second)), = engine_cells.pairs([f"{inferences.REDUCED}:{tmp_path}"])
+    else:
+        first, second = found[f"{inferences.REDUCED}:{scales}"]
     assert "error" not in first and "error" not in second, (first, second)
-    assert first["greedy"] == second["greedy"] and first["warnings"] == second["warnings"] == []
-    for rank in (first, second):
+    assert first["greedy"] == second["greedy"] and first["scale_inv"] == second["scale_inv"]
+    for number, rank in enumerate((first, second)):
         (largest, error), (_, whole) = rank["tokens"]
         assert 0 < error < largest / 8  # two casts to three bits of mantissa; INC sums more tokens as they are
-        assert whole == 0
+        assert whole == 0 and rank["formula"] == (None if scales == "own" else 0)
+        assert bool(rank["warnings"]) == (scales == "own"), rank["warnings"]
+        if scales == "own":
+            assert "what the ranks of" in rank["warnings"][0] and "each message has a scale of its own" in rank["warnings"][0]
+        if scales == "measured":
+            said = json.loads((tmp_path / f"m_hooks_maxabs_MAXABS_POW2_{number}_2.json").read_text())["Nodes"][inferences.ADDED]["outputs"]
+            assert max(said[0], rank["scale_inv"][0]) == rank["scale_inv"][0] and said[1] == rank["scale_inv"][1]
 
 
 def test_measurements_serve_another_number_of_ranks_and_checkpoints_are_refused(tmp_path):

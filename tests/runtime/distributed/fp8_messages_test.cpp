@@ -9,6 +9,7 @@ namespace fp8::runtime::distributed {
 namespace {
 
 constexpr const char* kMessages = "of messages";
+const c10::IValue kOwnScales;  // each message's
 
 std::vector<at::Tensor> call_of(const char* name, torch::jit::Stack arguments) {
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(arguments);
@@ -26,13 +27,18 @@ class Registered {
   const std::shared_ptr<ProcessGroup> group;
 };
 
-/// Each row through E4M3 and back, by torch's cast of row / (amax / max).
-at::Tensor through_fp8(const at::Tensor& rows) {
-  const float max = kernels::fp8_max(kernels::Format::E4M3, device_dialect("test"));
-  const at::Tensor amax = rows.to(at::kFloat).abs().amax(1, true);
-  const at::Tensor scale_inv = torch::where(amax == 0, torch::ones_like(amax), amax / max);
-  const at::Tensor scaled = (rows.to(at::kFloat) * (1.0f / scale_inv)).clamp(-max, max);
+float largest_code() { return kernels::fp8_max(kernels::Format::E4M3, device_dialect("test")); }
+
+/// Through E4M3 and back, by torch's cast.
+at::Tensor through_fp8(const at::Tensor& rows, const at::Tensor& scale_inv) {
+  const at::Tensor scaled = (rows.to(at::kFloat) * (1.0f / scale_inv)).clamp(-largest_code(), largest_code());
   return scaled.to(at::kFloat8_e4m3fn).to(at::kFloat) * scale_inv;
+}
+
+/// Each row with amax / max.
+at::Tensor through_fp8(const at::Tensor& rows) {
+  const at::Tensor amax = rows.to(at::kFloat).abs().amax(1, true);
+  return through_fp8(rows, torch::where(amax == 0, torch::ones_like(amax), amax / largest_code()));
 }
 
 at::Tensor partial_of(int rank, at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -60,17 +66,40 @@ FP8_TEST_RANKS(Fp8Messages, SumsArePartsDecodedAddedAndCastOnceMore, 2, 3) {
       const at::Tensor expected =
           through_fp8(torch::stack(coded).sum(0)).view({-1}).narrow(0, 0, count).view(sizes).to(dtype);
       const at::Tensor mine = partial_of(rank, sizes, dtype).to(test::kHpu);
-      const at::Tensor sum = call_of("fp8::all_reduce", {mine, kMessages}).at(0);
+      const at::Tensor sum = call_of("fp8::all_reduce", {mine, kMessages, kOwnScales}).at(0);
       EXPECT_EQ(sum.device(), mine.device());
       EXPECT_TRUE(same_bits(sum.cpu(), expected)) << dtype << at::IntArrayRef(sizes);
       // Half a step of a format with 3 bits of mantissa, for each rank's cast and for that of the sum.
       EXPECT_TRUE((sum.cpu().to(at::kFloat) - exact).abs().le(largest / 16 * 2.1).all().item<bool>());
     }
   const at::Tensor nan = torch::full({4}, rank == 0 ? std::nanf("") : 1.0f).to(test::kHpu);
-  EXPECT_TRUE(call_of("fp8::all_reduce", {nan, kMessages}).at(0).cpu().isnan().any().item<bool>());
-  EXPECT_EQ(call_of("fp8::all_reduce", {torch::ones({0, 3}).to(test::kHpu), kMessages}).at(0).numel(), 0);
-  EXPECT_REFUSED(call_of("fp8::all_reduce", {torch::ones({4}, at::kLong), kMessages}), "[fp8::all_reduce] x",
-                 "found Long");
+  EXPECT_TRUE(call_of("fp8::all_reduce", {nan, kMessages, kOwnScales}).at(0).cpu().isnan().any().item<bool>());
+  EXPECT_EQ(call_of("fp8::all_reduce", {torch::ones({0, 3}).to(test::kHpu), kMessages, kOwnScales}).at(0).numel(), 0);
+  EXPECT_REFUSED(call_of("fp8::all_reduce", {torch::ones({4}, at::kLong), kMessages, kOwnScales}),
+                 "[fp8::all_reduce] x", "found Long");
+}
+
+/// By scales that all ranks know; the second ones saturate.
+FP8_TEST_RANKS(Fp8Messages, MeasuredScalesOfWhatIsAddedAndOfTheSum, 2, 3) {
+  const Registered known;
+  const int ranks = known.group->size(), rank = known.group->rank();
+  for (const auto& [of_added, of_sum] : {std::pair{0.0131f, 0.0307f}, {0.001f, 0.002f}, {0.125f, 0.25f}})
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+      for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{2, 1, 96}, {7}, {1}}) {
+        const at::Tensor added = torch::full({}, of_added), whole = torch::full({}, of_sum);
+        std::vector<at::Tensor> coded;
+        for (int r = 0; r < ranks; ++r) coded.push_back(through_fp8(partial_of(r, sizes, dtype), added));
+        const at::Tensor expected = through_fp8(torch::stack(coded).sum(0), whole).to(dtype);
+        const at::Tensor mine = partial_of(rank, sizes, dtype).to(test::kHpu);
+        const c10::List<double> scales({double{of_added}, double{of_sum}});
+        EXPECT_TRUE(same_bits(call_of("fp8::all_reduce", {mine, kMessages, scales}).at(0).cpu(), expected))
+            << dtype << at::IntArrayRef(sizes) << of_added;
+      }
+  const at::Tensor x = torch::ones({4}).to(test::kHpu);
+  for (const std::vector<double>& wrong :
+       {std::vector<double>{1.0}, {1.0, 0.0}, {-1.0, 1.0}, {1.0, INFINITY}, {1e-44, 1.0}})
+    EXPECT_REFUSED(call_of("fp8::all_reduce", {x, kMessages, c10::List<double>(wrong)}),
+                   "[fp8::all_reduce] scale_inv: expected two positive finite numbers");
 }
 
 TEST(Fp8Messages, GroupsOfValuesHaveScalesOfTheirOwn) {
@@ -87,6 +116,10 @@ TEST(Fp8Messages, GroupsOfValuesHaveScalesOfTheirOwn) {
   const at::Tensor x = torch::ones({6}).to(test::kHpu);
   EXPECT_REFUSED(call_of("fp8::cast_groups", {x, 4}), "[fp8::cast_groups] groups: found 4", "divisor of the 6 values");
   EXPECT_REFUSED(call_of("fp8::decode_groups", {x, x}), "[fp8::decode_groups] expected bytes", "6 of Float");
+  at::Tensor weight = torch::ones({2, 3}, on_hpu());
+  test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
+  EXPECT_REFUSED(call_of("fp8::cast_groups", {weight, 2}), "fp8::cast_groups", "module 'proj'");
+  EXPECT_REFUSED(call_of("fp8::decode_groups", {weight, x}), "fp8::decode_groups", "module 'proj'");
 }
 
 FP8_TEST_RANKS(Fp8Messages, RanksIntroduceThemselvesOnce, 2) {

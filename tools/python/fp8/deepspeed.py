@@ -5,7 +5,9 @@ Models that train in fp8 are converted before deepspeed.initialize(), for stages
 an example."""
 
 import importlib
+import math
 import sys
+import types
 import typing
 
 import torch
@@ -39,16 +41,41 @@ class _Quantizer:
     def dequantize(codes: torch.Tensor, scales: torch.Tensor, *_: typing.Any) -> typing.Any: return torch.ops.fp8.decode_groups(codes, scales)
 
 
-def reduce_in_fp8(module: torch.nn.Module) -> None:
-    """Ranks add what a LinearAllreduce of theirs gives for one token as fp8 codes; for more tokens as it does without."""
+def that_add(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The LinearAllreduces of a model that is split over ranks: each adds what its ranks give."""
+    return [(name, module) for name, module in model.named_modules() if type(module).__name__ == "LinearAllreduce" and module.mp_group is not None]
+
+
+def _add_by(module: torch.nn.Module, add: typing.Callable[[torch.Tensor], torch.Tensor], takes: typing.Callable[[torch.Tensor], bool]) -> None:
+    """add: what this rank gives -> the sum of all ranks'; of inputs that it takes, of others it is as without."""
     whole = module.forward
 
     def forward(input: torch.Tensor) -> typing.Any:
-        if input.dim() < 3 or input.shape[1] != 1 or module.mp_group is None:
+        if not takes(input):
             return whole(input)
-        y = torch.ops.fp8.all_reduce(torch.matmul(input, module.weight.transpose(-1, -2)), module.mp_group.group_name)
+        y = add(torch.matmul(input, module.weight.transpose(-1, -2)))
         return y if module.bias is None else y + module.bias
-    module.forward = forward
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def measure_reduced(module: torch.nn.Module) -> typing.Any:
+    """A calibration sees the sum, too, until remove() of what is returned."""
+    def add(y: torch.Tensor) -> torch.Tensor:
+        y = y.clone()
+        torch.distributed.all_reduce(y, group=module.mp_group)
+        torch.ops.fp8.measure_reduced(module.weight, y)
+        return y
+    _add_by(module, add, lambda _: True)
+    return types.SimpleNamespace(remove=lambda: module.__dict__.pop("forward", None))
+
+
+def reduce_in_fp8(module: torch.nn.Module, scale_inv: typing.Optional[list[float]]) -> None:
+    """Ranks add what they have of one token as fp8 codes; of more tokens as they do without. scale_inv: of what this rank adds, and of the
+    sum; the largest of all ranks is taken. None, on one of them: each message has its own."""
+    largest = torch.tensor(scale_inv or [math.inf, math.inf])
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, module.mp_group)
+    given = largest.tolist() if largest.isfinite().all() else None
+    _add_by(module, lambda y: torch.ops.fp8.all_reduce(y, module.mp_group.group_name, given), lambda x: x.dim() > 2 and x.shape[1] == 1)
 
 
 _OURS = {"FusedAdamBuilder": _FusedAdam, "QuantizerBuilder": _Quantizer}

@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import re
+import sys
 import typing
 import weakref
 
@@ -170,6 +171,8 @@ def prepare(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     with _named_errors():
         session = torch.ops.fp8.measure_begin(*columns, biases, "", mode, *_nn.nodes(model))
     model.__dict__[_CALIBRATION] = _Calibration(session, config, model)
+    if config.mode != "SHAPE" and (added := _added(model, config)):
+        model.__dict__[_CALIBRATION].hooks += [importlib.import_module("fp8.deepspeed").measure_reduced(module) for _, module in added]
     return model
 
 
@@ -208,11 +211,19 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     for weight, tensor in zip(found, columns[0]):
         if weight.transposed:
             weight.owned.data = tensor.transpose(-2, -1)
+    scales = {module["name"]: module.pop("reduced_scale_inv", None) for module in said["converted"]}
     _finish(model, found, left, said)
-    if str(config.to_dict().get("row_parallel_linear_allreduce_quantization")).lower() == "true":
-        for module in [module for module in model.modules() if type(module).__name__ == "LinearAllreduce"]:  # DeepSpeed's
-            importlib.import_module("fp8.deepspeed").reduce_in_fp8(module)
+    for name, module in _added(model, config):
+        if name in scales:
+            importlib.import_module("fp8.deepspeed").reduce_in_fp8(module, scales[name])
     return model
+
+
+def _added(model: torch.nn.Module, config: FP8Config) -> list[tuple[str, torch.nn.Module]]:
+    """The modules whose ranks' results are added as fp8 codes; none unless the config asks for it and DeepSpeed split the model."""
+    if str(config.to_dict().get("row_parallel_linear_allreduce_quantization")).lower() != "true" or "deepspeed" not in sys.modules:
+        return []
+    return typing.cast(list[tuple[str, torch.nn.Module]], importlib.import_module("fp8.deepspeed").that_add(model))
 
 
 def _finish(model: torch.nn.Module, found: typing.Sequence[_modules.Weight], left: typing.Sequence[_modules.Left],
