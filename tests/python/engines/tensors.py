@@ -5,7 +5,7 @@ one process, and the scales of both; of REFUSED the error."""
 import engine_cells
 
 KINDS = ["column", "row", "pair", "sequence", "head"]
-REFUSED = ["uneven", "mesh", "weights_only", "static", "on_one"]
+REFUSED = ["uneven", "dynamic", "static", "on_one"]
 
 
 def net(sizes, norm=False):
@@ -28,8 +28,7 @@ def plans():
             "pair": ((64, 96, 48), {"0": Column(), "2": Row()}),
             "sequence": ((64, 96, 48), {"0": SequenceParallel(), "1": Column(input_layouts=rows), "3": Row(output_layouts=rows)}),
             "head": ((64, 96, 48), {"0": Row(input_layouts=Shard(-1), output_layouts=rows), "2": Column(input_layouts=rows, output_layouts=Replicate())}),
-            "uneven": ((64, 95), {"0": Column(output_layouts=Replicate())}),
-            "mesh": ((64, 96), {"0": Column(output_layouts=Replicate())})}
+            "uneven": ((64, 95), {"0": Column(output_layouts=Replicate())})}
 
 
 def output(model, x, group):
@@ -53,19 +52,14 @@ def run(cell, rank):
     sizes, plan = plans().get(kind, plans()["pair"])
     norm = kind == "sequence"
     x = torch.randn(2, 8, sizes[0], generator=torch.Generator().manual_seed(3)).to("hpu")
-    mesh = init_device_mesh("hpu", (1, engine_cells.RANKS) if kind == "mesh" else (engine_cells.RANKS,))
+    mesh = init_device_mesh("hpu", (engine_cells.RANKS,))
     model, said = net(sizes, norm), {}
-    if kind in ("weights_only", "static"):
+    if kind in ("dynamic", "static"):  # for inference
         fp8.quant.convert(model, {"mode": "QUANTIZE", "scale_method": "unit_scale"} if kind == "static" else
                           {"mode": "QUANTIZE", "dynamic_quantization": True, "scale_method": "maxabs_pcs_pow2"})
     elif kind != "on_one" or rank == 1:
         fp8.te.convert_modules(model)
-    if kind == "mesh":  # FSDP on one dimension, tensor parallel on the other
-        from torch.distributed.fsdp import fully_shard
-        mesh = init_device_mesh("hpu", (1, engine_cells.RANKS), mesh_dim_names=("data", "tensor"))
-        model = fully_shard(parallelize_module(model, mesh["tensor"], plan), mesh=mesh["data"])
-    else:
-        model = parallelize_module(model, mesh, plan)
+    model = parallelize_module(model, mesh, plan)
     given = x
     if norm:  # each rank has its part of the tokens
         given = DTensor.from_local(x.chunk(engine_cells.RANKS, 1)[rank].contiguous(), mesh, (Shard(1),))
