@@ -25,6 +25,8 @@ MEANT = {
     "yaml": [
         Difference("we refuse", "duplicate key", "a key twice, of which PyYAML takes the last"),
         Difference("we refuse", "", "the rest of YAML, by line"),
+        Difference("they refuse", r"\t", "a tab between words, which libyaml and PyYAML with it read"),
+        Difference("they refuse", r"[|>][-+0-9]*#", "a comment just behind the sign of a block of text; likewise"),
     ],
     "pickle": [
         Difference("we refuse", "", "opcodes and types that measurements do not have, by name"),

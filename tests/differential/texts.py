@@ -162,11 +162,11 @@ def yaml_cases(rng):
 
 @functools.cache
 def yaml_loader():
-    """PyYAML with four rules of ours: a number with an exponent is one, as in YAML 1.2; a number beyond 64 bits is text,
+    """PyYAML's own parser, for its other one is libyaml, as ours is; with four rules of ours: a number with an exponent is one, as in YAML 1.2; a number beyond 64 bits is text,
     and so are keys and dates."""
     import yaml
 
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    class Loader(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
             self.flatten_mapping(node)
             if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):

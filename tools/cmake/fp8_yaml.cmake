@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# fp8::yaml: yaml-cpp, whose target has another name from 0.8 on (Debian 12 has 0.7, Debian 13 0.8).
-find_package(yaml-cpp REQUIRED)
-add_library(fp8::yaml INTERFACE IMPORTED GLOBAL)
-if(FP8_STATIC)
-  find_library(FP8_YAML_LIBRARY yaml-cpp REQUIRED)
-  target_link_libraries(fp8::yaml INTERFACE ${FP8_YAML_LIBRARY})
-elseif(TARGET yaml-cpp::yaml-cpp)
-  target_link_libraries(fp8::yaml INTERFACE yaml-cpp::yaml-cpp)
-else()
-  target_link_libraries(fp8::yaml INTERFACE yaml-cpp)
+# fp8::yaml: libyaml, which has a pkg-config file and none for CMake.
+find_path(FP8_YAML_INCLUDE_DIR yaml.h)
+find_library(FP8_YAML_LIBRARY NAMES yaml)
+if(NOT FP8_YAML_INCLUDE_DIR OR NOT FP8_YAML_LIBRARY)
+  message(FATAL_ERROR "fp8: libyaml (yaml.h) not found; run ./tools/setup or install libyaml-dev")
 endif()
+add_library(fp8::yaml INTERFACE IMPORTED GLOBAL)
+target_link_libraries(fp8::yaml INTERFACE ${FP8_YAML_LIBRARY})
+target_include_directories(fp8::yaml SYSTEM INTERFACE ${FP8_YAML_INCLUDE_DIR})

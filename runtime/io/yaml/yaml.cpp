@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// yaml-cpp's events become JSON here: its own nodes share what aliases repeat and keep both of two equal keys.
+// The events of libyaml, which PyYAML reads with too, become JSON here.
 #include "fp8/runtime/io/yaml/yaml.h"
 
-#include <yaml-cpp/emitter.h>
-#include <yaml-cpp/eventhandler.h>
-#include <yaml-cpp/exceptions.h>
-#include <yaml-cpp/mark.h>
-#include <yaml-cpp/parser.h>
+#include <yaml.h>
 
 #include <charconv>
-#include <sstream>
 #include <unordered_map>
 
 namespace fp8::io {
@@ -28,90 +23,69 @@ struct Anchored {
 /// A sequence or mapping whose end has not come.
 struct Open {
   Json value;
-  std::string pointer;
-  YAML::anchor_t anchor = 0;
+  std::string pointer, anchor;
   std::string key = {};              ///< of a mapping: the key whose value comes next
   bool has_key = false;              ///< there is one
+  bool merges = false;               ///< that key is <<, not in quotes
   std::int64_t line = 0;             ///< of that key
   std::vector<Json> merged = {};     ///< the mappings that << merges
   std::size_t values = 0, text = 0;  ///< before it began
   std::size_t depth = 1;             ///< of what is in it
 };
 
-class Builder : public YAML::EventHandler {
+/// What a node's properties say; a missing one is empty.
+struct Properties {
+  yaml_mark_t mark;
+  std::string anchor, tag;
+};
+
+std::string text_of(const yaml_char_t* text) {
+  return text == nullptr ? std::string() : std::string(reinterpret_cast<const char*>(text));
+}
+
+class Builder {
  public:
   explicit Builder(const std::string& name) { result_.name = name; }
 
-  void OnDocumentStart(const YAML::Mark& mark) override {
-    if (++documents_ > 1) fail(mark, "a second document, allowed: one");
-  }
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { scalar(mark, anchor, nullptr, 0); }
-
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    const auto found = anchors_.find(anchor);
-    if (found == anchors_.end()) fail(mark, "an alias within its own anchor");
-    const Anchored copy = found->second;
-    if (open_.size() + copy.depth > kMaxDepth) fail_depth(mark);
-    count(mark, copy.values, copy.text);
-    add(mark, copy.value, copy.depth);
-  }
-
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                const std::string& text) override {
-    for (std::size_t at = 0, length = 0; at < text.size(); at += length)
-      if ((length = utf8_length(text, at)) == 0) fail(mark, "text that is not UTF-8");
-    if (is_key()) return take_key(mark, tag, anchor, text);
-    if (tag == "!") return scalar(mark, anchor, text, text.size());  // in quotes
-    if (tag == "?" || tag.empty()) return scalar(mark, anchor, yaml_scalar(text), text.size());
-    const std::string type = core_type(mark, tag);
-    if (type == "str") return scalar(mark, anchor, text, text.size());
-    Json value = yaml_scalar(text);
-    if (type == "float" && value.is_number()) value = value.get<double>();
-    const bool right = (type == "int" && value.is_number_integer()) || (type == "float" && value.is_number()) ||
-                       (type == "bool" && value.is_boolean()) || (type == "null" && value.is_null());
-    if (!right) fail(mark, "found " + in_quotes(text) + ", which is no " + type);
-    scalar(mark, anchor, std::move(value), text.size());
-  }
-
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
-    begin(mark, tag, "seq", anchor, Json::array());
-  }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value) override {
-    begin(mark, tag, "map", anchor, Json::object());
-  }
-  void OnSequenceEnd() override { end(); }
-  void OnMapEnd() override {
-    // A merged member gives way to the mapping's own keys, a later one of a list to an earlier one.
-    Open& map = open_.back();
-    for (const Json& other : map.merged)
-      for (const auto& [key, value] : other.items())
-        if (!map.value.contains(key)) {
-          map.value[key] = value;
-          result_.lines.try_emplace(json_pointer(map.pointer, key), map.line);
-        }
-    end();
+  void take(const yaml_event_t& event) {
+    const yaml_mark_t& mark = event.start_mark;
+    const auto& scalar = event.data.scalar;
+    const auto& sequence = event.data.sequence_start;
+    const auto& map = event.data.mapping_start;
+    switch (event.type) {
+      case YAML_DOCUMENT_START_EVENT:
+        if (++documents_ > 1) fail(mark, "a second document, allowed: one");
+        return;
+      case YAML_ALIAS_EVENT: return take_alias(mark, text_of(event.data.alias.anchor));
+      case YAML_SCALAR_EVENT:
+        return take_scalar({mark, text_of(scalar.anchor), text_of(scalar.tag)}, scalar.plain_implicit != 0,
+                           {reinterpret_cast<const char*>(scalar.value), scalar.length});
+      case YAML_SEQUENCE_START_EVENT:
+        return begin({mark, text_of(sequence.anchor), text_of(sequence.tag)}, "seq", Json::array());
+      case YAML_MAPPING_START_EVENT: return begin({mark, text_of(map.anchor), text_of(map.tag)}, "map", Json::object());
+      case YAML_MAPPING_END_EVENT: merge(); [[fallthrough]];
+      case YAML_SEQUENCE_END_EVENT: return end(mark);
+      default: return;
+    }
   }
 
   LocatedJson result() && { return std::move(result_); }
 
-  [[noreturn]] void fail(const YAML::Mark& mark, const std::string& what) const {
+  [[noreturn]] void fail(const yaml_mark_t& mark, const std::string& what) const {
     io::fail<Error>("{}:{}:{}: {}", printable(result_.name, 4096), mark.line + 1, mark.column + 1, what);
   }
 
  private:
-  [[noreturn]] void fail_depth(const YAML::Mark& mark) const {
+  [[noreturn]] void fail_depth(const yaml_mark_t& mark) const {
     fail(mark, message("nested deeper than {} levels", kMaxDepth));
   }
-  void count(const YAML::Mark& mark, std::size_t values, std::size_t text) {
+  void count(const yaml_mark_t& mark, std::size_t values, std::size_t text) {
     values_ += values;
     text_ += text;
     if (values_ > kMaxValues) fail(mark, message("more than {} values, aliases followed", kMaxValues));
     if (text_ > kMaxText) fail(mark, message("more than {} bytes of text, aliases followed", kMaxText));
   }
-  std::string core_type(const YAML::Mark& mark, const std::string& tag) const {
+  std::string core_type(const yaml_mark_t& mark, const std::string& tag) const {
     static const std::vector<std::string> kTypes = {"str", "int", "float", "bool", "null", "seq", "map"};
     const std::string type = tag.starts_with(kCoreTags) ? tag.substr(kCoreTags.size()) : "";
     if (std::ranges::find(kTypes, type) == kTypes.end())
@@ -120,59 +94,105 @@ class Builder : public YAML::EventHandler {
   }
 
   bool is_key() const { return !open_.empty() && open_.back().value.is_object() && !open_.back().has_key; }
-  void take_key(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& text) {
-    if (tag != "!" && tag != "?" && !tag.empty() && core_type(mark, tag) != "str")
-      fail(mark, "found the tag " + in_quotes(tag) + " at a key, allowed: text");
-    if (anchor != 0) anchors_[anchor] = {.value = text, .text = text.size()};
+  void take_key(const Properties& of, bool plain, const std::string& text) {
+    if (!of.tag.empty() && core_type(of.mark, of.tag) != "str")
+      fail(of.mark, "found the tag " + in_quotes(of.tag) + " at a key, allowed: text");
+    refuse_second_anchor(of);
+    keep(of.anchor, {.value = text, .text = text.size()});
     Open& map = open_.back();
-    if (map.value.contains(text)) fail(mark, "duplicate key " + in_quotes(text));
-    count(mark, 0, text.size());
+    if (map.value.contains(text)) fail(of.mark, "duplicate key " + in_quotes(text));
+    count(of.mark, 0, text.size());
     map.key = text;
     map.has_key = true;
-    map.line = mark.line + 1;
+    map.merges = plain && text == "<<";
+    map.line = line_of(of.mark);
   }
+  bool is_open(const std::string& anchor) const {
+    return std::ranges::find(open_, anchor, &Open::anchor) != open_.end();
+  }
+  /// YAML lets a second one hide the first; PyYAML refuses it, for it is a mistake.
+  void refuse_second_anchor(const Properties& of) const {
+    if (!of.anchor.empty() && (anchors_.contains(of.anchor) || is_open(of.anchor)))
+      fail(of.mark, "duplicate anchor " + in_quotes(of.anchor));
+  }
+  void keep(const std::string& anchor, Anchored value) {
+    if (!anchor.empty()) anchors_[anchor] = std::move(value);
+  }
+  static std::int64_t line_of(const yaml_mark_t& mark) { return static_cast<std::int64_t>(mark.line) + 1; }
   std::string next_pointer() const {
     if (open_.empty()) return "";
     const Open& parent = open_.back();
     return json_pointer(parent.pointer, parent.value.is_array() ? std::to_string(parent.value.size()) : parent.key);
   }
 
-  void scalar(const YAML::Mark& mark, YAML::anchor_t anchor, Json value, std::size_t text) {
-    count(mark, 1, text);
-    if (anchor != 0) anchors_[anchor] = {.value = value, .text = text};
-    add(mark, std::move(value), 0);
+  void take_alias(const yaml_mark_t& mark, const std::string& anchor) {
+    if (is_open(anchor)) fail(mark, "an alias within its own anchor");
+    const auto found = anchors_.find(anchor);
+    if (found == anchors_.end()) fail(mark, "found no anchor " + in_quotes(anchor) + " before its alias");
+    const Anchored copy = found->second;
+    if (open_.size() + copy.depth > kMaxDepth) fail_depth(mark);
+    count(mark, copy.values, copy.text);
+    if (!is_key()) return add(mark, copy.value, copy.depth);
+    if (!copy.value.is_string()) fail(mark, "a key that is no text");
+    take_key({mark, "", ""}, /*plain=*/false, copy.value.get<std::string>());
   }
-  void begin(const YAML::Mark& mark, const std::string& tag, const std::string& type, YAML::anchor_t anchor,
-             Json value) {
-    if (is_key()) fail(mark, "a key that is no text");
-    if (tag != "?" && tag != "!" && !tag.empty() && core_type(mark, tag) != type)
-      fail(mark, "found the tag " + in_quotes(tag) + ", allowed: !!" + type);
-    if (open_.size() == kMaxDepth) fail_depth(mark);
-    note_line(mark);
+  /// plain: it stands without quotes and without a tag.
+  void take_scalar(const Properties& of, bool plain, const std::string& text) {
+    if (is_key()) return take_key(of, plain, text);
+    Json value = plain ? yaml_scalar(text) : Json(text);
+    if (!of.tag.empty()) value = tagged(of, text);
+    count(of.mark, 1, text.size());
+    refuse_second_anchor(of);
+    keep(of.anchor, {.value = value, .text = text.size()});
+    add(of.mark, std::move(value), 0);
+  }
+  Json tagged(const Properties& of, const std::string& text) const {
+    const std::string type = core_type(of.mark, of.tag);
+    if (type == "str") return text;
+    Json value = yaml_scalar(text);
+    if (type == "float" && value.is_number()) value = value.get<double>();
+    const bool right = (type == "int" && value.is_number_integer()) || (type == "float" && value.is_number()) ||
+                       (type == "bool" && value.is_boolean()) || (type == "null" && value.is_null());
+    if (!right) fail(of.mark, "found " + in_quotes(text) + ", which is no " + type);
+    return value;
+  }
+
+  void begin(const Properties& of, const std::string& type, Json value) {
+    if (is_key()) fail(of.mark, "a key that is no text");
+    if (!of.tag.empty() && core_type(of.mark, of.tag) != type)
+      fail(of.mark, "found the tag " + in_quotes(of.tag) + ", allowed: !!" + type);
+    if (open_.size() == kMaxDepth) fail_depth(of.mark);
+    refuse_second_anchor(of);
+    note_line(of.mark);
     open_.push_back(
-        {.value = std::move(value), .pointer = next_pointer(), .anchor = anchor, .values = values_, .text = text_});
-    count(mark, 1, 0);
-    last_ = mark;
+        {.value = std::move(value), .pointer = next_pointer(), .anchor = of.anchor, .values = values_, .text = text_});
+    count(of.mark, 1, 0);
   }
-  void end() {
+  void end(const yaml_mark_t& mark) {
     Open done = std::move(open_.back());
     open_.pop_back();
-    if (done.anchor != 0) anchors_[done.anchor] = {done.value, values_ - done.values, text_ - done.text, done.depth};
-    place(last_, std::move(done.value), done.depth);
+    keep(done.anchor, {done.value, values_ - done.values, text_ - done.text, done.depth});
+    place(mark, std::move(done.value), done.depth);
   }
-  void note_line(const YAML::Mark& mark) {
+  /// A merged member gives way to the mapping's own keys, a later one of a list to an earlier one.
+  void merge() {
+    Open& map = open_.back();
+    for (const Json& other : map.merged)
+      for (const auto& [key, value] : other.items())
+        if (!map.value.contains(key)) {
+          map.value[key] = value;
+          result_.lines.try_emplace(json_pointer(map.pointer, key), map.line);
+        }
+  }
+  void note_line(const yaml_mark_t& mark) {
     const bool member = !open_.empty() && open_.back().value.is_object();
-    result_.lines.try_emplace(next_pointer(), member ? open_.back().line : mark.line + 1);
+    result_.lines.try_emplace(next_pointer(), member ? open_.back().line : line_of(mark));
   }
-  void add(const YAML::Mark& mark, Json value, std::size_t depth) {
-    if (is_key()) {
-      if (!value.is_string()) fail(mark, "a key that is no text");
-      return take_key(mark, "", 0, value.get<std::string>());
-    }
+  void add(const yaml_mark_t& mark, Json value, std::size_t depth) {
     note_line(mark);
     place(mark, std::move(value), depth);
   }
-  void place(const YAML::Mark& mark, Json value, std::size_t depth) {
+  void place(const yaml_mark_t& mark, Json value, std::size_t depth) {
     if (open_.empty()) {
       result_.value = std::move(value);
       return;
@@ -184,7 +204,7 @@ class Builder : public YAML::EventHandler {
       return;
     }
     parent.has_key = false;
-    if (parent.key != "<<") {
+    if (!parent.merges) {
       parent.value[parent.key] = std::move(value);
       return;
     }
@@ -198,10 +218,56 @@ class Builder : public YAML::EventHandler {
 
   LocatedJson result_;
   std::vector<Open> open_;
-  std::unordered_map<YAML::anchor_t, Anchored> anchors_;
-  YAML::Mark last_;
+  std::unordered_map<std::string, Anchored> anchors_;
   std::size_t values_ = 0, text_ = 0;
   int documents_ = 0;
+};
+
+/// libyaml's parser of `text`, which outlives it.
+class Events {
+ public:
+  explicit Events(std::string_view text) : text_(text) {
+    if (yaml_parser_initialize(&parser_) == 0) throw std::bad_alloc();
+    yaml_parser_set_encoding(&parser_, YAML_UTF8_ENCODING);  // others would be guessed from the first bytes
+    yaml_parser_set_input_string(&parser_, reinterpret_cast<const unsigned char*>(text.data()), text.size());
+  }
+  ~Events() {
+    yaml_event_delete(&event_);
+    yaml_parser_delete(&parser_);
+  }
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+
+  /// The next event, until it is called again; null: there is none. `builder` puts what is wrong into words.
+  const yaml_event_t* next(const Builder& builder) {
+    yaml_event_delete(&event_);
+    if (yaml_parser_parse(&parser_, &event_) == 0) fail(builder);
+    return event_.type == YAML_STREAM_END_EVENT ? nullptr : &event_;
+  }
+
+ private:
+  [[noreturn]] void fail(const Builder& builder) const {
+    if (parser_.error == YAML_MEMORY_ERROR) throw std::bad_alloc();
+    const std::string problem = parser_.problem == nullptr ? "is no YAML" : parser_.problem;
+    if (parser_.error == YAML_READER_ERROR) {  // a character, of which libyaml knows the place among the bytes alone
+      const std::string_view before = text_.substr(0, parser_.problem_offset);
+      const auto line = before.rfind('\n');
+      builder.fail({.index = 0,
+                    .line = static_cast<std::size_t>(std::ranges::count(before, '\n')),
+                    .column = line == std::string_view::npos ? before.size() : before.size() - line - 1},
+                   problem);
+    }
+    if (parser_.context == nullptr) builder.fail(parser_.problem_mark, problem);
+    const std::size_t began = parser_.context_mark.line;
+    builder.fail(
+        parser_.problem_mark,
+        message("{}{}, {}", parser_.context,
+                began == parser_.problem_mark.line ? "" : message(" that begins in line {}", began + 1), problem));
+  }
+
+  std::string_view text_;
+  yaml_parser_t parser_;
+  yaml_event_t event_ = {};
 };
 
 }  // namespace
@@ -223,14 +289,8 @@ std::string LocatedJson::place(std::string pointer) const {
 
 LocatedJson parse_yaml(std::string_view text, const std::string& name) {
   Builder builder(name);
-  try {
-    std::istringstream stream{std::string(text)};
-    YAML::Parser parser(stream);
-    while (parser.HandleNextDocument(builder)) {
-    }
-  } catch (const YAML::Exception& error) {
-    builder.fail(error.mark, printable(error.msg));
-  }
+  Events events(text);
+  while (const yaml_event_t* event = events.next(builder)) builder.take(*event);
   return std::move(builder).result();
 }
 
@@ -312,89 +372,6 @@ Json yaml_scalar(const std::string& text) {
   if (spells(text, ".nan") || text == ".NaN") return std::numeric_limits<double>::quiet_NaN();
   if (const auto value = number(text)) return *value;
   return text;
-}
-
-namespace {
-
-/// Shortest digits that parse to the same double, as a float: 1 is "1.0".
-std::string float_text(double value) {
-  if (std::isnan(value)) return ".nan";
-  if (std::isinf(value)) return value < 0 ? "-.inf" : ".inf";
-  char buffer[32];
-  std::string text(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
-}
-
-class Writer {
- public:
-  explicit Writer(const std::map<std::string, std::string>& comments) : comments_(comments) {}
-
-  std::string text(const Json& value) && {
-    write(value, "");
-    return std::string(out_.c_str()) + "\n";
-  }
-
- private:
-  void scalar(const Json& value) {
-    if (value.is_string()) {
-      const auto& text = value.get_ref<const std::string&>();
-      // yaml-cpp writes a carriage return as it is, and reads one before a line's end as part of that.
-      const bool carriage_return = text.find('\r') != std::string::npos;
-      if (!yaml_scalar(text).is_string() || text == "<<" || carriage_return) out_ << YAML::DoubleQuoted;
-      out_ << text;
-    } else if (value.is_null()) {
-      out_ << YAML::Null;
-    } else if (value.is_number_float()) {
-      out_ << float_text(value.get<double>());
-    } else if (value.is_boolean()) {
-      out_ << value.get<bool>();
-    } else {
-      out_ << value.dump();
-    }
-  }
-  void comment(const std::string& pointer) {
-    const auto found = comments_.find(pointer);
-    if (found != comments_.end()) out_ << YAML::Comment(found->second);
-  }
-  void write(const Json& value, const std::string& pointer) {
-    if (!value.is_structured()) {
-      scalar(value);
-      return comment(pointer);
-    }
-    if (value.empty()) out_ << YAML::Flow;
-    const bool map = value.is_object();
-    if (map)
-      out_ << YAML::BeginMap;
-    else
-      out_ << YAML::BeginSeq;
-    std::size_t at = 0;
-    for (const auto& [key, part] : value.items()) {
-      const std::string name = map ? key : std::to_string(at++);
-      const std::string inner = json_pointer(pointer, name);
-      if (map) {
-        out_ << YAML::Key;
-        scalar(name);
-        if (part.is_structured() && !part.empty()) comment(inner);
-        out_ << YAML::Value;
-      }
-      write(part, inner);
-    }
-    if (map)
-      out_ << YAML::EndMap;
-    else
-      out_ << YAML::EndSeq;
-    if (value.empty()) comment(pointer);
-  }
-
-  YAML::Emitter out_;
-  const std::map<std::string, std::string>& comments_;
-};
-
-}  // namespace
-
-std::string yaml_text(const Json& value, const std::map<std::string, std::string>& comments) {
-  return Writer(comments).text(value);
 }
 
 }  // namespace fp8::io

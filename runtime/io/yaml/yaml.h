@@ -7,8 +7,9 @@
 //
 // Plain scalars mean what PyYAML takes them for (YAML 1.1), and a number with an exponent (1e-3) is one as in
 // YAML 1.2: null ~ true yes on false no off 12 1_000 0x1F 0o17 1.5 .inf .nan; in quotes everything is text. Anchors,
-// aliases and merge keys (<<) are followed. Refused by line: a key twice, keys that are no text, tags other than those
-// of JSON's types, more than one document, an alias within its own anchor, and what is larger than the limits below.
+// aliases and merge keys (<<) are followed. Refused by line: what is no YAML, a key or an anchor twice, keys that are
+// no text, tags other than those of JSON's types, more than one document, an alias within its own anchor, and what is
+// larger than the limits below.
 #pragma once
 #include <map>
 

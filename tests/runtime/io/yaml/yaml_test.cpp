@@ -69,12 +69,17 @@ TEST(Yaml, AnchorsAndMergeKeys) {
             Json::parse(R"({"a": {"p": 1, "q": [2]}, "b": {"p": 1, "q": [2]}, "c": {"p": 5, "r": 3, "q": [2]}})"));
   EXPECT_EQ(parsed("a: &x {p: 1}\nb: &y {p: 2, q: 2}\nc: {<<: [*x, *y]}\n")["c"], Json::parse(R"({"p": 1, "q": 2})"));
   EXPECT_EQ(parsed("k: &name word\n*name : 1"), Json::parse(R"({"k": "word", "word": 1})"));
+  EXPECT_EQ(parsed("'<<': {p: 1}"), Json::parse(R"({"<<": {"p": 1}})"));
 }
 
 TEST(Yaml, WhatIsNoTreeIsRefusedByLine) {
   EXPECT_GOLDEN(yaml_error(text));
   EXPECT_THAT(yaml_error("a:\n\tb: 1\n"), HasSubstr("run.yaml:2:"));
   EXPECT_THAT(yaml_error("a: \"\xff\""), HasSubstr("run.yaml:1:"));
+  EXPECT_THAT(yaml_error("a: 1\nb: \x01"), HasSubstr("run.yaml:2:4: control characters are not allowed"));
+  EXPECT_THAT(yaml_error("\xff\xfe"
+                         "a"),
+              HasSubstr("run.yaml:1:"));  // UTF-16 is none
   EXPECT_THAT(yaml_error(std::string(65, '[') + std::string(65, ']')), HasSubstr("nested deeper than 64 levels"));
   EXPECT_THAT(yaml_error(std::string(100000, '[')), HasSubstr("run.yaml:1:"));
 }
@@ -115,10 +120,11 @@ TEST(Yaml, ReadsFilesAndJson) {
 TEST(YamlText, IsReadBackAsItWas) {
   const Json value = Json::parse(
       R"({"text": ["true", "5", "1e-3", "~", "", " lead", "a: b", "# no", "- x", "<<", "new\nline",
-             "ends\r", "\r\n\t\f", "ü", "'q'", "\"", "0o7"],
+             "ends\r", "\r\n\t\f", "ü", "'q'", "\"", "0o7", "...", "a:", "a:b", "a#b", "../x", "%x", "&x", "=",
+             "\u0085\u2028\ufeff\u007f", "😀", "back\\slash"],
     "number": [1, -5, 1.0, 0.1, 1e-30, 1e300, 9223372036854775807], "bool": [true, false, null],
     "empty": {"map": {}, "list": []},
-    "nested": [[1, [2]], {"a": {"b": [{"c": 1}, {"d": 2}]}}], "": 1, "5": 2, "yes": 3})");
+    "nested": [[1, [2]], {"a": {"b": [{"c": 1}, {"d": 2}]}}], "": 1, "5": 2, "yes": 3, "<<": 4})");
   const std::map<std::string, std::string> comments = {{"/text", "of a list"},
                                                        {"/number/1", "five: less"},
                                                        {"/empty/map", "# empty"},
@@ -134,6 +140,8 @@ TEST(YamlText, IsReadBackAsItWas) {
             "a:\n  b: 1  # run.yaml:3\n  c:\n    - 2  # default\n");
   EXPECT_EQ(yaml_text(Json::object({{"a", std::numeric_limits<double>::infinity()}})), "a: .inf\n");
   EXPECT_EQ(yaml_text(5), "5\n");
+  const Json long_key = {{std::string(2000, 'k'), {{"a", {1, 2}}}}, {std::string(1100, '#'), 1}};
+  EXPECT_EQ(parsed(yaml_text(long_key)), long_key);
 }
 
 }  // namespace
