@@ -6,9 +6,6 @@
 // An answer is "E" and the message, or "V" and the value in a form that both sides write: n t f for null and the truth
 // values, i12, d and the 16 hexadecimal digits of a double's bits, s3:abc, [..], {..} with keys before values, and
 // a2,3: with the digits of f32 bits for an array.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -23,10 +20,12 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/text/jinja/machine.h"
+#include "support/memory_file.h"
 
 namespace {
 
 using namespace fp8;
+using test::MemoryFile;
 
 void add_text(std::string& out, const std::string& text) { out += "s" + std::to_string(text.size()) + ":" + text; }
 
@@ -103,22 +102,6 @@ void add(std::string& out, const io::PyValue& value) {
     out += "n";
   }
 }
-
-/// A file without a place on disk.
-class MemoryFile {
- public:
-  explicit MemoryFile(const std::string& bytes) : fd_(::memfd_create("case", MFD_CLOEXEC)) {
-    if (fd_ < 0 || ::write(fd_, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
-      throw std::runtime_error("no memory file");
-  }
-  ~MemoryFile() { ::close(fd_); }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
-
- private:
-  int fd_;
-};
 
 /// Names, dtypes, shapes and bytes, by name.
 std::string tensors_of(const io::TensorFile& file) {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fuzz/targets.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -21,9 +18,12 @@
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "fuzz/folder_targets.h"
+#include "support/memory_file.h"
 
 namespace fp8::fuzz {
 namespace {
+
+using test::MemoryFile;
 
 void require(bool condition, const char* what) {
   if (condition) return;
@@ -39,21 +39,6 @@ void tolerating_errors(Work&& work) {
     require(std::string_view(error.what()).find('\n') == std::string_view::npos, "a message of several lines");
   }
 }
-
-/// The bytes as a file without a place on disk.
-class MemoryFile {
- public:
-  explicit MemoryFile(std::string_view data) : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) {
-    require(fd_ >= 0 && ::write(fd_, data.data(), data.size()) == static_cast<ssize_t>(data.size()), "no memory file");
-  }
-  ~MemoryFile() { ::close(fd_); }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
-
- private:
-  int fd_;
-};
 
 std::string read_all(const io::TensorFile& file, const io::TensorInfo& tensor) {
   require(
