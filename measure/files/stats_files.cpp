@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/files/stats_files.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <list>
 #include <set>
 #include <system_error>
 #include <tuple>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/atomic/file_set.h"
 #include "fp8/runtime/io/tensors/npz.h"
 
 namespace fp8::measure {
@@ -250,29 +246,15 @@ std::vector<FileBytes> stats_bytes(const StatsName& name, const PyValue& tree) {
 std::vector<fs::path> write_together(std::vector<FileBytes> contents, const std::function<FileBytes()>& last) {
   MadeFolders folders;
   for (const auto& [path, bytes] : contents) folders.make(path.parent_path());
-  std::list<io::AtomicFile> files;  // all are on the disk before the first appears: a full one leaves none of them
-  std::vector<fs::path> paths, appeared;
+  io::FileSet files;
+  std::vector<fs::path> paths;
   const auto add = [&](const FileBytes& content) {
-    const auto& [path, bytes] = content;
-    files.emplace_back(path, bytes.size());
-    files.back().append(bytes);
-    if (::fsync(files.back().fd()) != 0) io::fail_errno(path, "fsync", errno, bytes.size());
-    paths.push_back(path);
+    files.add(content.first, content.second);
+    paths.push_back(content.first);
   };
   for (auto& content : contents) add(std::exchange(content, {}));
   if (last) add(last());
-  try {
-    auto written = files.begin();
-    for (const auto& path : paths) {
-      std::error_code error;
-      if (!fs::exists(path, error)) appeared.push_back(path);
-      (written++)->commit();
-    }
-  } catch (...) {
-    std::error_code ignored;
-    for (const auto& path : appeared) fs::remove(path, ignored);
-    throw;
-  }
+  files.commit();
   folders.keep();
   return paths;
 }

@@ -13,6 +13,8 @@
 #include <climits>
 #include <cstring>
 
+#include "fp8/runtime/io/atomic/temporary.h"
+
 namespace fp8::io {
 namespace {
 
@@ -35,6 +37,8 @@ void remove_dead_siblings(const fs::path& folder, const std::string& prefix) {
   }
 }
 
+std::string temporary_prefix(const fs::path& path) { return "." + path.filename().string() + ".partial-"; }
+
 }  // namespace
 
 void sync_folder(const fs::path& folder) {
@@ -44,36 +48,45 @@ void sync_folder(const fs::path& folder) {
   if (::fsync(fd.get()) != 0 && errno != EINVAL) fail_errno(folder, "fsync", errno);
 }
 
-AtomicFile::AtomicFile(fs::path path, std::uint64_t reserve) : path_(std::move(path)), reserve_(reserve) {
-  if (!path_.has_filename()) fail(path_, "names no file, expected a path that ends in a file's name");
-  if (reserve > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(path_, "reserve space", EFBIG, reserve);
-  struct stat status;
-  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    fail(path_, S_ISDIR(status.st_mode) ? "is a folder, expected a file" : "is not a regular file");
-  std::error_code error;
-  if (fs::is_symlink(path_, error))
-    if (const fs::path target = fs::canonical(path_, error); !error) path_ = target;
-  const fs::path absolute = fs::absolute(path_, error);
-  const std::string prefix = "." + path_.filename().string() + ".partial-";
-  remove_dead_siblings(absolute.parent_path(), prefix);
-
+fs::path temporary_beside(const fs::path& path) {
   static std::atomic<unsigned> counter{0};
-  temporary_ = absolute.parent_path() / (prefix + std::to_string(::getpid()) + "-" + std::to_string(counter++));
-  listed_.emplace(temporary_, TemporaryKind::file);
-  file_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (file_.get() < 0) {
+  return path.parent_path() / (temporary_prefix(path) + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+}
+
+Descriptor open_temporary(fs::path& path, std::uint64_t reserve, fs::path& temporary,
+                          std::optional<ListedTemporary>& listed) {
+  if (!path.has_filename()) fail(path, "names no file, expected a path that ends in a file's name");
+  if (reserve > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(path, "reserve space", EFBIG, reserve);
+  struct stat status;
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    fail(path, S_ISDIR(status.st_mode) ? "is a folder, expected a file" : "is not a regular file");
+  std::error_code error;
+  if (fs::is_symlink(path, error))
+    if (const fs::path target = fs::canonical(path, error); !error) path = target;
+  const fs::path absolute = fs::absolute(path, error);
+  remove_dead_siblings(absolute.parent_path(), temporary_prefix(path));
+
+  fs::path made = temporary_beside(absolute);
+  listed.emplace(made, TemporaryKind::file);
+  Descriptor file(::open(made.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (file.get() < 0) {
     const int code = errno;
-    listed_.reset();
-    temporary_.clear();
-    fail_errno(path_, "create", code, reserve_);
+    listed.reset();
+    fail_errno(path, "create", code, reserve);
   }
-  ::flock(file_.get(), LOCK_EX | LOCK_NB);
+  ::flock(file.get(), LOCK_EX | LOCK_NB);
   try {
-    if (reserve_ > 0) reserve_space(file_.get(), path_, reserve_, FALLOC_FL_KEEP_SIZE);
+    if (reserve > 0) reserve_space(file.get(), path, reserve, FALLOC_FL_KEEP_SIZE);
   } catch (...) {
-    ::unlink(temporary_.c_str());
+    ::unlink(made.c_str());
     throw;
   }
+  temporary = std::move(made);
+  return file;
+}
+
+AtomicFile::AtomicFile(fs::path path, std::uint64_t reserve) : path_(std::move(path)), reserve_(reserve) {
+  file_ = open_temporary(path_, reserve_, temporary_, listed_);
 }
 
 AtomicFile::~AtomicFile() {

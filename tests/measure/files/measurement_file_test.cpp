@@ -402,5 +402,24 @@ TEST(StatsFiles, NothingAppearsUnlessAllCanBeWritten) {
   EXPECT_EQ(names_in(dir / "late"), (std::vector<std::string>{"b.json"}));
 }
 
+// A folder that comes to stand at the place of the second lets its rename fail, when the first has been renamed.
+TEST(StatsFiles, WhatWasReplacedStandsAgainWhereALaterOneFails) {
+  const test::TempDir dir;
+  std::ofstream(dir / "a.json") << "before";
+  fs::create_hard_link(dir / "a.json", dir / "same");
+  const auto last = [&]() -> FileBytes {
+    fs::create_directories(dir / "c.json/full");
+    return {dir / "d.json", "4"};
+  };
+  EXPECT_THROW(write_together({{dir / "a.json", "1"}, {dir / "b.json", "2"}, {dir / "c.json", "3"}}, last), io::Error);
+  EXPECT_EQ(text_of(dir / "a.json"), "before");
+  EXPECT_TRUE(fs::equivalent(dir / "a.json", dir / "same"));
+  EXPECT_EQ(names_in(dir.path()), (std::vector<std::string>{"a.json", "c.json", "same"}));
+  fs::remove_all(dir / "c.json");
+  write_together({{dir / "a.json", "1"}, {dir / "b.json", "2"}, {dir / "c.json", "3"}});
+  EXPECT_EQ(text_of(dir / "a.json"), "1");
+  EXPECT_EQ(names_in(dir.path()), (std::vector<std::string>{"a.json", "b.json", "c.json", "same"}));
+}
+
 }  // namespace
 }  // namespace fp8::measure
