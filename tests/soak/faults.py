@@ -128,22 +128,20 @@ def clock(case):
     return Fault(f"SOAK_CLOCK={reading},{back}", environment=case.preload({"SOAK_CLOCK": f"{reading},{back}"}))
 
 
-NO_SANDBOX = {"FP8_SANDBOX": "0"}  # libseccomp, which makes its filter, dies of an allocation that fails
-
 
 def failing_allocation(case, which):
     """which: "12", the 12th alone, or "12+", all from there on."""
-    return Fault(f"SOAK_MALLOC={which}", environment=case.preload({"SOAK_MALLOC": which}) | NO_SANDBOX, aborts=case.command.torch)
+    return Fault(f"SOAK_MALLOC={which}", environment=case.preload({"SOAK_MALLOC": which}), aborts=case.command.torch)
 
 
 def little_memory(case):
     if case.rng.random() < 0.3:
-        return failing_call(case, LITTLE, (errno.ENOMEM,), aborts=case.command.torch, environment=NO_SANDBOX)
+        return failing_call(case, LITTLE, (errno.ENOMEM,), aborts=case.command.torch)
     if case.rng.random() < 0.5:
         number, on = int(1.5 ** case.rng.uniform(0, 32 if case.command.torch else 24)), case.rng.choice(("", "+"))
         return failing_allocation(case, f"{number}{on}")
     bytes_ = int(case.rng.uniform(LEAST, max(1.5 * LEAST, 1.02 * case.known.peak))) & -4096
-    return Fault(f"RLIMIT_AS {bytes_}", limit=bytes_, aborts=case.command.torch, environment=NO_SANDBOX)
+    return Fault(f"RLIMIT_AS {bytes_}", limit=bytes_, aborts=case.command.torch)
 
 
 def cut_input(case):

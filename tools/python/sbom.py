@@ -15,7 +15,7 @@ import time
 
 NOTICE = pathlib.Path(__file__).parent.parent / "NOTICE"
 # What each part is of, for its version: a Debian package whose archive or headers were compiled in or copied.
-PACKAGES = {"libseccomp": "libseccomp-dev", "PCRE2": "libpcre2-dev", "zlib": "zlib1g-dev", "libpng": "libpng-dev",
+PACKAGES = {"PCRE2": "libpcre2-dev", "zlib": "zlib1g-dev", "libpng": "libpng-dev",
             "libjpeg-turbo": "libjpeg-dev", "libyaml": "libyaml-dev", "utf8proc": "libutf8proc-dev", "Highway": "libhwy-dev",
             "nlohmann/json": "nlohmann-json3-dev", "CLI11": "libcli11-dev", "{fmt}": "libfmt-dev", "Eigen": "libeigen3-dev",
             "libstdc++, libgcc (of GCC)": "libstdc++6", "glibc": "libc6-dev", "LibTorch": "", "libgomp (part of GCC)": ""}

@@ -8,6 +8,9 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
+#include <exception>
+#include <new>
 
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
@@ -41,6 +44,22 @@ constexpr unsigned kPatience = 1;  // seconds that a command has to end by itsel
 
 void on_alarm(int) {
   if (g_kept == 0) end_at_once(g_signal);
+}
+
+std::terminate_handler g_terminate = nullptr;
+
+/// An exception where none may leave, as CLI11 and LibTorch have such functions: one of memory ends like all others.
+[[noreturn]] void on_terminate() {
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    io::remove_temporaries();
+    write_stderr("fp8: error: out of memory\n");
+    _exit(1);
+  } catch (...) {  // the handler that was there before says what it is
+  }
+  g_terminate();
+  std::abort();
 }
 
 void handle(int number, void (*handler)(int)) {
@@ -138,6 +157,7 @@ void install_signal_handlers() {
   sigaddset(&alarms, SIGALRM);
   sigprocmask(SIG_UNBLOCK, &alarms, nullptr);  // the parent process may have blocked it
   for (const int number : {SIGINT, SIGTERM}) handle(number, on_stop_signal);
+  g_terminate = std::set_terminate(on_terminate);
 }
 
 KeepsWork::KeepsWork() { ++g_kept; }
