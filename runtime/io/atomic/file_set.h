@@ -14,11 +14,11 @@ class FileSet {
   FileSet(const FileSet&) = delete;
   FileSet& operator=(const FileSet&) = delete;
 
-  /// A file of another path than those before: its bytes are on the disk then, under a temporary name. The folder must
-  /// exist. Throws io::Error.
+  /// A file of another path than those before: its bytes are on the disk then, under a temporary name. The folder
+  /// must exist. Throws io::Error.
   void add(std::filesystem::path path, std::string_view bytes);
-  /// Puts all in place; once. Throws io::Error, and then none is. (Only a process that is killed, or told to stop twice,
-  /// between two of them can part them.)
+  /// Puts all in place; once. Throws io::Error, and then none is. (Only a process that is killed, or told to stop
+  /// twice, between two of them can part them.)
   void commit();
 
  private:
