@@ -41,7 +41,10 @@ class PickleReader {
 
   // The value itself is charged by what holds it.
   PyValue value(const PickleNode& node, int depth) {
-    if (depth > kMaxDepth) machine_.fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    const bool holds_others =
+        node.kind == PickleNode::List || node.kind == PickleNode::Tuple || node.kind == PickleNode::Dict;
+    if (holds_others && depth == kMaxDepth)
+      machine_.fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
     switch (node.kind) {
       case PickleNode::None: return {};
       case PickleNode::Bool: return node.integer != 0;

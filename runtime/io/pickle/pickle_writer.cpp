@@ -31,7 +31,8 @@ class PickleWriter {
   [[noreturn]] void fail(const std::string& what) const { io::fail<Error>("{}: {}", printable(name_, 4096), what); }
 
   void write(const PyValue& value, int depth) {
-    if (depth > kMaxDepth) fail("can't write values nested deeper than 64 levels");
+    const bool holds_others = value.get_if<PyList>() || value.get_if<PyTuple>() || value.get_if<PyDict>();
+    if (holds_others && depth == kMaxDepth) fail("can't write values nested deeper than 64 levels");
     if (out_.size() > kMaxBytes) fail("can't write more than " + std::to_string(kMaxBytes) + " bytes");
     if (const auto* truth = value.get_if<bool>()) {
       out_ += *truth ? '\x88' : '\x89';
