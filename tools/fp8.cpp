@@ -33,20 +33,20 @@ void prefer(const char* name, const char* value) {
   override_flag(name, FlagSetting{value, FlagSource::default_value, "fp8"});
 }
 
-/// Enters the sandbox, unless the user says otherwise. Returns what is in force, for doctor.
-std::string sandboxed(int argc, char** argv) {
+/// Enters the sandbox, unless the user says otherwise.
+fp8::commands::Sandbox sandboxed(int argc, char** argv) {
   using fp8::io::environment_value;
   const char* setting = environment_value("FP8_SANDBOX");
-  if (setting != nullptr && std::string_view(setting) == "0") return "off: FP8_SANDBOX=0";
+  if (setting != nullptr && std::string_view(setting) == "0") return {"off: FP8_SANDBOX=0"};
   char** const options_end = std::find(argv, argv + argc, std::string_view("--"));  // what follows are no options
-  if (std::find(argv, options_end, std::string_view("--no-sandbox")) != options_end) return "off: --no-sandbox";
+  if (std::find(argv, options_end, std::string_view("--no-sandbox")) != options_end) return {"off: --no-sandbox"};
   bool ranks_talk = false;
   try {
     ranks_talk = fp8::io::launched().has_value();
   } catch (const fp8::io::Error&) {
     // Variables of launchers that contradict each other: the command refuses them.
   }
-  return fp8::commands::enter_sandbox(ranks_talk);
+  return {fp8::commands::enter_sandbox(ranks_talk), fp8::commands::keep_to};
 }
 
 }  // namespace

@@ -32,7 +32,9 @@ void remove_dead_siblings(const fs::path& folder, const std::string& prefix) {
     const auto [stop, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), pid);
     if (error != std::errc() || stop == name.data() + name.size() || *stop != '-' || pid <= 0) continue;
     if (::kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) continue;
-    const Descriptor file(::open(entry->path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+    constexpr int kFlags = O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW;
+    const int writable = ::open(entry->path().c_str(), O_WRONLY | kFlags);  // all that a sandbox may allow
+    const Descriptor file(writable >= 0 ? writable : ::open(entry->path().c_str(), O_RDONLY | kFlags));
     if (file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(entry->path().c_str());
   }
 }
@@ -68,7 +70,7 @@ Descriptor open_temporary(fs::path& path, std::uint64_t reserve, fs::path& tempo
 
   fs::path made = temporary_beside(absolute);
   listed.emplace(made, TemporaryKind::file);
-  Descriptor file(::open(made.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  Descriptor file(::open(made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (file.get() < 0) {
     const int code = errno;
     listed.reset();

@@ -18,7 +18,7 @@
 #include <fstream>
 #include <vector>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/atomic/output_place.h"
 
 namespace fp8::io {
 namespace {
@@ -123,6 +123,38 @@ auto guarded(const fs::path& path, Work&& work) {
 
 }  // namespace
 
+fs::path without_slash(const fs::path& path) {
+  const fs::path whole = fs::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+fs::path final_place(const fs::path& path) {
+  return fs::exists(path) ? fs::canonical(path) : fs::canonical(path.parent_path()) / path.filename();
+}
+
+fs::path beside(const fs::path& path, const std::string& ending) {
+  return path.parent_path() / ("." + path.filename().string() + ending);
+}
+
+Descriptor locked(const fs::path& path, const fs::path& lock_path) {
+  for (;;) {
+    Descriptor lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+    if (lock.get() < 0) fail_errno(path, "create its lock file " + printable(lock_path.string(), 4096), errno);
+    while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno == EWOULDBLOCK)
+        fail(path, "another run is writing it now (it holds " + printable(lock_path.string(), 4096) + ")");
+      fail_errno(path, "lock", errno);
+    }
+    // The former holder may have removed the name between our open and our lock: then we hold a file that no other
+    // process will find.
+    struct stat ours, named;
+    if (::fstat(lock.get(), &ours) == 0 && ::stat(lock_path.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
+        ours.st_dev == named.st_dev)
+      return lock;
+  }
+}
+
 OutputModes::OutputModes(fs::path source) : source_(std::move(source)), umask_(process_umask()) {
   folder_ = (mode_of(source_, S_IFDIR).value_or(kAnyFolder) & ~umask_) | kOwnerFolder;
   others_ = mode_of(source_, S_IFREG).value_or(kAnyFile);
@@ -148,11 +180,10 @@ OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial,
     : partial_(partial), modes_(source), overwrite_(overwrite) {
   if (path.empty()) fail(path, "no output folder named");
   guarded(path, [&] {
-    path_ = fs::absolute(path).lexically_normal();
-    if (!path_.has_filename()) path_ = path_.parent_path();
+    path_ = without_slash(path);
     if (!path_.has_filename()) fail(path, "can't be an output folder, expected one with a name");
     fs::create_directories(path_.parent_path());
-    path_ = fs::exists(path_) ? fs::canonical(path_) : fs::canonical(path_.parent_path()) / path_.filename();
+    path_ = final_place(path_);
     check_replaceable(path_, overwrite_);
     take_lock();
   });
@@ -180,10 +211,9 @@ OutputDirectory::~OutputDirectory() {
 }
 
 void OutputDirectory::make_temporary() {
-  const std::string name = "." + path_.filename().string() + ".partial";
-  temporary_ = path_.parent_path() / (partial_ == Partial::never ? name + "-" + std::to_string(::getpid()) : name);
+  temporary_ = beside(path_, partial_ == Partial::never ? ".partial-" + std::to_string(::getpid()) : ".partial");
   if (partial_ != Partial::now) listed_.emplace(temporary_, TemporaryKind::folder);
-  if (::mkdir(temporary_.c_str(), 0700) == 0) return;
+  if (OutputPlace::take_folder(path_, temporary_) || ::mkdir(temporary_.c_str(), 0700) == 0) return;
   const int code = errno;
   if (partial_ != Partial::now || code != EEXIST || !fs::is_directory(fs::symlink_status(temporary_)))
     fail_errno(path_, "create", code);
@@ -192,26 +222,10 @@ void OutputDirectory::make_temporary() {
 }
 
 void OutputDirectory::take_lock() {
-  lock_path_ = path_.parent_path() / ("." + path_.filename().string() + ".lock");
-  for (;;) {
-    Descriptor lock(::open(lock_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
-    if (lock.get() < 0) fail_errno(path_, "create its lock file " + printable(lock_path_.string(), 4096), errno);
-    while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EINTR) continue;
-      if (errno == EWOULDBLOCK)
-        fail(path_, "another run is writing it now (it holds " + printable(lock_path_.string(), 4096) + ")");
-      fail_errno(path_, "lock", errno);
-    }
-    // The former holder may have removed the name between our open and our lock: then we hold a file that no other
-    // process will find.
-    struct stat ours, named;
-    if (::fstat(lock.get(), &ours) == 0 && ::stat(lock_path_.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
-        ours.st_dev == named.st_dev) {
-      lock_ = std::move(lock);
-      listed_lock_.emplace(lock_path_, TemporaryKind::file);
-      return;
-    }
-  }
+  lock_path_ = beside(path_, ".lock");
+  lock_ = OutputPlace::take_lock(path_);
+  if (lock_.get() < 0) lock_ = locked(path_, lock_path_);
+  listed_lock_.emplace(lock_path_, TemporaryKind::file);
 }
 
 void OutputDirectory::clear_leftovers() {
@@ -222,7 +236,8 @@ void OutputDirectory::clear_leftovers() {
     else
       fs::remove_all(old);
   }
-  for (const auto& partial : numbered_siblings(path_.parent_path(), hidden + ".partial-")) fs::remove_all(partial);
+  for (const auto& partial : numbered_siblings(path_.parent_path(), hidden + ".partial-"))
+    if (!OutputPlace::has_folder(partial)) fs::remove_all(partial);
   if (partial_ == Partial::now) return;
   discarded_ = fs::remove_all(path_.parent_path() / (hidden + ".partial")) > 0;
 }
@@ -243,7 +258,7 @@ void OutputDirectory::put_in_place() {
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_errno(path_, "rename", errno);
     return;
   }
-  const fs::path old = path_.parent_path() / ("." + path_.filename().string() + ".old-" + std::to_string(::getpid()));
+  const fs::path old = beside(path_, ".old-" + std::to_string(::getpid()));
   // The new folder until they change places, then the old one: neither is wanted.
   std::optional<ListedTemporary> listed(std::in_place, old, TemporaryKind::folder);
   if (::rename(temporary_.c_str(), old.c_str()) != 0) fail_errno(path_, "rename", errno);

@@ -80,6 +80,8 @@ constexpr Rule kCount{"integer", count_in_64_bits};
 constexpr Rule kBytes{"bytes", byte_count};
 constexpr Rule kCounts{"list", counts};
 constexpr Rule kPath{"path", anything};
+template <Reach reach>
+constexpr Rule kPathTo{"path", anything, reach};
 constexpr Rule kText{"text", anything};
 constexpr Rule kSecret{"secret", anything};
 
@@ -103,7 +105,8 @@ constexpr Rule kTraced{"boolean", anything};
 constexpr Variable kOwn[] = {
     {"FP8_SIMD", "instruction set of the kernels", "scalar, avx2, avx512, avx512bf16, amx", "the best level",
      "runtime/kernels", kChoice},
-    {"FP8_SANDBOX", "0: the program keeps what no command needs: to start other programs, and the network", "0, 1", "1",
+    {"FP8_SANDBOX",
+     "0: the program keeps what no command needs: other programs, the network, files that were not named", "0, 1", "1",
      "tools", kSwitch},
     {"FP8_HPU_DEVICE", "accelerator that the hpu device stands for", "gaudi, gaudi2, gaudi3", "gaudi3",
      "runtime/device", kChoice},
@@ -126,7 +129,7 @@ constexpr Variable kOwn[] = {
     {"PT_HPU_MAX_COMPOUND_OP_SIZE", "operations that wait in lazy mode, at most", kFromZero, "65536", "runtime/lazy",
      kCount},
     {"PT_HPU_METRICS_FILE", "counts of graphs are written there (metric_global)", "a path", "none", "runtime/graph",
-     kPath},
+     kPathTo<Reach::file>},
     {"PT_HPU_METRICS_FILE_FORMAT", "of PT_HPU_METRICS_FILE", "json, text", "json", "runtime/graph", kWord},
     {"PT_HPU_METRICS_DUMP_TRIGGERS",
      "when PT_HPU_METRICS_FILE gets counts",
@@ -136,18 +139,20 @@ constexpr Variable kOwn[] = {
      {"list", triggers}},
     {"FP8_EXTENSIONS",
      "libraries of operators, loaded as --load by the commands that take that; the others do not look",
-     "files, colons between", "none", "runtime/custom", kPath},
+     "files, colons between", "none", "runtime/custom", kPathTo<Reach::code>},
     {"FP8_LIBTORCH", "the LibTorch that fp8 loads (lib/libtorch_cpu.so in it), and not the one it was installed with",
-     "a folder", "the installed one", "tools/commands", kPath},
+     "a folder", "the installed one", "tools/commands", kPathTo<Reach::read>},
     {"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "the ops that autocast runs in bf16 or f16", kOps, "LOWER_LIST",
-     "runtime/autocast", kPath},
+     "runtime/autocast", kPathTo<Reach::read>},
     {"PT_HPU_AUTOCAST_FP32_OPS_LIST", "the ops that autocast runs in f32", kOps, "FP32_LIST", "runtime/autocast",
-     kPath},
+     kPathTo<Reach::read>},
     {"LOWER_LIST", "as PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST, which wins", kOps, "the built-in list",
-     "runtime/autocast", kPath},
-    {"FP32_LIST", "as PT_HPU_AUTOCAST_FP32_OPS_LIST, which wins", kOps, "the built-in list", "runtime/autocast", kPath},
+     "runtime/autocast", kPathTo<Reach::read>},
+    {"FP32_LIST", "as PT_HPU_AUTOCAST_FP32_OPS_LIST, which wins", kOps, "the built-in list", "runtime/autocast",
+     kPathTo<Reach::read>},
 
-    {"QUANT_CONFIG", "what is measured or quantized, and how", "a JSON file", "none", "configs", kPath},
+    {"QUANT_CONFIG", "what is measured or quantized, and how", "a JSON file", "none", "configs",
+     kPathTo<Reach::config>},
     {"INC_TARGET_DEVICE", "the device is the one that --device names", "cpu, hpu, cuda, xpu", "none", "configs", kWord,
      false},
     {"RUNTIME_SCALE_PATCHING",
@@ -156,7 +161,7 @@ constexpr Variable kOwn[] = {
     {"CALC_SCALE_WITH_CGUID", kFormulas, kTrueOrFalse, "true", "configs", kBoolean, false},
     {"CALC_ROUNDING_WITH_CGUID", kFormulas, kTrueOrFalse, "false", "configs", kBoolean, false},
     {"SCALE_METHOD_CONFIG_DUMP_PATH", "the method of every module is written there", "a path", "none", "configs",
-     kPath},
+     kPathTo<Reach::file>},
     {"MEASUREMENT_DUMP_METHOD",
      "1: files every calibration_sample_interval samples; 5: at the end only; 2, 3 (other threads): as 1", "1, 2, 3, 5",
      "1", "configs", kChoice},

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/base/reach.h"
+
 namespace fp8::io {
 
 struct Variable;
@@ -19,6 +21,7 @@ struct Variable;
 struct Rule {
   const char* type;  ///< "boolean", "choice", "integer", "bytes", "list", "path", "text" or "secret"
   bool (*allows)(const Variable& row, std::string_view value);
+  Reach reach = Reach::none;  ///< of a path that the program fp8 follows
 };
 
 struct Variable {

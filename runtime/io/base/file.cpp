@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "fp8/runtime/io/base/reach.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
@@ -21,9 +22,8 @@ bool is_below(const fs::path& file, const fs::path& folder) {
 /// Both are canonical. A `blobs` that is itself a link leads elsewhere, so that nothing lies below that name.
 bool belongs_to(const fs::path& target, const fs::path& folder) {
   if (is_below(target, folder)) return true;
-  const fs::path snapshots = folder.parent_path(), model = snapshots.parent_path();
-  return snapshots.filename() == "snapshots" && model.filename().string().starts_with("models--") &&
-         is_below(target, model / "blobs");
+  const fs::path blobs = blobs_of(folder);
+  return !blobs.empty() && is_below(target, blobs);
 }
 
 // An option stands in a message as kOption ID kPart VALUE kPart NAME kOption.
@@ -163,6 +163,22 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   std::string text(size, '\0');
   read_at(file.get(), path, 0, text.data(), size);
   return text;
+}
+
+int unnamed_file() {
+  static int kept = -1;
+  if (kept >= 0) return kept;
+  std::error_code error;
+  std::string name = (fs::temp_directory_path(error) / "fp8-input-XXXXXX").string();
+  kept = ::mkostemp(name.data(), O_CLOEXEC);
+  if (kept >= 0) ::unlink(name.c_str());
+  return kept;
+}
+
+fs::path blobs_of(const fs::path& folder) {
+  const fs::path snapshots = folder.parent_path(), model = snapshots.parent_path();
+  const bool cached = snapshots.filename() == "snapshots" && model.filename().string().starts_with("models--");
+  return cached ? model / "blobs" : fs::path();
 }
 
 std::optional<fs::path> link_out_of(const fs::path& folder, const fs::path& name) {

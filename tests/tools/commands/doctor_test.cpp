@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/syscall.h>
+
 #include "support/launchers.h"
 #include "support/values.h"
+#include "tools/commands/quantize/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -46,12 +49,72 @@ TEST(Sandbox, NothingIsStartedAndNobodyIsCalled) {
   EXPECT_EQ(attempts({{"FP8_SANDBOX", "1"}}), refused);
 }
 
+/// Of version 2, with which files can be moved between folders.
+bool has_landlock() { return syscall(SYS_landlock_create_ruleset, nullptr, 0, 1U) >= 2; }
+
+/// A reader that opens another file where it should open a model's config.json, as if the bytes before had made it.
+struct TurnedReader : InFolder {
+  TurnedReader() {
+    fs::create_directory(folder / "secret");
+    std::ofstream(secret()) << "root:x:0:0";
+    fs::create_directory(folder / "outputs");
+    std::ofstream(beside()) << "as it was";
+  }
+  fs::path secret() const { return folder / "secret/passwd"; }
+  fs::path beside() const { return folder / "outputs/beside.txt"; }
+
+  test::Run quantize(const fs::path& opens, Variables more = {}) const {
+    more.insert({{"LD_PRELOAD", FP8_TURNED_READER},
+                 {"FP8_TEST_TURNS_AT", "ones/config.json"},
+                 {"FP8_TEST_OPENS", opens.string()}});
+    return run_fp8(args("quantize {} -o {} --dynamic", model_, folder / "outputs/q"), {.environment = more});
+  }
+
+  const std::string model_ = test::write_ones(folder / "ones", {{"blocks.0.mix.weight", {32, 32}}},
+                                              R"({"model_type": "nobody_knows", "vocab_size": 64})");
+};
+
+TEST_F(TurnedReader, OpensNothingThatWasNotNamed) {
+  if (!has_landlock()) GTEST_SKIP() << "this kernel has no Landlock";
+  for (const fs::path& file : {secret(), fs::path("/etc/passwd"), beside()}) {
+    const auto run = quantize(file);
+    expect_failed(run, {"ones/config.json", "ermission denied"});
+    EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
+    EXPECT_THAT(quantize(file, {{"FP8_SANDBOX", "0"}}).err, Not(HasSubstr("ermission denied")));
+  }
+  EXPECT_EQ(names_in(folder / "outputs"), std::vector<std::string>{"beside.txt"});
+}
+
+TEST_F(TurnedReader, ChangesNothingBesideTheOutput) {
+  if (!has_landlock()) GTEST_SKIP() << "this kernel has no Landlock";
+  expect_failed(quantize(beside(), {{"FP8_TEST_CHANGES", "1"}}), {"ones/config.json", "ermission denied"});
+  EXPECT_EQ(read_file(beside()), "as it was");
+  expect_failed(quantize(beside(), {{"FP8_TEST_CHANGES", "1"}, {"FP8_SANDBOX", "0"}}));
+  EXPECT_EQ(read_file(beside()), "changedas");
+}
+
+/// Links of a hub's cache lead beside the folder that was named.
+TEST_F(TurnedReader, ReadsWhatTheModelsLinksLeadTo) {
+  const fs::path cache = folder / "models--a--b", snapshot = cache / "snapshots/1";
+  fs::create_directories(snapshot);
+  fs::create_directories(cache / "blobs");
+  for (const auto& name : names_in(model_)) {
+    fs::copy(fs::path(model_) / name, cache / "blobs" / name);
+    fs::create_symlink("../../blobs/" + name, snapshot / name);
+  }
+  EXPECT_EQ(run_fp8(args("quantize {} -o {} --dynamic", snapshot, folder / "outputs/q")).err, "");
+  EXPECT_TRUE(fs::exists(folder / "outputs/q/config.json"));
+}
+
 TEST(Sandbox, DoctorSaysWhatIsInForce) {
   const auto found = [](std::map<std::string, std::string> environment) {
     return json_of(run_fp8({"doctor", "--json"}, {.environment = std::move(environment)}))["sandbox"];
   };
-  EXPECT_EQ(found({}), "no other program, no network");
-  EXPECT_EQ(found({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "no other program");
+  const std::string files = has_landlock() ? ", no other file" : ", any file: this kernel has no Landlock";
+  EXPECT_THAT(found({}), StartsWith("no other program, no network" + files));
+  EXPECT_THAT(found({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), StartsWith("no other program" + files));
+  EXPECT_EQ(found({{"FP8_EXTENSIONS", FP8_SANDBOX_PROBE}}),
+            "no other program, no network, but any file: " FP8_SANDBOX_PROBE " may need it");
   EXPECT_EQ(found({{"FP8_SANDBOX", "0"}}), "off: FP8_SANDBOX=0");
   expect_failed(run_fp8({"doctor"}, {.environment = {{"FP8_SANDBOX", "off"}}}), {"FP8_SANDBOX", "allowed: 0, 1"});
 }

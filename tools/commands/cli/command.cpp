@@ -184,7 +184,8 @@ Action add_man(Options& options) {
   std::vector<std::string> names;
   for (const Command& command : commands()) names.emplace_back(command.name);
   options.offer("COMMAND", std::move(names));
-  options.path("--out", values->out, "Folder to write the pages of all commands to, as share/man/man1");
+  options.path("--out", values->out, io::Reach::folder,
+               "Folder to write the pages of all commands to, as share/man/man1");
   options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) {
     if (values->out.empty()) return print_man_page(*values, context);

@@ -124,12 +124,14 @@ void Options::common(Context& context) {
       "Seed of everything random")
       ->default_str("0");
   list("--load", context.load, "A library of operators to load (fp8_add_extension), several times if wanted");
+  reach("--load", io::Reach::code);
   flag("--quiet", context.quiet, "No warnings, no progress bar");
   flag("--verbose", context.verbose, "Nothing is folded: all modules, all problems");
   choice(
       "--color", {"auto", "always", "never"}, [](std::size_t i) { set_color_mode(static_cast<ColorMode>(i)); },
       "Colours of warnings, errors and bars (default auto: on a terminal; NO_COLOR is heeded)");
-  flag("--no-sandbox", context.no_sandbox, "Keep what no command needs: to start other programs, and the network");
+  flag("--no-sandbox", context.no_sandbox,
+       "Keep what no command needs: other programs, the network, files that were not named");
   for (const CommonOption& common : kCommon) {  // taken, so that check() can name its readers, but not offered
     if (common.reads != kNothing && reader_of(common, app_.get_name()) == nullptr)
       app_.get_option(common.name)->group(kHidden);

@@ -21,8 +21,23 @@ struct Interrupted : std::runtime_error {
   bool says_what_is_kept;
 };
 
+/// A path, and what a command does with it: reads it; makes and removes names in a folder; writes files in it; all of
+/// that. Folders stand for all that is in them.
+struct Place {
+  enum class Use : std::uint8_t { read, name, put, write };
+  std::filesystem::path path;
+  Use use = Use::read;
+};
+
+/// What the process has given up (tools/sandbox.h).
+struct Sandbox {
+  std::string in_force = "none";
+  /// Gives up all files but these, and returns what is in force then, for doctor. Empty: it gives up none.
+  std::function<std::string(const std::vector<Place>&)> keep_to = {};
+};
+
 struct Context {
-  std::string sandbox = "none";  ///< what the process has given up (tools/sandbox.h)
+  std::string sandbox = "none";  ///< what the process has given up
   bool no_sandbox = false;       ///< --no-sandbox, which the program heeds before it parses
   std::string device = "hpu";    ///< "hpu" or "cpu"; see resolve_device() of torch_scope.h
   std::optional<kernels::Dialect> dialect;
@@ -124,6 +139,9 @@ bool measures_as_rank(bool separate_files, const Context& context);
 /// Loads libfp8_program.so, and before it the LibTorch that FP8_LIBTORCH names. Throws io::Error saying what is
 /// missing; in the static program (late_static.cpp) UsageError.
 void load_program();
+
+/// The folders in which they and what they need are looked for.
+std::vector<std::filesystem::path> library_folders();
 
 /// load_program(), and then libfp8_train_program.so. Throws io::Error with the command that builds it where it is
 /// missing.

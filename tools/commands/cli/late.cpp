@@ -47,7 +47,32 @@ std::string load(const char* library) {
   return one_line(reason != nullptr ? reason : "no reason given");
 }
 
+/// The outermost "lib" of a folder, where a whole installation has its libraries: "env/lib" of "env/lib/python3/
+/// site-packages/torch/lib". What LibTorch needs may stand in any folder of it.
+std::filesystem::path installation_of(const std::filesystem::path& folder) {
+  std::filesystem::path found;
+  for (auto part = folder.begin(); part != folder.end() && found.filename() != "lib"; ++part) found /= *part;
+  return found;
+}
+
 }  // namespace
+
+std::vector<std::filesystem::path> library_folders() {
+  std::vector<std::filesystem::path> folders;
+  Dl_info own;  // this library is looked for, and looks for others, in the same folders as those that come later
+  void* library = dladdr(kProgram, &own) != 0 ? dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+  Dl_serinfo size;
+  if (library != nullptr && dlinfo(library, RTLD_DI_SERINFOSIZE, &size) == 0) {
+    std::vector<std::max_align_t> buffer(size.dls_size / sizeof(std::max_align_t) + 1);
+    auto* info = reinterpret_cast<Dl_serinfo*>(buffer.data());
+    if (dlinfo(library, RTLD_DI_SERINFOSIZE, info) == 0 && dlinfo(library, RTLD_DI_SERINFO, info) == 0)
+      for (unsigned i = 0; i < info->dls_cnt; ++i) folders.emplace_back(info->dls_serpath[i].dls_name);
+  }
+  if (const char* torch = io::environment_value("FP8_LIBTORCH")) folders.emplace_back(std::string(torch) + "/lib");
+  std::error_code missing;
+  for (auto& folder : folders) folder = installation_of(std::filesystem::canonical(folder, missing));
+  return folders;
+}
 
 void load_program() {
   load_named_torch();

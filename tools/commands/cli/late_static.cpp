@@ -8,6 +8,7 @@ namespace fp8::commands {
 
 void load_program() { fail_not_provided(); }
 void load_training() { fail_not_provided(); }
+std::vector<std::filesystem::path> library_folders() { return {}; }
 
 void fail_not_provided() {
   throw UsageError(

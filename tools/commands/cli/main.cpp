@@ -5,6 +5,7 @@
 
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/places.h"
 #include "fp8/tools/commands/terminal/message.h"
 #include "fp8/version.h"
 
@@ -123,7 +124,7 @@ void refuse_environment() {
     io::fail<io::Error>("environment: {}{}", problems[0], problems.size() > 1 ? " (fp8 doctor lists more)" : "");
 }
 
-void run_command(const Words& words, const std::string& commit, const std::string& sandbox) {
+void run_command(const Words& words, const std::string& commit, const Sandbox& sandbox) {
   const std::string version = "fp8 " FP8_VERSION + (commit.empty() ? "" : " (" + commit + ")");
   if (!words.empty() && words[0] == "help") return run_help(Words(words.begin() + 1, words.end()));
   const Found found = find_command(words);
@@ -131,7 +132,6 @@ void run_command(const Words& words, const std::string& commit, const std::strin
   const Command& command = *found.command;
   const bool in_group = !found.group.empty();
   Context context;
-  context.sandbox = sandbox;
   Parser parser(command, (in_group ? found.group + " " : "") + command.name, context);
   try {
     parser.options().parse(Words(words.begin() + static_cast<std::ptrdiff_t>(found.words), words.end()));
@@ -151,6 +151,8 @@ void run_command(const Words& words, const std::string& commit, const std::strin
     for (const auto& problem : io::unknown_variables(/*misspelt=*/true)) context.warn(problem);
   parser.options().refuse_existing_outputs();
   apply(context);
+  parser.options().prepared(context);
+  const NamedPlaces kept(parser.options(), sandbox, context);
   parser.action()(context);
 }
 
@@ -165,7 +167,7 @@ void look_for_color(const Words& words) {
 }
 
 /// Errors become messages. Throws std::bad_alloc.
-int run_reporting(int argc, char** argv, const char* commit, const std::string& sandbox) {
+int run_reporting(int argc, char** argv, const char* commit, const Sandbox& sandbox) {
   const Words words(argv + (argc > 0 ? 1 : 0), argv + argc);
   look_for_color(words);
   try {
@@ -228,7 +230,7 @@ std::string flag_of_option(std::string_view id, std::string_view value) {
 
 std::string what_of(const std::exception& error) { return io::spelled(io::raw_message(error), flag_of_option); }
 
-int run(int argc, char** argv, const char* commit, const std::string& sandbox) {
+int run(int argc, char** argv, const char* commit, const Sandbox& sandbox) {
   install_signal_handlers();
   try {
     return run_reporting(argc, argv, commit, sandbox);

@@ -97,7 +97,9 @@ void Options::text(const std::string& name, std::optional<std::string>& target, 
   add(name, "TEXT", [&target](const std::string& value) { target = value; }, help);
 }
 
-void Options::path(const std::string& name, std::filesystem::path& target, const std::string& help, Need need) {
+void Options::path(const std::string& name, std::filesystem::path& target, io::Reach reach, const std::string& help,
+                   Need need) {
+  reach_[name] = reach;
   const auto set = [&target, name](const std::string& value) {
     if (value.empty()) bad_value(name, value, "a path");
     target = value;
@@ -120,7 +122,7 @@ void Options::models(std::vector<std::filesystem::path>& target, const std::stri
 }
 
 void Options::output(const std::string& name, std::filesystem::path& target, const std::string& help, Need need) {
-  path(name, target, help, need);
+  path(name, target, io::Reach::file, help, need);
   outputs_.push_back(&target);
   if (app_.get_option_no_throw("--overwrite") == nullptr) flag("--overwrite", overwrite_, kOverwriteHelp);
 }
@@ -242,6 +244,7 @@ CLI::Option* Options::add_files(const std::string& name, const std::string& show
           if (value.empty()) bad_value(name, value, "a path");
         set(values);
       };
+  reach_[name] = io::Reach::read;
   auto* option = app_.add_option_function<std::vector<std::string>>(shown, checked, help)->type_name("PATH");
   if (need == Need::required) required_.push_back(option);
   return option;
@@ -286,6 +289,19 @@ std::string Options::source_of(const std::string& name) const {
   const auto taken = taken_.find(name);
   if (taken != taken_.end()) return taken->second;
   return app_.get_option(name)->count() > 0 ? "command line" : "default";
+}
+
+std::vector<std::pair<io::Reach, std::string>> Options::reached() const {
+  auto all = more_reached_;
+  for (const auto& [name, reach] : reach_)
+    for (const std::string& path : app_.get_option(name)->results())
+      if (!path.empty()) all.emplace_back(reach, path);
+  return all;
+}
+
+io::Reach Options::reach_of(const std::string& name) const {
+  const auto found = reach_.find(name);
+  return found == reach_.end() ? io::Reach::none : found->second;
 }
 
 std::vector<std::string> Options::names() const {

@@ -47,7 +47,7 @@ class Options {
   void text(const std::string& name, std::string& target, const std::string& help, Need need = Need::optional);
   /// Empty where it is not given; "" is a text.
   void text(const std::string& name, std::optional<std::string>& target, const std::string& help);
-  void path(const std::string& name, std::filesystem::path& target, const std::string& help,
+  void path(const std::string& name, std::filesystem::path& target, io::Reach reach, const std::string& help,
             Need need = Need::optional);
   /// The positional argument MODEL, which -m and --model give as well.
   void model(std::filesystem::path& target, const std::string& help, Need need = Need::required);
@@ -81,7 +81,7 @@ class Options {
                        std::function<bool(std::size_t, const std::vector<std::string>&)> set,
                        const std::string& allowed_details, const std::string& help);
   void flag(const std::string& name, bool& target, const std::string& help);
-  /// One or more positional arguments.
+  /// One or more positional arguments, which are read.
   void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
   /// May be given several times, one value each.
   void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
@@ -93,12 +93,21 @@ class Options {
   void one_of(std::vector<std::string> names) { one_of_.push_back(std::move(names)); }
   /// Sets the words that shells offer for a text option with its own rules.
   void offer(const std::string& name, std::vector<std::string> words) { words_[name] = std::move(words); }
-  /// One or more files, words behind one another. set gets them all.
+  /// One or more files that are read, words behind one another. set gets them all.
   void files(const std::string& name, std::function<void(const std::vector<std::string>&)> set, const std::string& help,
              Need need);
   /// A value of its own rules. type: "R/N"; of one that may be left out "[X]": set gets "" then.
   void custom(const std::string& name, const std::string& type, std::function<void(const std::string&)> set,
               const std::string& help, const std::string& default_text = "");
+  /// For an option with its own rules whose value may be a path: a text, a list.
+  void reach(const std::string& name, io::Reach reach) { reach_[name] = reach; }
+  /// The same for a path that stands in a file.
+  void also_reach(io::Reach reach, const std::string& path) { more_reached_.emplace_back(reach, path); }
+  /// Asked after the parse: outputs that appear whole need the folder beside them too, for other processes or for more
+  /// than one temporary folder.
+  void uses_beside(std::function<bool()> beside) { beside_ = std::move(beside); }
+  /// Work before any file but the user's own is read: what his files say. It throws what the command's action may.
+  void prepare(std::function<void(Context&)> work) { prepare_ = std::move(work); }
   /// Arguments that are no options but mean something: target gets those that `accepts` takes, in their order.
   void rest(std::function<bool(std::string_view)> accepts, std::vector<std::string>& target);
   /// --json --device --dialect --dtype --threads --seed --load --quiet --verbose --color; the help leaves out what the
@@ -135,6 +144,14 @@ class Options {
   /// Returns the defaults that the help shows as values: integers and numbers.
   std::vector<std::pair<std::string, std::string>> defaults() const;
 
+  /// What the paths that were given are for, and each of them; after prepared().
+  std::vector<std::pair<io::Reach, std::string>> reached() const;
+  io::Reach reach_of(const std::string& name) const;
+  bool uses_beside() const { return beside_ && beside_(); }
+  void prepared(Context& context) const {
+    if (prepare_) prepare_(context);
+  }
+
   /// As the help shows them: arguments first, and what every command has last.
   std::vector<OptionRow> rows() const;
   /// Groups of options of which one is required.
@@ -163,6 +180,10 @@ class Options {
   std::function<bool(std::string_view)> accepts_;
   std::vector<std::string>* rest_ = nullptr;
   std::map<std::string, bool*> flags_;
+  std::map<std::string, io::Reach> reach_;  ///< of options whose values are paths
+  std::vector<std::pair<io::Reach, std::string>> more_reached_;
+  std::function<bool()> beside_;
+  std::function<void(Context&)> prepare_;
   std::set<std::string> lists_;
   std::set<std::string> several_;                ///< take words behind one another
   std::map<std::string, std::string> taken_;     ///< option, source

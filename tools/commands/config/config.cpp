@@ -352,12 +352,12 @@ Action add_config(Options& options) {
                "one; deepspeed: the JSON of Lightning's HPUDeepSpeedStrategy",
                Options::Need::required);
   options.offer("ACTION", {"explain", "check", "deepspeed"});
-  options.path("FILE", values->file,
+  options.path("FILE", values->file, io::Reach::read,
                "QUANT_CONFIG, recipe, DeepSpeed JSON, gaudi_config.json or training arguments (JSON); deepspeed: a "
                "strategy's name (hpu_deepspeed_stage_3) or a JSON of its arguments",
                Options::Need::required);
   options.choice<ConfigKind>("--kind", values->kind, "What FILE is (default: by its keys)");
-  options.path("--model", values->model,
+  options.path("--model", values->model, io::Reach::read,
                "explain a QUANT_CONFIG: checkpoint folder or TorchScript file, to see which modules are meant");
   options.integer("--world-size", values->world_size, 1, io::kMaxRanks, "Processes, for a DeepSpeed JSON's batch",
                   "the launcher's, else any");
@@ -366,7 +366,7 @@ Action add_config(Options& options) {
   options.list("--set", values->settings,
                "deepspeed: NAME=VALUE, an argument of the strategy, or of its Trainer (precision, "
                "accumulate_grad_batches, gradient_clip_val, batch_size)");
-  options.path("--out", values->out,
+  options.path("--out", values->out, io::Reach::file,
                "deepspeed: the file to write; explain a gaudi_config.json: a folder for its lists of operators");
   options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) {

@@ -253,7 +253,7 @@ void run_inspect(const InspectOptions& o, Context& context) {
 
 Action add_inspect(Options& options) {
   auto values = std::make_shared<InspectOptions>();
-  options.path("PATH", values->path,
+  options.path("PATH", values->path, io::Reach::beside,
                "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), the folder of a "
                "training run, or a profiler's trace (.trace.json)",
                Options::Need::required);
@@ -266,7 +266,8 @@ Action add_inspect(Options& options) {
   options.text("--module", values->module, "Whose histogram --plot draws");
   add_data_options(options, *values, Options::Need::optional);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
-  options.path("--reference", values->reference,
+  options.reach("--measurements", io::Reach::beside);
+  options.path("--reference", values->reference, io::Reach::read,
                "Of a checkpoint: one to compare with, as what it was made of; of a training run: another run");
   options.choice("--scheme", values->scheme, "Weight scales (default: tensor with --measurements, else channel)",
                  choice_of({recipes::Granularity::tensor, recipes::Granularity::channel}));
@@ -274,6 +275,7 @@ Action add_inspect(Options& options) {
   options.patterns("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
   options.patterns("--exclude", values->exclude, "Regular expression: leave these modules out");
   options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
+  options.reach("--with", io::Reach::read);
   options.flag("--plan", values->plan,
                "What quantize would put into fp8, what not and why, folded by name; weights are not read");
   options.flag("--all", values->all, "Every tensor and every module, not a summary and the worst five");

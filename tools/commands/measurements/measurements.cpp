@@ -249,16 +249,18 @@ void show(const fs::path& path, Context& context) {
 Action add_measurements_merge(Options& options) {
   auto values = std::make_shared<MergeOptions>();
   options.paths("PATH", values->paths, "Measurements: folders, prefixes or files, two or more");
-  options.path("--out", values->out, "Folder to write to; the files are called as those of the first PATH",
-               Options::Need::required);
+  options.reach("PATH", io::Reach::beside);
+  options.path("--out", values->out, io::Reach::folder,
+               "Folder to write to; the files are called as those of the first PATH", Options::Need::required);
   options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) { merge(*values, context); };
 }
 
 Action add_measurements_postprocess(Options& options) {
   auto values = std::make_shared<PostprocessOptions>();
-  options.path("PATH", values->path, "Folder, prefix or file of measurements and scales", Options::Need::required);
-  options.path("--out", values->out, "Folder to write to; without it, in place");
+  options.path("PATH", values->path, io::Reach::change, "Folder, prefix or file of measurements and scales",
+               Options::Need::required);
+  options.path("--out", values->out, io::Reach::folder, "Folder to write to; without it, in place");
   options.flag("-k,--keep-orig", values->keep, "In place, with the originals kept as orig_*");
   options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   options.one_of({"--out", "--keep-orig", "--overwrite"});
@@ -267,9 +269,9 @@ Action add_measurements_postprocess(Options& options) {
 
 Action add_measurements_diff(Options& options) {
   auto values = std::make_shared<DiffOptions>();
-  options.path("BEFORE", values->before, "Measurement or scale files: a folder, prefix or file",
+  options.path("BEFORE", values->before, io::Reach::beside, "Measurement or scale files: a folder, prefix or file",
                Options::Need::required);
-  options.path("AFTER", values->after, "The same, to compare with", Options::Need::required);
+  options.path("AFTER", values->after, io::Reach::beside, "The same, to compare with", Options::Need::required);
   options.number("--tolerance", values->tolerance, 0, 1e6, "Exit code 1 if a value changes by more: 0.05 is 5 %");
   options.integer("--top", values->top, 1, 1'000'000'000, "Rows to print");
   options.output("--html", values->html, "Write a page with a heat map of the changes and a table of all there");
@@ -278,7 +280,7 @@ Action add_measurements_diff(Options& options) {
 
 Action add_measurements_show(Options& options) {
   auto path = std::make_shared<fs::path>();
-  options.path("PATH", *path, "Folder (all its sets in one table), prefix or file (its values)",
+  options.path("PATH", *path, io::Reach::beside, "Folder (all its sets in one table), prefix or file (its values)",
                Options::Need::required);
   return [path](Context& context) { show(*path, context); };
 }

@@ -203,9 +203,9 @@ void expand(const ExpandOptions& o, Context& context) {
 
 Action add_measurements_unify(Options& options) {
   auto values = std::make_shared<UnifyOptions>();
-  options.path("PATH", values->path, "Folder, prefix or one of the files", Options::Need::required);
+  options.path("PATH", values->path, io::Reach::beside, "Folder, prefix or one of the files", Options::Need::required);
   options.integer("--ranks", values->ranks, 1, kMostRanks, "Ranks to write: a divisor of those read");
-  options.path("--out", values->out, "Folder to write to", Options::Need::required);
+  options.path("--out", values->out, io::Reach::folder, "Folder to write to", Options::Need::required);
   options.integer("--world-size", values->world, 2, kMostRanks,
                   "Ranks to read, if there are files of several numbers of ranks", "found");
   options.flag("-u,--experts", values->experts, "Expert parallelism: every rank has experts of its own");
@@ -216,11 +216,12 @@ Action add_measurements_unify(Options& options) {
 
 Action add_measurements_expand(Options& options) {
   auto values = std::make_shared<ExpandOptions>();
-  options.path("PATH", values->path, "Folder, prefix or file of a unified measurement", Options::Need::required);
+  options.path("PATH", values->path, io::Reach::beside, "Folder, prefix or file of a unified measurement",
+               Options::Need::required);
   options.integer("--ranks", values->world, 1, kMostRanks, "Ranks to write", "required");
   options.require("--ranks");
   options.renamed("--world-size", "--ranks");
-  options.path("--out", values->out, "Folder to write to", Options::Need::required);
+  options.path("--out", values->out, io::Reach::folder, "Folder to write to", Options::Need::required);
   options.flag("--overwrite", values->overwrite, kOverwriteHelp);
   return [values](Context& context) { expand(*values, context); };
 }

@@ -41,6 +41,7 @@ void add_kv_cache_options(Options& options, KvCacheOptions& target) {
       "with --measurements: a scale for each head, not one for keys and one for values of a layer");
   options.text("--measurements", target.measurements,
                "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
+  options.reach("--measurements", io::Reach::beside);
   options.choice("--kv-cache-scales", target.scales, "", quant::kv_granularities());
   options.replaced("--kv-cache-scales", "--kv-cache fp8:head");
 }
@@ -70,7 +71,7 @@ decltype(evaluate_model) evaluate_model;
 Action add_evaluate(Options& options) {
   auto values = std::make_shared<EvaluateOptions>();
   options.models(values->models, "Checkpoint folder; of several each is compared with the reference");
-  options.path("--reference", values->reference, "Checkpoint folder to compare with");
+  options.path("--reference", values->reference, io::Reach::read, "Checkpoint folder to compare with");
   add_data_options(options, *values);
   options.integer("--stride", values->stride, 1, 1 << 20,
                   "Slide a window of --seq-len tokens over the text, so many at a time, and score the tokens that no "
@@ -125,7 +126,7 @@ Action add_generate(Options& options) {
   options.text(
       "--prompt", values->prompt,
       "Text to continue: stdout shows it, then what the model adds; or the source that a model (T5, BART) answers");
-  options.path("--prompt-file", values->prompt_file, "File with the text to continue");
+  options.path("--prompt-file", values->prompt_file, io::Reach::read, "File with the text to continue");
   add_data_option(options, "--data", values->prompts,
                   "Files of texts to continue: .txt, .md (between them <|endoftext|>), .jsonl, .json (text, prompt, "
                   "instruction, or messages to answer)",
@@ -159,11 +160,12 @@ Action add_run(Options& options) {
   options.output("--out", values->out, "Safetensors file for what forward returns", Options::Need::required);
   options.text("--measurements", values->measurements,
                "Measured modules run in fp8: folder, prefix or file of fp8 measure");
-  options.path("--config", values->config, "QUANT_CONFIG JSON instead of our own rules");
+  options.reach("--measurements", io::Reach::beside);
+  options.path("--config", values->config, io::Reach::config, "QUANT_CONFIG JSON instead of our own rules");
   options.patterns("--include", values->include, "Quantize modules whose name matches this regular expression too");
   options.patterns("--exclude", values->exclude,
                    "Keep modules whose name matches this regular expression in high precision");
-  options.path("--reference", values->reference, "Output of an earlier run to compare with");
+  options.path("--reference", values->reference, io::Reach::read, "Output of an earlier run to compare with");
   options.integer("--samples", values->samples, 1, kMany, "Samples (chunks of sound) to run", "all");
   options.integer("--skip", values->skip, 0, kMany, "Samples to pass over first");
   options.integer("--batch", values->batch, 1, 65536, "Samples per forward", "8, or 1 for a model that keeps state");
@@ -235,10 +237,10 @@ std::int64_t limit_of(const MeasureOptions& o) {
 Action add_measure(Options& options) {
   auto values = std::make_shared<MeasureOptions>();
   options.model(values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)");
-  options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
+  options.path("--out", values->out, io::Reach::folder, "Folder for the measurement files", Options::Need::required);
   options.patterns("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
   options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
-  options.path("--config", values->config,
+  options.path("--config", values->config, io::Reach::config,
                "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
   add_data_options(options, *values, Options::Need::optional);
   add_attention_option(options, values->attention);
@@ -431,7 +433,7 @@ bool is_script(const std::filesystem::path& model) {
 
 void add_profile_options(Options& options, ProfileOptions& target, const std::string& step) {
   options.path(
-      "--profile", target.folder,
+      "--profile", target.folder, io::Reach::folder,
       "Folder for a trace of some steps, <stage>.<time>.pt.trace.json: fp8 inspect, chrome://tracing, Perfetto "
       "and TensorBoard show it");
   options.text(

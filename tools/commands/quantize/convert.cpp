@@ -246,7 +246,7 @@ Action add_convert(Options& options) {
       "if it says another type");
   options.require("--format");
   options.renamed("--to", "--format");
-  options.path("--out", c->out, "Folder to write", Options::Need::required);
+  options.path("--out", c->out, io::Reach::replaced, "Folder to write", Options::Need::required);
   add_scheme_option(
       options, {c->scheme, c->block, c->options.power_of_two},
       "Weight scales (default: the source's, or finer ones that keep every code). Coarser scales requantize, which is "
@@ -278,6 +278,7 @@ Action add_convert(Options& options) {
   options.flag("--overwrite", c->options.stream.overwrite, "Replace a non-empty output folder");
   add_share_options(options, c->share);
   options.flag("--dry-run", c->options.dry_run, "Print the plan and the bytes, write nothing");
+  options.uses_beside([c] { return divides_work(c->share); });
   return [c](Context& context) { convert(*c, context); };
 }
 

@@ -454,8 +454,9 @@ Action add_quantize(Options& options) {
   options.model(values->model, "High precision checkpoint folder");
   options.choice<Preset>("--preset", values->preset,
                          "Usual settings by the name that other programs have for them (fp8 help presets)");
-  options.path("--out", values->out, "Folder to write", Options::Need::required);
+  options.path("--out", values->out, io::Reach::replaced, "Folder to write", Options::Need::required);
   options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
+  options.reach("--measurements", io::Reach::beside);
   options.flag("--dynamic", values->dynamic, "Activation scales per token, computed at each call");
   options.flag("--weights-only", values->weights_only, "Activations stay in high precision");
   add_scheme_option(
@@ -471,7 +472,7 @@ Action add_quantize(Options& options) {
   options.choice(
       "--rounding", roundings, [values, roundings](std::size_t i) { values->rounding = roundings[i]; },
       "nearest, or gptq: codes that keep the outputs of a module on --data, where they do it better than the nearest");
-  options.path("--config", values->config,
+  options.path("--config", values->config, io::Reach::config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
   options.one_of({"--preset", "--measurements", "--dynamic", "--weights-only", "--config"});
   const auto forms = quant::form_names();
@@ -515,6 +516,11 @@ Action add_quantize(Options& options) {
   options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
   options.output("--html", values->html,
                  "Write a page there on what the checkpoint saves and what its weights lost, to be shown and printed");
+  // A QUANT_CONFIG may ask for rounding.
+  options.uses_beside([values] {
+    const bool nearest = values->rounding.empty() ? values->config.empty() : values->rounding == recipes::kNearest;
+    return divides_work(values->share) || !nearest;
+  });
   return [values, &options](Context& context) {
     apply_preset(*values);
     if (!values->html.empty()) values->command = shown_command("quantize", options);

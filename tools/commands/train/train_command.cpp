@@ -299,6 +299,17 @@ RunTree take_files(Options& options, TrainOptions& o) {
   }
 }
 
+/// What a run file names and no option does. Parts of other people's making reach what they like, and so do ours by
+/// arguments that are theirs alone (dirpath, save_dir).
+void reach_named_files(Options& options, const RunSettings& run) {
+  for (const auto& path : {run.test_data, run.predict_data, run.ckpt_path})
+    if (!path.empty()) options.also_reach(io::Reach::read, path.string());
+  if (run.trainer.simple_profiler && !run.trainer.simple_profiler->dirpath.empty())
+    options.also_reach(io::Reach::folder, run.trainer.simple_profiler->dirpath);
+  if (run.model || run.data || !run.callbacks.empty() || !run.loggers.empty())
+    options.also_reach(io::Reach::code, "parts of a run file");
+}
+
 }  // namespace
 
 decltype(train_model) train_model(load_training);
@@ -308,13 +319,21 @@ Action add_train(Options& options) {
   for (const TrainRow& row : train_rows(*values))
     if (row.field.declare) row.field.declare(options, row.flag(), row.help);
   options.renamed("--plan", "--dry-run");
-  return [values, &options](Context& context) {
+  struct Said {
+    RunTree tree;
+    std::vector<std::string> from_files;
+  };
+  auto said = std::make_shared<std::optional<Said>>();
+  options.prepare([values, said, &options](Context& context) {
     check_alternatives(options);
-    const auto tree = take_files(options, *values);
-    const auto from_files = take_gaudi_options(options, *values, context);
+    said->emplace(take_files(options, *values));
+    (*said)->from_files = take_gaudi_options(options, *values, context);
     apply(context);  // --threads of a file
+    reach_named_files(options, values->run);
+  });
+  return [values, said, &options](Context& context) {
     if (values->run.print_config || values->run.model) {
-      const auto all = resolved(tree, options, values->run, from_files);
+      const auto all = resolved((*said)->tree, options, values->run, (*said)->from_files);
       if (values->run.print_config) return context.result(all.value(), all.text());
       values->run.tree = all.value();  // what options say of the run is what it was started with, too
     }

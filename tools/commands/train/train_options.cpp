@@ -25,21 +25,28 @@ io::Json full_paths(const text::DataFiles& files) {
 TrainField flag(bool& v) {
   return {[&v](Options& o, const auto& name, const auto& help) { o.flag(name, v, help); }, [&v] { return v; }};
 }
-TrainField path(fs::path& v) {
-  return {[&v](Options& o, const auto& name, const auto& help) { o.path(name, v, help); },
+TrainField path(fs::path& v, io::Reach reach = io::Reach::read) {
+  return {[&v, reach](Options& o, const auto& name, const auto& help) { o.path(name, v, reach, help); },
           [&v] { return full_path(v); }};
 }
-TrainField text(std::string& v) {
-  return {[&v](Options& o, const auto& name, const auto& help) { o.text(name, v, help); }, [&v] { return v; },
-          /*is_text=*/true};
+/// reach: of a text that may be a path.
+TrainField text(std::string& v, io::Reach reach = io::Reach::none) {
+  const auto declare = [&v, reach](Options& o, const auto& name, const auto& help) {
+    o.text(name, v, help);
+    o.reach(name, reach);
+  };
+  return {declare, [&v] { return v; }, /*is_text=*/true};
 }
 TrainField model(fs::path& v) {
   return {[&v](Options& o, const auto&, const auto& help) { o.model(v, help, Options::Need::optional); },
           [&v] { return full_path(v); }};
 }
-TrainField list(std::vector<std::string>& v) {
-  return {[&v](Options& o, const auto& name, const auto& help) { o.list(name, v, help); }, [&v] { return v; },
-          /*is_text=*/true};
+TrainField list(std::vector<std::string>& v, io::Reach reach = io::Reach::none) {
+  const auto declare = [&v, reach](Options& o, const auto& name, const auto& help) {
+    o.list(name, v, help);
+    o.reach(name, reach);
+  };
+  return {declare, [&v] { return v; }, /*is_text=*/true};
 }
 /// default_text: in the help, in place of the default.
 TrainField integer(std::int64_t& v, std::int64_t low, std::int64_t high = kMany, const char* default_text = "") {
@@ -124,7 +131,8 @@ Rows model_rows(TrainOptions& o) {
       {"stage", shared([&o](Options& options) {
          options.choice<Stage>("STAGE", o.run.stage, "What a run file is started for (default fit)");
        })},
-      {"init", path(o.init), "config.json (or its folder): train from drawn weights, steered by --seed",
+      {"init", path(o.init, io::Reach::beside),
+       "config.json (or its folder): train from drawn weights, steered by --seed",
        lm.with_key("model.init").recorded("init")},
       {"model", model(o.model), "Checkpoint folder: go on from these weights",
        lm.with_key("model.model").recorded("model")},
@@ -134,7 +142,7 @@ Rows model_rows(TrainOptions& o) {
        {data, [&o] { return full_paths(o.data); }},
        "Text to train on: .txt, .md, .jsonl, .json (text, messages, prompt and completion) or .safetensors (input_ids)",
        lm.with_key("data.train").recorded("data")},
-      {"out", path(o.out), "Folder for the model, log.jsonl and checkpoints",
+      {"out", path(o.out, io::Reach::folder), "Folder for the model, log.jsonl and checkpoints",
        also.with_key("trainer.default_root_dir")},
       {"steps", integer(o.optimizer.steps, 1), "Optimizer steps", also.with_key("trainer.max_steps").recorded("steps")},
       {"epochs", number(o.epochs, 0, 1e6), "Passes over the data, instead of --steps; 0: --steps",
@@ -171,10 +179,10 @@ Rows optimizer_rows(TrainOptions& o) {
       {"half_precision_backend", either(o.cpu_amp, "hpu_amp", "cpu_amp"),
        "Whose autocast bf16-mixed is: the device's (default), or the CPU's with --device cpu",
        lm.recorded("half_precision_backend?")},
-      {"recipe", text(o.recipe), recipe_help(), also.recorded("recipe").needing("precision=fp8")},
+      {"recipe", text(o.recipe, io::Reach::read), recipe_help(), also.recorded("recipe").needing("precision=fp8")},
       {"keep", list(o.keep), "Regular expression: modules that stay in bf16 (default lm_head and embeddings)",
        also.recorded("keep").needing("precision=fp8")},
-      {"measurements", text(o.measurements),
+      {"measurements", text(o.measurements, io::Reach::beside),
        "With fp8: the first step's scales from this measurement (folder, prefix or file)",
        also.needing("precision=fp8")},
       {"dry_run", flag(o.plan),
@@ -259,7 +267,7 @@ Rows run_rows(TrainOptions& o) {
        "GaudiTrainingArguments of Optimum Habana as a JSON (fp8 config explain FILE); options and run files win", lm},
       {"gaudi_config", path(o.gaudi_config),
        "gaudi_config.json of Optimum Habana, or its folder (default: gaudi_config_name of --training-args)", lm},
-      {"config", list(run.configs),
+      {"config", list(run.configs, io::Reach::read),
        "Run file (YAML or JSON, as LightningCLI's), several times if wanted: later ones win, then "
        "--trainer.max_steps=5 and its like, then options"},
       {"print_config", flag(run.print_config),

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/io/atomic/output_place.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_run.h"
@@ -168,7 +169,7 @@ bool open_folder(const TrainOptions& o, const io::Json& settings,
   if (!empty && !o.overwrite)
     io::fail<io::Error>("{}: holds a run, allowed: --resume to go on with it, --overwrite to begin anew",
                         o.out.string());
-  const bool made = fs::create_directories(o.out, error);
+  const bool made = io::OutputPlace::make_folders(o.out, error);
   if (!made && error) io::fail<io::Error>("{}: can't be made: {}", o.out.string(), error.message());
   if (made) io::set_mode(o.out, io::OutputModes(o.model).folder());
   if (run) TrainLog::refuse_if_locked(o.out / kTrainLogFile);  // --overwrite is not meant for a run that is going on

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "fp8/runtime/io/base/reach.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "kjv_calib_txt.h"
 
@@ -61,10 +62,9 @@ int standard_input(std::uint64_t& size) {
       bytes = static_cast<std::uint64_t>(status.st_size);
       return STDIN_FILENO;
     }
-    std::string name = (fs::temp_directory_path() / "fp8-input-XXXXXX").string();
-    const int fd = ::mkostemp(name.data(), O_CLOEXEC);
+    const int fd = io::unnamed_file();
+    const fs::path name = fs::temp_directory_path() / "fp8-input";
     if (fd < 0) io::fail_errno(name, "create", errno);
-    ::unlink(name.c_str());
     std::vector<char> block(std::size_t{1} << 20);
     while (true) {
       const ssize_t count = ::read(STDIN_FILENO, block.data(), block.size());

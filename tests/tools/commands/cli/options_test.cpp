@@ -251,6 +251,30 @@ TEST(OptionShelves, NoCommandGrowsUnseen) {
   EXPECT_LE(found["quantize"].usual, 14);
 }
 
+/// What a command may open is what its options name; one that does not say that its value is a path would be refused
+/// its file.
+TEST(OptionReach, EveryPathSaysWhatItIsFor) {
+  const auto look_at = [](const Command& command, const std::string& name) {
+    Context context;
+    const Parser parser(command, name, context);
+    for (const OptionRow& row : parser.options().rows()) {
+      const std::string& option = row.long_name();
+      const bool has = parser.options().reach_of(option == "MODEL" ? "--model" : option) != io::Reach::none;
+      const bool names_file = row.value == Value::file || row.type == "DIR" || row.type == "FILE" || row.type == "OUT";
+      const bool tells_of_file =
+          row.value == Value::text &&
+          std::ranges::any_of(std::array{"folder", "Folder", "prefix", "JSON file", "Run file", "library"},
+                              [&](const char* word) { return row.help.find(word) != std::string::npos; });
+      EXPECT_TRUE(has || !(names_file || tells_of_file)) << name << " " << option << ": " << row.help;
+      EXPECT_TRUE(!has || row.value == Value::file || row.value == Value::text) << name << " " << option;
+    }
+  };
+  for (const Command& command : commands()) {
+    if (command.add != nullptr) look_at(command, command.name);
+    for (const Command& child : command.children) look_at(child, std::string(command.name) + " " + child.name);
+  }
+}
+
 TEST(EnvironmentProblems, AreThoseOfTheDeviceALineEach) {
   EXPECT_THAT(environment_problems(), IsEmpty());
   const test::ScopedVariable right("FP8_HPU_DEVICE", "gaudi2");
@@ -289,7 +313,7 @@ struct Typed {
       options.choice("STAGE", {"fit", "test"}, [this](std::size_t i) { stage = i == 0 ? "fit" : "test"; }, "");
     options.model(model, "");
     options.files("--data", [this](const auto& values) { data = values; }, "", Options::Need::optional);
-    options.path("--out", out, "");
+    options.path("--out", out, io::Reach::folder, "");
     options.list("--include", include, "");
     options.number_or_none("--wait", wait, 0, 9, "");
     options.flag("--json", json, "");
