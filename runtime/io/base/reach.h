@@ -23,8 +23,8 @@ enum class Reach : std::uint8_t {
 /// folder: canonical.
 std::filesystem::path blobs_of(const std::filesystem::path& folder);
 
-/// The one file without a name that this process has, in the folder of temporary files: made by the first call; -1, with
-/// errno: it can't be.
+/// The one file without a name that this process has, in the folder of temporary files; the first call makes it. -1,
+/// with errno: it can't be made.
 int unnamed_file();
 
 }  // namespace fp8::io

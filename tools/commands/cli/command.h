@@ -80,8 +80,8 @@ CommandPage page_of_program();
 /// The commit that was built, "" where it is not known. In the program alone (tools/cmake/fp8_commit.cmake).
 extern const char kCommit[];
 
-/// Parses the command line and runs the command. commit: what --version adds, "" where it is not known. Returns the exit
-/// code, of kExitCodes. Failures are one line on stderr, "fp8: error: ...".
+/// Parses the command line and runs the command. commit: what --version adds, "" where it is not known. Returns the
+/// exit code, of kExitCodes. Failures are one line on stderr, "fp8: error: ...".
 int run(int argc, char** argv, const char* commit = "", const Sandbox& sandbox = {});
 
 }  // namespace fp8::commands
