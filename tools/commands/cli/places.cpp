@@ -21,7 +21,7 @@ fs::path nearest(const fs::path& path) {
   return fs::canonical(at, error);
 }
 
-/// The file that is written under this name, which may be a link to it.
+/// What is written under this name, which may be a link to it.
 fs::path target_of(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error) ? fs::canonical(path, error) : fs::absolute(path, error);
@@ -63,7 +63,7 @@ void NamedPlaces::add(Reach reach, const fs::path& path) {
     case Reach::file: return places_.push_back({nearest(target_of(path).parent_path()), Use::put});
     case Reach::folder: return add_output(path, io::OutputPlace::Kind::in_place);
     case Reach::replaced:
-      if (beside_) return places_.push_back({nearest(fs::absolute(path).parent_path()), Use::write});
+      if (beside_) return places_.push_back({nearest(target_of(path).parent_path()), Use::write});
       return add_output(path, io::OutputPlace::Kind::replaced);
   }
 }
@@ -80,7 +80,7 @@ void NamedPlaces::add_config(const fs::path& path) {
     const auto config = configs::read_quant_config(path);
     const bool measures = config.mode != configs::QuantMode::QUANTIZE && config.mode != configs::QuantMode::LOAD;
     if (config.dump_stats_path.empty() || !(measures || config.needs_measurements())) return;
-    add_output(fs::absolute(config.dump_stats_path).parent_path(), io::OutputPlace::Kind::in_place);
+    add_output(target_of(config.dump_stats_path).parent_path(), io::OutputPlace::Kind::in_place);
   } catch (const io::Error&) {
     return;
   }
