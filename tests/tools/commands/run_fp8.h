@@ -175,6 +175,16 @@ class Fp8Process {
   bool ended_ = false;
 };
 
+/// A command has more in the folder of its output than what it makes before it reads: a lock and an empty folder.
+inline bool has_begun(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::error_code gone;
+    if (entry.is_directory(gone) ? !std::filesystem::is_empty(entry, gone) : entry.path().extension() != ".lock")
+      return true;
+  }
+  return false;
+}
+
 inline Run run_fp8(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
   if (options.stdout_file == nullptr && options.stdout_fd < 0 && !options.close_stdout &&
       options.signals_after_start.empty()) {
@@ -184,7 +194,7 @@ inline Run run_fp8(const std::vector<std::string>& arguments, const RunOptions& 
       return {code_of(*status), read_file(out), read_file(err)};
   }
   Fp8Process process(arguments, options);
-  if (!options.signals_after_start.empty()) wait_for([&] { return !std::filesystem::is_empty(options.started_file); });
+  if (!options.signals_after_start.empty()) wait_for([&] { return has_begun(options.started_file); });
   for (const int number : options.signals_after_start) {
     process.send(number);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
