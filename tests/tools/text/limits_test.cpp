@@ -173,8 +173,10 @@ std::map<std::string, Limit> limits_of_files() {
                              [](std::string&&, io::Json&&) {});
     });
   };
-  const auto yaml = [](Number values) {
-    return said([&] { io::parse_yaml("[" + repeated("0,", values - 2) + "0]", "f"); });
+  const auto yaml = [](Number values) {  // most of them by aliases of a list that is 1024 with its items
+    const std::string first = "- &a [" + repeated("0,", 1022) + "0]\n";
+    const Number lists = (values - 1) / 1024, rest = (values - 1) % 1024;
+    return said([&] { io::parse_yaml(first + repeated("- *a\n", lists - 1) + repeated("- 0\n", rest), "f"); });
   };
   return {
       {"JSON: levels", {"nested deeper than", of_json("[", "]")}},
@@ -219,7 +221,8 @@ std::map<std::string, Limit> limits_of_texts() {
   };
   return {
       {"data: bytes of a row of JSON", {"is longer than", row_of_bytes}},
-      {"tokenizer: bytes of a file", {"allowed at most", of_file("tokenizer.json", tokenizer)}},
+      {"tokenizer: bytes of a file other than tokenizer.json",
+       {"allowed at most", of_file("tokenizer.model", tokenizer)}},
       {"tokenizer: lines of a vocabulary", {"has more than", vocabulary_of_lines, true}},
       {"tokenizer: largest id",
        {"expected an integer from 0 to", [](Number id) { return tokenizer_with(io::Json::object(), {{"a", id}}); }}},
@@ -233,8 +236,8 @@ std::map<std::string, Limit> limits_of_texts() {
       {"chat template: letters of a name", {"letters, allowed", of_expression("{{ ", "x", "", "", " }}")}},
       {"chat template: tags within each other",
        {"tags are nested too deeply", of_template("{% if 1 %}", "x", "{% endif %}")}},
-      {"chat template: expressions within each other",
-       {"the expression is nested too deeply", of_expression("{{ ", "(", "1", ")", " }}", 1)}},
+      {"chat template: brackets within each other",
+       {"the expression is nested too deeply", of_expression("{{ ", "(", "1", ")", " }}")}},
       {"chat template: lists within each other",
        {"lists and mappings are nested too deeply",
         of_expression("{% set x = [] %}", "{% set x = [x] %}", "", "", "{{ x }}", 1)}},
