@@ -21,6 +21,12 @@ fs::path nearest(const fs::path& path) {
   return fs::canonical(at, error);
 }
 
+/// It is there, or a pattern that files below the nearest folder fit. Any other name (of a recipe) is no file's.
+bool can_be_read(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error) || path.native().find_first_of("*?[") != std::string::npos;
+}
+
 /// What is written under this name, which may be a link to it.
 fs::path target_of(const fs::path& path) {
   std::error_code error;
@@ -55,7 +61,8 @@ void NamedPlaces::add(Reach reach, const fs::path& path) {
     case Reach::none: return;
     case Reach::read:
       if (path == text::kStandardInput) return void(io::unnamed_file());  // where what is piped in is kept
-      return add_read(nearest(path));
+      if (can_be_read(path)) add_read(nearest(path));
+      return;
     case Reach::beside: add_read(nearest(path)); return add_read(folder_of(path));
     case Reach::change: return places_.push_back({folder_of(path), Use::write});
     case Reach::config: return add_config(path);
@@ -75,7 +82,7 @@ void NamedPlaces::add_read(const fs::path& path) {
 
 /// What is wrong with it is the command's to say.
 void NamedPlaces::add_config(const fs::path& path) {
-  add_read(nearest(path));
+  if (can_be_read(path)) add_read(nearest(path));
   try {
     const auto config = configs::read_quant_config(path);
     const bool measures = config.mode != configs::QuantMode::QUANTIZE && config.mode != configs::QuantMode::LOAD;
