@@ -103,8 +103,8 @@ class Options {
   void reach(const std::string& name, io::Reach reach) { reach_[name] = reach; }
   /// The same for a path that stands in a file.
   void also_reach(io::Reach reach, const std::string& path) { more_reached_.emplace_back(reach, path); }
-  /// Asked after the parse: outputs that appear whole need the folder beside them too, for other processes or for more
-  /// than one temporary folder.
+  /// Asked after the parse: outputs need the folder beside them too, for other processes or for more than one temporary
+  /// folder.
   void uses_beside(std::function<bool()> beside) { beside_ = std::move(beside); }
   /// Work before any file but the user's own is read: what his files say. It throws what the command's action may.
   void prepare(std::function<void(Context&)> work) { prepare_ = std::move(work); }

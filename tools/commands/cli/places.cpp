@@ -27,6 +27,16 @@ bool can_be_read(const fs::path& path) {
   return fs::exists(path, error) || path.native().find_first_of("*?[") != std::string::npos;
 }
 
+/// Of processes that a launcher has started, of which another may make the output's folder, or remove it.
+bool is_one_of_several() {
+  try {
+    const auto process = io::launched();
+    return process.has_value() && process->size > 1;
+  } catch (const io::Error&) {
+    return true;  // variables that the command refuses
+  }
+}
+
 /// What is written under this name, which may be a link to it.
 fs::path target_of(const fs::path& path) {
   std::error_code error;
@@ -42,7 +52,7 @@ fs::path folder_of(const fs::path& path) {
 }  // namespace
 
 NamedPlaces::NamedPlaces(const Options& options, const Sandbox& sandbox, Context& context)
-    : beside_(sandbox.keep_to && options.uses_beside()) {
+    : beside_(sandbox.keep_to && (options.uses_beside() || is_one_of_several())) {
   context.sandbox = sandbox.in_force;
   if (!sandbox.keep_to) return;
   for (const auto& [reach, path] : options.reached()) add(reach, path);
@@ -68,10 +78,11 @@ void NamedPlaces::add(Reach reach, const fs::path& path) {
     case Reach::config: return add_config(path);
     case Reach::code: any_because_ = path.string(); return;
     case Reach::file: return places_.push_back({nearest(target_of(path).parent_path()), Use::put});
-    case Reach::folder: return add_output(path, io::OutputPlace::Kind::in_place);
+    case Reach::folder:
     case Reach::replaced:
       if (beside_) return places_.push_back({nearest(target_of(path).parent_path()), Use::write});
-      return add_output(path, io::OutputPlace::Kind::replaced);
+      return add_output(path,
+                        reach == Reach::folder ? io::OutputPlace::Kind::in_place : io::OutputPlace::Kind::replaced);
   }
 }
 

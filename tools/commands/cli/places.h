@@ -20,7 +20,7 @@ class NamedPlaces {
   void add_config(const std::filesystem::path& path);
   void add_output(const std::filesystem::path& path, io::OutputPlace::Kind kind);
 
-  bool beside_;              ///< an output that appears whole needs all of its folder
+  bool beside_;              ///< a folder that is written needs all of the folder that it stands in
   std::string any_because_;  ///< why the process is kept to no places; empty: it is
   std::vector<Place> places_;
   std::vector<std::unique_ptr<io::OutputPlace>> outputs_;

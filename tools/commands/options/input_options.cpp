@@ -259,6 +259,7 @@ Action add_measure(Options& options) {
                "the former is removed, the latter goes into a backup");
   options.number("--snapshot-seconds", values->snapshot_seconds, 0, 86400, "Time between two snapshots for --resume");
   add_rank_options(options, values->share);
+  options.uses_beside([values] { return divides_work(values->share); });
   add_profile_options(options, values->profile, "forward");
   return [values](Context& context) {
     check_measure_options(*values, context);

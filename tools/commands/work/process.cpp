@@ -110,13 +110,7 @@ void take_join(ShareOptions& values, const std::string& text) {
 }  // namespace
 
 bool divides_work(const ShareOptions& o) {
-  if (o.rank >= 0 || o.world_size > 0 || o.shares > 0 || o.join || o.wait.has_value()) return true;
-  try {
-    const auto process = io::launched();
-    return process.has_value() && process->size > 1;
-  } catch (const io::Error&) {
-    return true;  // variables that find_share() refuses
-  }
+  return o.rank >= 0 || o.world_size > 0 || o.shares > 0 || o.join || o.wait.has_value();
 }
 
 void add_rank_options(Options& options, ShareOptions& values) {

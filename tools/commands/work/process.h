@@ -25,7 +25,7 @@ struct ShareOptions {
 
 /// --rank R/N, --shares K, --join.
 void add_rank_options(Options& options, ShareOptions& values);
-/// Other processes may have a part of the work: by the options, or by what a launcher says.
+/// Other processes may have a part of the work, by the options.
 bool divides_work(const ShareOptions& options);
 /// Of a checkpoint: these, --resume and --shard-size.
 void add_share_options(Options& options, ShareOptions& values);
