@@ -37,7 +37,7 @@ Attempt of_file(const char* name, Read read) {
   };
 }
 
-std::string repeated(std::string_view text, Number count) {
+std::string copies_of(std::string_view text, Number count) {
   std::string all;
   all.reserve(text.size() * count);
   for (Number i = 0; i < count; ++i) all += text;
@@ -46,7 +46,7 @@ std::string repeated(std::string_view text, Number count) {
 
 Attempt of_json(std::string open, std::string close) {
   return [=](Number levels) {
-    return said([&] { io::parse_json(repeated(open, levels) + repeated(close, levels), "f"); });
+    return said([&] { io::parse_json(copies_of(open, levels) + copies_of(close, levels), "f"); });
   };
 }
 
@@ -146,14 +146,14 @@ std::string template_error(const std::string& source) {
 
 Attempt of_template(std::string open, std::string inside, std::string close, Number around = 0) {
   return [=](Number count) {
-    return template_error(repeated(open, count - around) + inside + repeated(close, count - around));
+    return template_error(copies_of(open, count - around) + inside + copies_of(close, count - around));
   };
 }
 
 Attempt of_expression(std::string before, std::string open, std::string inside, std::string close, std::string after,
                       Number around = 0) {
   return [=](Number count) {
-    return template_error(before + repeated(open, count - around) + inside + repeated(close, count - around) + after);
+    return template_error(before + copies_of(open, count - around) + inside + copies_of(close, count - around) + after);
   };
 }
 
@@ -165,18 +165,18 @@ struct Limit {
 
 std::map<std::string, Limit> limits_of_files() {
   const auto rows = [](Number values) {
-    return said([&] { io::parse_json("[" + repeated("0,", values - 2) + "0]", "f"); });
+    return said([&] { io::parse_json("[" + copies_of("0,", values - 2) + "0]", "f"); });
   };
   const auto member = [](Number values) {
     return said([&] {
-      io::parse_json_members("{\"a\":[" + repeated("0,", values - 2) + "0]}", "f", "",
+      io::parse_json_members("{\"a\":[" + copies_of("0,", values - 2) + "0]}", "f", "",
                              [](std::string&&, io::Json&&) {});
     });
   };
   const auto yaml = [](Number values) {  // most of them by aliases of a list that is 1024 with its items
-    const std::string first = "- &a [" + repeated("0,", 1022) + "0]\n";
+    const std::string first = "- &a [" + copies_of("0,", 1022) + "0]\n";
     const Number lists = (values - 1) / 1024, rest = (values - 1) % 1024;
-    return said([&] { io::parse_yaml(first + repeated("- *a\n", lists - 1) + repeated("- 0\n", rest), "f"); });
+    return said([&] { io::parse_yaml(first + copies_of("- *a\n", lists - 1) + copies_of("- 0\n", rest), "f"); });
   };
   return {
       {"JSON: levels", {"nested deeper than", of_json("[", "]")}},
@@ -186,7 +186,7 @@ std::map<std::string, Limit> limits_of_files() {
       {"YAML: levels",
        {"nested deeper than",
         [](Number levels) {
-          return said([&] { io::parse_yaml(repeated("[", levels) + repeated("]", levels), "f"); });
+          return said([&] { io::parse_yaml(copies_of("[", levels) + copies_of("]", levels), "f"); });
         }}},
       {"YAML: bytes of a file", {"allowed at most", of_file("a.yaml", io::read_yaml)}},
       {"YAML: values, aliases followed", {"values, aliases followed", yaml}},
@@ -199,11 +199,11 @@ std::map<std::string, Limit> limits_of_files() {
       {"zip: bytes of the directory", {"allowed at most", directory_of_size, true}},
       {"pickle: levels",
        {"nested deeper than",
-        [](Number levels) { return pickle_error(repeated("]", levels) + repeated("a", levels - 1)); }}},
+        [](Number levels) { return pickle_error(copies_of("]", levels) + copies_of("a", levels - 1)); }}},
       {"pickle: opcodes",
-       {"opcodes", [](Number count) { return pickle_error("N\x94(" + repeated({"h\0", 2}, count - 6) + "l"); }, true}},
+       {"opcodes", [](Number count) { return pickle_error("N\x94(" + copies_of({"h\0", 2}, count - 6) + "l"); }, true}},
       {"pickle: objects",
-       {"objects", [](Number count) { return pickle_error("(" + repeated("N", count) + "l"); }, true}},
+       {"objects", [](Number count) { return pickle_error("(" + copies_of("N", count) + "l"); }, true}},
       {"picture: bytes of a file", {"allowed at most", of_file("a.png", io::read_image), true}},
       {"picture: pixels", {"pixels, allowed", picture_of_pixels}},
       {"IDX: bytes of the elements", {"allowed are 4 GiB", idx_of_bytes}},
