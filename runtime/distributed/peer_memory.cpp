@@ -55,7 +55,7 @@ void try_out(Peers& peers, c10d::Backend& backend) {
   const int ranks = backend.getSize();
   std::random_device random;
   const std::int64_t secret = (static_cast<std::int64_t>(random()) << 32) | random();
-  at::Tensor mine = at::empty({3}, at::kLong), all = at::empty({ranks, 3}, at::kLong);
+  at::Tensor mine = at::empty({3}, at::kLong), all = at::empty({3 * ranks}, at::kLong);
   auto* row = mine.mutable_data_ptr<std::int64_t>();
   row[0] = getpid();
   row[1] = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(&secret));
@@ -105,7 +105,7 @@ class PeerCall {
   c10::intrusive_ptr<c10d::Work> begin(const at::Tensor& shown, const at::Tensor& result, c10d::OpType type,
                                        std::function<void()> read) {
     at::Tensor mine = at::empty({2}, at::kLong);
-    places_ = at::empty({size(), 2}, at::kLong);
+    places_ = at::empty({2 * size()}, at::kLong);
     auto* place = mine.mutable_data_ptr<std::int64_t>();
     place[0] = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(shown.const_data_ptr()));
     place[1] = static_cast<std::int64_t>(shown.nbytes());
