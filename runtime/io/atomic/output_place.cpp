@@ -26,6 +26,8 @@ OutputPlace::OutputPlace(const fs::path& output, Kind kind) {
       written_.push_back(fs::canonical(place));
     else
       make_replaced(final_place(place));
+    // To remove a folder takes the right to change names where it stands.
+    if (!made_.empty()) named_ = fs::canonical(made_.back()).parent_path();
   } catch (const std::exception&) {
     return;
   }

@@ -228,8 +228,9 @@ class Events {
  public:
   explicit Events(std::string_view text) : text_(text) {
     if (yaml_parser_initialize(&parser_) == 0) throw std::bad_alloc();
-    yaml_parser_set_encoding(&parser_, YAML_UTF8_ENCODING);  // others would be guessed from the first bytes
-    yaml_parser_set_input_string(&parser_, reinterpret_cast<const unsigned char*>(text.data()), text.size());
+    yaml_parser_set_encoding(&parser_, YAML_UTF8_ENCODING);     // others would be guessed from the first bytes
+    const char* const begin = text.empty() ? "" : text.data();  // libyaml takes no null
+    yaml_parser_set_input_string(&parser_, reinterpret_cast<const unsigned char*>(begin), text.size());
   }
   ~Events() {
     yaml_event_delete(&event_);

@@ -35,6 +35,7 @@ struct GaudiOptions : ::testing::Test {
     return error_of([&] {
       app_->parse(std::move(words));
       options_->check();
+      options_->prepared(context_);
       action(context_);
     });
   }

@@ -102,8 +102,10 @@ TEST(RunTree, MistakesAreNamedByPlace) {
   EXPECT_THAT(tree_error({"trainer: 5\n"}, {"--trainer.max_steps=3"}),
               HasSubstr("command line: trainer.max_steps: found 5 at 'trainer', allowed: an object"));
   EXPECT_THAT(tree_error({}, {"--trainer.max_steps"}), HasSubstr("allowed: --trainer.max_steps=VALUE"));
-  EXPECT_THAT(tree_error({}, {"--trainer.max_steps=[1"}), HasSubstr("--trainer.max_steps:1:"));
-  EXPECT_THAT(tree_error({}, {}, {"PL_TRAINER__MAX_STEPS={"}), HasSubstr("PL_TRAINER__MAX_STEPS:1:"));
+  EXPECT_THAT(tree_error({}, {"--trainer.max_steps=[1"}),
+              HasSubstr("--trainer.max_steps:2:1: while parsing a flow sequence that begins in line 1"));
+  EXPECT_THAT(tree_error({}, {}, {"PL_TRAINER__MAX_STEPS={"}),
+              HasSubstr("PL_TRAINER__MAX_STEPS:2:1: while parsing a flow node"));
   const auto part_error = [](const std::string& text) -> std::string {
     return error_of<io::Error>([&] { tree_of({text}).part("model"); });
   };
