@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/cli/places.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "fp8/configs/quant_config.h"
@@ -55,7 +56,17 @@ NamedPlaces::NamedPlaces(const Options& options, const Sandbox& sandbox, Context
     : beside_(sandbox.keep_to && (options.uses_beside() || is_one_of_several())) {
   context.sandbox = sandbox.in_force;
   if (!sandbox.keep_to) return;
-  for (const auto& [reach, path] : options.reached()) add(reach, path);
+  const auto reached = options.reached();
+  for (const auto& [reach, path] : reached) {
+    // What another output's folder holds is that one's to make, and has its rights.
+    const bool held =
+        reach == Reach::folder && std::ranges::any_of(reached, [&, inside = target_of(path)](const auto& other) {
+          const auto& [use, outer] = other;
+          return use == Reach::folder && inside != target_of(outer) &&
+                 inside.string().starts_with((target_of(outer) / "").string());
+        });
+    if (!held) add(reach, path);
+  }
   for (const io::Variable& row : io::variables())
     if (const char* path = row.rule.reach != Reach::none ? io::environment_value(row.name) : nullptr)
       add(row.rule.reach, path);
