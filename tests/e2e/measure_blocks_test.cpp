@@ -197,7 +197,7 @@ TEST_F(Killed, CtrlCLeavesNothingBeforeTheFirstSnapshot) {
     wait_for([&] { return fs::exists(snapshots / "hidden-1"); });
     for (int i = 0; i < signals; ++i) process.send(SIGINT);
     EXPECT_EQ(process.wait().code, 130);
-    EXPECT_THAT(names_in(out), IsEmpty());
+    EXPECT_TRUE(!fs::exists(out) || fs::is_empty(out));
   }
 }
 
@@ -287,6 +287,7 @@ TEST_F(Resumed, ASourceThatChangesIsReported) {
     EXPECT_EQ(run.code, 1);
     EXPECT_EQ(run.out, "");
     EXPECT_THAT(run.err, AllOf(HasSubstr("fp8: error: "), HasSubstr("model.safetensors")));
+    if (!fs::exists(folder / "out")) continue;
     for (const auto& name : names_in(folder / "out"))
       EXPECT_THAT(name, StartsWith(".inc_output"));  // no measurement, half or whole
   }

@@ -79,7 +79,7 @@ TEST(Resume, ASourceCutShortWhileItIsReadLeavesNothing) {
     write_blocks(model, 40, 2048);
     const test::TempDir folder;
     std::thread spoiler([&] {
-      for (int i = 0; i < 60000 && std::filesystem::is_empty(folder.path()); ++i)
+      for (int i = 0; i < 60000 && !test::has_begun(folder.path()); ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       const auto file = model.path() / "model.safetensors";
       std::filesystem::resize_file(file,
@@ -171,7 +171,7 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
 test::Run interrupted(const Arguments& arguments, int number, milliseconds delay, const std::filesystem::path& watched,
                       const Environment& environment = {}) {
   auto process = start_fp8(arguments, environment);
-  if (!watched.empty()) wait_for([&] { return !std::filesystem::is_empty(watched); });
+  if (!watched.empty()) wait_for([&] { return test::has_begun(watched); });
   std::this_thread::sleep_for(delay);
   process.send(number);
   return process.wait();

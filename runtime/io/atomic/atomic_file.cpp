@@ -127,7 +127,7 @@ namespace {
 constexpr int kRows = 64;
 constexpr int kMostFolders = 4;  // within one another, in an output folder
 
-enum : int { kFree, kBeingFilled, kFile, kFolder, kLease };
+enum : int { kFree, kBeingFilled, kFile, kFolder, kEmptyFolder, kLease };
 
 struct Row {
   std::atomic<int> state{kFree};
@@ -180,9 +180,10 @@ ListedTemporary::ListedTemporary(const std::filesystem::path& path, TemporaryKin
     int expected = kFree;
     if (!g_rows[row].state.compare_exchange_strong(expected, kBeingFilled)) continue;
     std::memcpy(g_rows[row].path, text.c_str(), text.size() + 1);
-    g_rows[row].state.store(kind == TemporaryKind::file     ? kFile
-                            : kind == TemporaryKind::folder ? kFolder
-                                                            : kLease,
+    g_rows[row].state.store(kind == TemporaryKind::file           ? kFile
+                            : kind == TemporaryKind::folder       ? kFolder
+                            : kind == TemporaryKind::empty_folder ? kEmptyFolder
+                                                                  : kLease,
                             std::memory_order_release);
     row_ = row;
     return;
@@ -199,6 +200,8 @@ void remove_temporaries() noexcept {
     if (row.state.load(std::memory_order_acquire) == kFile) ::unlink(row.path);
   for (Row& row : g_rows)
     if (row.state.load(std::memory_order_acquire) == kFolder) remove_folder(AT_FDCWD, row.path, 0);
+  for (Row& row : g_rows)  // the innermost was listed first
+    if (row.state.load(std::memory_order_acquire) == kEmptyFolder) ::rmdir(row.path);
   constexpr struct timespec kGivenBack[2] = {{0, 0}, {0, 0}};
   for (Row& row : g_rows)  // last: who takes it over begins anew
     if (row.state.load(std::memory_order_acquire) == kLease)

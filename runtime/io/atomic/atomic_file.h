@@ -21,7 +21,8 @@ namespace fp8::io {
 enum class TemporaryKind {
   file,
   folder,
-  lease,  ///< is not removed: it gets a time of change of 0, which gives it back (leases.h)
+  empty_folder,  ///< stays where something is in it
+  lease,         ///< is not removed: it gets a time of change of 0, which gives it back (leases.h)
 };
 
 /// Lists a path until the object goes. The path must be absolute, as the working folder may change.

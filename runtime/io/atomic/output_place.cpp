@@ -38,6 +38,7 @@ void OutputPlace::make(const fs::path& folder) {
   for (fs::path at = folder; !fs::exists(at); at = at.parent_path()) missing.push_back(at);
   for (auto at = missing.rbegin(); at != missing.rend() && ::mkdir(at->c_str(), 0777) == 0; ++at)
     made_.insert(made_.begin(), *at);
+  for (const fs::path& at : made_) listed_made_.emplace_back(fs::absolute(at), TemporaryKind::empty_folder);
 }
 
 void OutputPlace::make_replaced(const fs::path& output) {

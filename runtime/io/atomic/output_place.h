@@ -5,6 +5,7 @@
 //   in place   out/, with the folders that lead to it
 //   replaced   .out.partial-<pid>/ and .out.lock, which the OutputDirectory of the same path takes over
 #pragma once
+#include <deque>
 #include <system_error>
 #include <vector>
 
@@ -46,6 +47,7 @@ class OutputPlace {
   std::filesystem::path output_, spare_;  ///< of an output that is replaced: its final place, the empty folder
   Descriptor lock_;
   std::optional<ListedTemporary> listed_lock_, listed_spare_;
+  std::deque<ListedTemporary> listed_made_;
 };
 
 // Names beside an output; output_directory.cpp has them.

@@ -57,6 +57,7 @@ NamedPlaces::NamedPlaces(const Options& options, const Sandbox& sandbox, Context
   context.sandbox = sandbox.in_force;
   if (!sandbox.keep_to) return;
   const auto reached = options.reached();
+  const bool has_output = std::ranges::any_of(reached, [](const auto& other) { return other.first == Reach::folder; });
   for (const auto& [reach, path] : reached) {
     // What another output's folder holds is that one's to make, and has its rights.
     const bool held =
@@ -65,7 +66,11 @@ NamedPlaces::NamedPlaces(const Options& options, const Sandbox& sandbox, Context
           return use == Reach::folder && inside != target_of(outer) &&
                  inside.string().starts_with((target_of(outer) / "").string());
         });
-    if (!held) add(reach, path);
+    // An output that is given takes the place of the one that a configuration names.
+    if (reach == Reach::config)
+      add_config(path, has_output);
+    else if (!held)
+      add(reach, path);
   }
   for (const io::Variable& row : io::variables())
     if (const char* path = row.rule.reach != Reach::none ? io::environment_value(row.name) : nullptr)
@@ -86,7 +91,7 @@ void NamedPlaces::add(Reach reach, const fs::path& path) {
       return;
     case Reach::beside: add_read(nearest(path)); return add_read(folder_of(path));
     case Reach::change: return places_.push_back({folder_of(path), Use::write});
-    case Reach::config: return add_config(path);
+    case Reach::config: return add_config(path, /*has_output=*/false);
     case Reach::code: any_because_ = path.string(); return;
     case Reach::file: return places_.push_back({nearest(target_of(path).parent_path()), Use::put});
     case Reach::folder:
@@ -103,13 +108,14 @@ void NamedPlaces::add_read(const fs::path& path) {
 }
 
 /// What is wrong with it is the command's to say.
-void NamedPlaces::add_config(const fs::path& path) {
+void NamedPlaces::add_config(const fs::path& path, bool has_output) {
   if (can_be_read(path)) add_read(nearest(path));
   try {
     const auto config = configs::read_quant_config(path);
     const bool measures = config.mode != configs::QuantMode::QUANTIZE && config.mode != configs::QuantMode::LOAD;
     if (config.dump_stats_path.empty() || !(measures || config.needs_measurements())) return;
-    add_output(target_of(config.dump_stats_path).parent_path(), io::OutputPlace::Kind::in_place);
+    const fs::path folder = target_of(config.dump_stats_path).parent_path();
+    if (!measures || !has_output) add_output(folder, io::OutputPlace::Kind::in_place);
   } catch (const io::Error&) {
     return;
   }

@@ -17,7 +17,7 @@ class NamedPlaces {
  private:
   void add(io::Reach reach, const std::filesystem::path& path);
   void add_read(const std::filesystem::path& path);
-  void add_config(const std::filesystem::path& path);
+  void add_config(const std::filesystem::path& path, bool has_output);
   void add_output(const std::filesystem::path& path, io::OutputPlace::Kind kind);
 
   bool beside_;              ///< a folder that is written needs all of the folder that it stands in
