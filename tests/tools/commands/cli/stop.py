@@ -76,7 +76,7 @@ def cases(folder):
     yield Case("a page", (0.05, 0.6), ("inspect", many, "--html", "{}/page.html"))
     yield Case("a long text", (0.2, 0.5), ("evaluate", *data, long))
     yield Case("a large forward", (1,), ("evaluate", *data, TEXT, "--batch", "312"))
-    yield Case("measuring", (0.5, 1.5), ("measure", *data, TEXT, "--samples", "600", *out), then=("--resume",))
+    yield Case("measuring", (0.5, 1.5), ("measure", *data, TEXT, "--samples", "120", *out), then=("--resume",))
     yield Case("block by block", (0.5,), ("measure", *data, TEXT, "--block-wise", *out))
     yield Case("vectors", (0.3, 0.8), ("embed", "--model", MODEL, "--data", long, "--out", "{}/v.safetensors"))
     yield Case("generating", (0.4,), ("generate", "--model", MODEL, "--prompt", "In", "--tokens", "500"))
