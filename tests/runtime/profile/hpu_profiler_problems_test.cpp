@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "runtime/profile/recorded.h"
+#include "runtime/profile/trace_counts.h"
 
 namespace fp8::runtime {
 namespace {
@@ -132,57 +133,6 @@ TEST(HPUProfiler, BadOptionsAreNamed) {
 
 // One step without end: what a recording keeps of it, what it says of the rest, and that memory stays within a bound
 // that the step's length has no part in. Traces are read back as streams: they are larger than that bound.
-
-/// Counts the events of a trace by category and kind ("hpu_op X"), and keeps the numbers beside them.
-class TraceCounter : public nlohmann::json_sax<Json> {
- public:
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t value) override {
-    if (depth_ == 1) numbers[key_] = value;
-    return true;
-  }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool key(string_t& value) override {
-    key_ = value;
-    return true;
-  }
-  bool string(string_t& value) override {
-    if (depth_ == 3 && key_ == "cat") category_ = value;
-    if (depth_ == 3 && key_ == "ph") kind_ = value;
-    return true;
-  }
-  bool start_object(std::size_t) override {
-    if (++depth_ == 3) category_ = kind_ = "";
-    return true;
-  }
-  bool end_object() override {
-    if (depth_-- == 3) ++events[category_ + " " + kind_];
-    return true;
-  }
-  bool start_array(std::size_t) override { return ++depth_ > 0; }
-  bool end_array() override { return depth_-- > 0; }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    ADD_FAILURE() << error.what();
-    return false;
-  }
-
-  std::map<std::string, std::int64_t> events;
-  std::map<std::string, std::uint64_t> numbers;
-
- private:
-  int depth_ = 0;
-  std::string key_, category_, kind_;
-};
-
-TraceCounter counted(const std::string& path) {
-  TraceCounter counter;
-  std::ifstream file(path, std::ios::binary);
-  Json::sax_parse(file, &counter);
-  return counter;
-}
 
 /// Of this process, in MiB: "VmRSS", and "VmHWM", its peak.
 std::int64_t memory(const std::string& key) {
