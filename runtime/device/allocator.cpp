@@ -4,7 +4,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -13,15 +12,13 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/large_blocks.h"
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 
 namespace fp8::runtime {
 namespace {
-
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kHugeFrom = std::size_t{4} << 20;  // below, page faults cost less than the rounding
 
 /// Counters of one device; relaxed atomics, the peak by compare-exchange.
 struct Books {
@@ -58,12 +55,6 @@ void raise_to(std::atomic<std::int64_t>& peak, std::int64_t value) {
 /// Without a backtrace, which TORCH_CHECK_WITH would add.
 [[noreturn]] void refuse(std::string message) { throw c10::OutOfMemoryError(std::move(message), nullptr); }
 
-void unmap(void* context) {
-  auto* region = static_cast<std::pair<void*, std::size_t>*>(context);
-  munmap(region->first, region->second);
-  delete region;
-}
-
 [[noreturn]] void refuse_host(std::size_t bytes) { refuse(c10::str("[hpu] the host can't give ", bytes, " bytes")); }
 
 /// On a cache line by our own means: glibc before 2.38 does not find what posix_memalign gave back for the next one of
@@ -76,18 +67,12 @@ c10::DataPtr allocate_line(std::size_t bytes) {
   return c10::DataPtr(aligned, base, &std::free, c10::Device(c10::kCPU));
 }
 
-/// Large results cost more in page faults than in the kernel that fills them: huge pages make that 3 times cheaper. Not
-/// for the rest of them: each of a cache's tensors would take up to one more than it needs.
+/// Throws c10::OutOfMemoryError where the host has none.
 c10::DataPtr allocate_host(std::size_t bytes) {
-  if (bytes < kHugeFrom) return allocate_line(bytes);
-  const std::size_t mapped = bytes + kHugePage;
-  void* base =
-      bytes < mapped ? mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
-  if (base == MAP_FAILED) refuse_host(bytes);
-  const auto address = reinterpret_cast<std::uintptr_t>(base);
-  void* aligned = reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
-  madvise(aligned, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
-  return c10::DataPtr(aligned, new std::pair<void*, std::size_t>(base, mapped), &unmap, c10::Device(c10::kCPU));
+  if (bytes < kLargeFrom) return allocate_line(bytes);
+  c10::DataPtr memory = allocate_large(bytes);
+  if (memory.get() == nullptr) refuse_host(bytes);
+  return memory;
 }
 
 /// "; largest owners: model.layers.3.mlp 1.20 GiB in 14 blocks, ...; 3.00 MiB in blocks of less than 1.00 MiB".
@@ -107,10 +92,13 @@ std::string largest_owners(c10::DeviceIndex device) {
   return rest > 0 ? text + c10::str("; ", size(rest), " in blocks of less than ", size(kOwnedFrom)) : text;
 }
 
-bool has_room(const Books& b, std::size_t bytes) {
+/// Bytes that may still be asked for.
+std::size_t room_of(const Books& b) {
   const std::int64_t room = b.limit.load(std::memory_order_relaxed) - b.in_use.load(std::memory_order_relaxed);
-  return room >= 0 && bytes <= static_cast<std::uint64_t>(room);
+  return static_cast<std::size_t>(std::max<std::int64_t>(room, 0));  // a limit may be set below what is in use
 }
+
+bool has_room(const Books& b, std::size_t bytes) { return bytes <= room_of(b); }
 
 /// True if a profiler of this thread wants to know of memory.
 bool profiles_memory() {  // the first question is memoryProfilingEnabled()'s too, at two thirds of the cost
@@ -148,13 +136,16 @@ class Allocator final : public c10::DeviceAllocator {
     const c10::DeviceIndex device = current_device();
     if (bytes == 0)
       return make_block(c10::DataPtr(nullptr, c10::Device(c10::kCPU)), 0, device);  // a Block: out= may enlarge it
-    if (bytes >= kHugeFrom) check_room(device, bytes);  // make_block() asks too, before a small one is touched
+    if (bytes >= kLargeFrom) {  // make_block() asks too, before a small one is touched
+      check_room(device, bytes);
+      give_back_kept(room_of(g_books[device]) - bytes);
+    }
     return make_block(allocate_host(bytes), bytes, device);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override { give_back_kept(); }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const MemoryStats s = memory_stats(device);
@@ -209,7 +200,7 @@ class HostAllocator final : public c10::Allocator {
 };
 
 [[maybe_unused]] const bool g_allocators_registered = [] {
-  if (!may_register(reinterpret_cast<const void*>(&unmap))) return false;
+  if (!may_register(reinterpret_cast<const void*>(&refuse_host))) return false;
   c10::SetAllocator(c10::kHPU, &instance());
   c10::SetCPUAllocator(new HostAllocator(c10::GetCPUAllocator()));
   return true;

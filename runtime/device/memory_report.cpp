@@ -8,6 +8,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/large_blocks.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -198,6 +199,11 @@ std::string snapshot_of(std::int64_t device) { return memory_snapshot(static_cas
 void reset_peak(std::int64_t device) { reset_peak_memory_stats(static_cast<int>(device)); }
 void reset_accumulated(std::int64_t device) { reset_accumulated_memory_stats(static_cast<int>(device)); }
 
+void keep_at_most(std::int64_t most) {
+  TORCH_CHECK(most >= 0, "[keep_large_blocks] expected bytes >= 0, got ", most);
+  keep_large_blocks(static_cast<std::size_t>(most));
+}
+
 void set_history(bool on) {
   static auto& mutex = *new std::mutex;
   static auto& history = *new std::unique_ptr<MemoryHistory>;  // not destroyed: tensors may outlive main()
@@ -214,6 +220,8 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("memory_summary(int device=0) -> str", &summary_of);
   m.def("memory_snapshot(int device=0) -> str", &snapshot_of);
   m.def("memory_history(bool on) -> ()", &set_history);
+  m.def("empty_cache() -> ()", [] { give_back_kept(); });
+  m.def("keep_large_blocks(int most) -> ()", &keep_at_most);
   m.def("reset_peak_memory_stats(int device=0) -> ()", &reset_peak);
   m.def("reset_accumulated_memory_stats(int device=0) -> ()", &reset_accumulated);
 }

@@ -16,6 +16,8 @@
 //     memory_summary(int device=0) -> str
 //     memory_snapshot(int device=0) -> str                   live blocks and who made them, JSON
 //     memory_history(bool on) -> ()                          on: of all blocks from now on, not of large ones only
+//     empty_cache() -> ()                                    large_blocks.h: the host gets what is kept
+//     keep_large_blocks(int most) -> ()                      bytes
 //     reset_peak_memory_stats(int device=0) -> ()
 //     reset_accumulated_memory_stats(int device=0) -> ()
 //

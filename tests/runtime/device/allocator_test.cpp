@@ -2,6 +2,7 @@
 // The books of the emulated memory: the ten statistics, the limit, the printed summary. Sizes are counted by hand here.
 #include "fp8/runtime/device/allocator.h"
 
+#include "fp8/runtime/device/large_blocks.h"
 #include "support/child.h"
 #include "support/hpu_test.h"
 
@@ -203,6 +204,63 @@ TEST(Memory, LargeTensorsAreReadableAtBothEnds) {
   a[0].fill_(1);
   a[n - 1].fill_(2);
   EXPECT_EQ(a.sum().item<std::int64_t>(), 3);
+}
+
+/// While it lives so many bytes of freed tensors are kept.
+struct Keeping {
+  explicit Keeping(std::size_t most) { runtime::keep_large_blocks(most); }
+  ~Keeping() { runtime::keep_large_blocks(0); }
+  Keeping& operator=(Keeping&&) = delete;
+};
+
+TEST(LargeBlocks, TheNextOfItsSizeHasTheMemoryOfAFreedOne) {
+  const Keeping keeping(std::size_t{64} << 20);
+  const std::int64_t n = (std::int64_t{6} << 20) + 5;
+  const auto before = memory_stats();
+  at::Tensor a = at::ones({n}, on_hpu(at::kByte));
+  EXPECT_EQ(runtime::kept_bytes(), 0u);
+  const void* memory = a.const_data_ptr();
+  a = at::Tensor();
+  EXPECT_EQ(memory_stats().InUse, before.InUse) << "what is kept is no tensor's";
+  EXPECT_EQ(memory_stats().NumFrees, before.NumFrees + 1);
+  EXPECT_EQ(runtime::kept_bytes(), static_cast<std::size_t>(n));
+  const at::Tensor other = at::zeros({n - (1 << 20)}, on_hpu(at::kByte)), zeros = at::zeros({n - 9}, on_hpu(at::kByte));
+  EXPECT_NE(other.const_data_ptr(), memory) << "a sixth of it would lie idle";
+  EXPECT_EQ(zeros.const_data_ptr(), memory);
+  EXPECT_EQ(zeros.sum().item<std::int64_t>(), 0);
+  EXPECT_EQ(memory_stats().InUse, before.InUse + 2 * n - (1 << 20) - 9);
+  EXPECT_EQ(runtime::kept_bytes(), 0u);
+}
+
+TEST(LargeBlocks, AreTheHostsAgainWhereAskedAndWhereTheLimitHasNoRoom) {
+  const auto free_two = [] {
+    for (const std::int64_t megabytes : {8, 16}) at::empty({megabytes << 20}, on_hpu(at::kByte));
+  };
+  free_two();
+  EXPECT_EQ(runtime::kept_bytes(), 0u) << "nothing is kept unless somebody wants it";
+  const Keeping keeping(std::size_t{64} << 20);
+  free_two();
+  EXPECT_EQ(runtime::kept_bytes(), std::size_t{24} << 20);
+  runtime::hpu_allocator()->emptyCache({0, 0});
+  EXPECT_EQ(runtime::kept_bytes(), 0u);
+  free_two();
+  const LimitScope limit(std::int64_t{44} << 20);
+  const at::Tensor larger = at::empty({24 << 20}, on_hpu(at::kByte));
+  EXPECT_EQ(runtime::kept_bytes(), std::size_t{16} << 20) << "20 MiB are left, and the 8 MiB were kept longest";
+}
+
+TEST(LargeBlocks, KeptOnesAreBounded) {
+  const Keeping keeping(std::size_t{50} << 20);
+  {
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 4; ++i) tensors.push_back(at::empty({20 << 20}, on_hpu(at::kByte)));
+    tensors.push_back(at::empty({60 << 20}, on_hpu(at::kByte)));
+  }
+  EXPECT_EQ(runtime::kept_bytes(), std::size_t{40} << 20);
+  runtime::keep_large_blocks(std::size_t{30} << 20);
+  EXPECT_EQ(runtime::kept_bytes(), std::size_t{20} << 20);
+  runtime::keep_large_blocks(0);
+  EXPECT_EQ(runtime::kept_bytes(), 0u);
 }
 
 TEST(MemorySummary, HasTheVendorsRows) {

@@ -11,6 +11,7 @@ import typing
 TORCH = "2.13"  # the minor version that the library is built with
 INSTALL_TORCH = "pip install 'torch>=2.13,<2.14' --index-url https://download.pytorch.org/whl/cpu"
 _NAME = "libfp8_transformer_engine.so.0"
+_MOST_KEPT = 512 << 20  # bytes of freed tensors of 4 MiB and more: training makes the same sizes in each step
 _AGAIN = "install fp8-toolkit again, with pip's --force-reinstall"
 _PLACES = [pathlib.Path(place) for place in sys.modules["fp8"].__path__]  # two of an editable installation
 
@@ -86,6 +87,7 @@ def load() -> str:
         if not hasattr(torch.ops.fp8, "describe"):
             install = f"; a torch for the CPU alone: {INSTALL_TORCH} --force-reinstall" if torch.version.cuda else ""
             return f"the library registered nothing, for the reason that its line on stderr gives{install}"
+        torch.ops.fp8.keep_large_blocks(_MOST_KEPT)
         torch._C._accelerator_hooks_device_count()  # FP8_HPU_DEVICES
         return ""
     except Exception as error:  # noqa: BLE001: `import torch` goes on without it, and the first use says why

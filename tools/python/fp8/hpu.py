@@ -169,7 +169,7 @@ def _is_in_bad_fork() -> bool: return False  # a child of fork goes on with its 
 def _lazy_call(callable: typing.Callable[[], typing.Any], **_: typing.Any) -> None: callable()  # noqa: A002: torch's name
 def synchronize(device: Device = None) -> None: _get_device_index(device)
 def utilization(device: Device = None) -> int: return 0 * _get_device_index(device)  # nothing computes while Python asks
-def empty_cache() -> None: """Nothing is cached: freed memory is the host's again."""
+def empty_cache() -> None: torch.ops.fp8.empty_cache()  # memory of large tensors that is kept for the next of their size
 def ipc_collect() -> None: """Nothing is kept for other processes: tensors cross to them as copies."""
 def is_bf16_supported(including_emulation: bool = True) -> bool: return True
 def get_arch_list() -> list[str]: return [get_device_name()] if is_available() else []
