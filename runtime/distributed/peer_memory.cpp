@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/distributed/peer_memory.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -10,14 +13,16 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <random>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "fp8/runtime/distributed/following_work.h"
 #include "fp8/runtime/distributed/of_group.h"
+#include "fp8/runtime/distributed/peer_pages.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -26,7 +31,6 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using Timeout = std::chrono::milliseconds;
 
 constexpr std::int64_t kPieceBytes = 128 << 10;  // of a sum: it stays in the cache between being read and being added
-constexpr std::uint32_t kPeerTags = 1u << 30;    // from here on tags of messages from one to one are ours
 
 /// Of another process. Returns what failed, 0: nothing.
 int read_memory(pid_t process, std::int64_t address, void* to, std::size_t bytes) {
@@ -42,32 +46,57 @@ int read_memory(pid_t process, std::int64_t address, void* to, std::size_t bytes
   return 0;
 }
 
+class PeerWork final : public c10d::Work {
+ public:
+  PeerWork(c10::intrusive_ptr<c10::ivalue::Future> done, c10d::OpType type) : Work(-1, type), done_(std::move(done)) {}
+
+  bool isCompleted() override { return done_->completed(); }
+  bool isSuccess() const override { return done_->completed() && !done_->hasError(); }
+  std::exception_ptr exception() const override { return done_->hasError() ? done_->exception_ptr() : nullptr; }
+  std::vector<at::Tensor> result() override { return done_->value().toTensorVector(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return done_; }
+  std::uint64_t getSequencenumber() const override { return 0; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {  // the call has one of its own
+    done_->waitAndThrow();
+    return true;
+  }
+
+ private:
+  const c10::intrusive_ptr<c10::ivalue::Future> done_;
+};
+
 /// The processes of a group, once they have tried to read each other.
 struct Peers {
   std::once_flag tried;
   std::vector<pid_t> processes;  ///< empty: they may not
-  std::atomic<std::uint32_t> calls = 0;
+  std::unique_ptr<PeerPages> pages;
+  Timeout timeout{0};  ///< of calls that have none
+  PeerThread thread;   ///< on which calls are made, in their order
 };
 
 /// Every rank shows a random number of its own, which the others look for in its memory: process ids of another
 /// machine, or of another container, lead elsewhere.
 void try_out(Peers& peers, c10d::Backend& backend) {
+  constexpr int kRow = 4;
   const int ranks = backend.getSize();
   std::random_device random;
   const std::int64_t secret = (static_cast<std::int64_t>(random()) << 32) | random();
-  at::Tensor mine = at::empty({3}, at::kLong), all = at::empty({3 * ranks}, at::kLong);
+  auto pages = std::make_unique<PeerPages>(backend.getRank(), ranks);
+  at::Tensor mine = at::empty({kRow}, at::kLong), all = at::empty({kRow * ranks}, at::kLong);
   auto* row = mine.mutable_data_ptr<std::int64_t>();
   row[0] = getpid();
   row[1] = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(&secret));
   row[2] = secret;
+  row[3] = pages->descriptor();
   backend._allgather_base(all, mine)->wait();
   std::vector<pid_t> processes;
-  bool readable = true;
+  bool readable = pages->descriptor() >= 0;
   for (int r = 0; r < ranks; ++r) {
-    const auto* place = all.const_data_ptr<std::int64_t>() + 3 * r;
+    const auto* place = all.const_data_ptr<std::int64_t>() + kRow * r;
     std::int64_t found = 0;
     processes.push_back(static_cast<pid_t>(place[0]));
     readable = readable && read_memory(processes.back(), place[1], &found, sizeof found) == 0 && found == place[2];
+    if (r != backend.getRank()) readable = readable && pages->open(r, processes.back(), static_cast<int>(place[3]));
   }
   at::Tensor verdict = at::empty({1}, at::kLong);
   *verdict.mutable_data_ptr<std::int64_t>() = readable ? 1 : 0;
@@ -75,11 +104,14 @@ void try_out(Peers& peers, c10d::Backend& backend) {
   c10d::AllreduceOptions least;
   least.reduceOp = c10d::ReduceOp::MIN;
   backend.allreduce(verdicts, least)->wait();  // also: nobody looks for the number any more
-  if (*verdict.const_data_ptr<std::int64_t>() == 1) peers.processes = std::move(processes);
+  if (*verdict.const_data_ptr<std::int64_t>() != 1) return;
+  peers.processes = std::move(processes);
+  peers.pages = std::move(pages);
+  peers.timeout = backend.getBackendOptions()->timeout;
 }
 
 /// One call on this rank.
-class PeerCall {
+class PeerCall : public std::enable_shared_from_this<PeerCall> {
  public:
   /// Null where it is Gloo's. bytes: of the whole.
   static std::shared_ptr<PeerCall> of(const GroupPtr& group, std::size_t bytes, Timeout timeout) {
@@ -89,45 +121,50 @@ class PeerCall {
     auto peers = of_group<Peers>(group);
     std::call_once(peers->tried, [&] { try_out(*peers, *backend); });
     if (peers->processes.empty()) return nullptr;
-    return std::make_shared<PeerCall>(*backend, std::move(peers), timeout);
+    const Timeout own = timeout == c10d::kUnsetTimeout ? peers->timeout : timeout;
+    return std::make_shared<PeerCall>(backend->getRank(), std::move(peers), own);
   }
 
-  PeerCall(c10d::Backend& backend, std::shared_ptr<Peers> peers, Timeout timeout)
-      : backend_(&backend),
-        peers_(std::move(peers)),
-        timeout_(timeout),
-        tag_(static_cast<int>(kPeerTags + 2 * (peers_->calls++ % (kPeerTags / 2)))) {}
+  PeerCall(int rank, std::shared_ptr<Peers> peers, Timeout timeout)
+      : rank_(rank), peers_(std::move(peers)), timeout_(timeout) {}
 
-  int rank() const { return backend_->getRank(); }
-  int size() const { return backend_->getSize(); }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(peers_->processes.size()); }
 
-  /// Tells the others where this rank's tensor is. read: what is done once all have, on Gloo's thread.
+  /// Tells the others where this rank's tensor is. read: what is done once all have, on the group's thread.
   c10::intrusive_ptr<c10d::Work> begin(const at::Tensor& shown, const at::Tensor& result, c10d::OpType type,
                                        std::function<void()> read) {
-    at::Tensor mine = at::empty({2}, at::kLong);
-    places_ = at::empty({2 * size()}, at::kLong);
-    auto* place = mine.mutable_data_ptr<std::int64_t>();
-    place[0] = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(shown.const_data_ptr()));
-    place[1] = static_cast<std::int64_t>(shown.nbytes());
-    c10d::AllgatherOptions options;
-    options.timeout = timeout_;
-    return c10::make_intrusive<FollowingWork>(backend_->_allgather_base(places_, mine, options), std::move(read), type,
-                                              std::vector<at::Tensor>{result});
+    auto done = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+    const PeerRow mine{static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(shown.const_data_ptr())),
+                       static_cast<std::int64_t>(shown.nbytes())};
+    const auto made = [call = shared_from_this(), mine, read = std::move(read), done, result,
+                       threads = at::get_num_threads()] {
+      try {
+        if (at::get_num_threads() != threads) at::set_num_threads(threads);  // of this thread
+        const at::AutoDispatchBelowADInplaceOrView values_only;              // also of inference tensors
+        call->places_ = call->peers_->pages->arrive(mine, call->timeout_);
+        read();
+      } catch (const std::exception&) {
+        return done->setError(std::current_exception());
+      }
+      done->markCompleted(c10::List<at::Tensor>({result}));
+    };
+    peers_->thread.run(made);
+    return c10::make_intrusive<PeerWork>(std::move(done), type);
   }
 
   /// Throws where the ranks gave tensors of different sizes; then all of them do.
   void check_sizes() const {
-    const std::int64_t* place = places_.const_data_ptr<std::int64_t>();
-    for (int r = 1; r < size(); ++r)
-      TORCH_CHECK(place[2 * r + 1] == place[1], "rank ", r, " came with ", place[2 * r + 1], " bytes, rank 0 with ",
-                  place[1]);
+    for (std::size_t r = 1; r < places_.size(); ++r)
+      TORCH_CHECK(places_[r].bytes == places_[0].bytes, "rank ", r, " came with ", places_[r].bytes,
+                  " bytes, rank 0 with ", places_[0].bytes);
   }
 
   /// `bytes` of what rank r showed, from `offset` on.
   void read(int r, std::int64_t offset, void* to, std::int64_t bytes) const {
-    const auto* place = places_.const_data_ptr<std::int64_t>() + std::ptrdiff_t{2} * r;
-    const int error = read_memory(peers_->processes[static_cast<std::size_t>(r)], place[0] + offset, to,
-                                  static_cast<std::size_t>(bytes));
+    const auto peer = static_cast<std::size_t>(r);
+    const int error =
+        read_memory(peers_->processes[peer], places_[peer].address + offset, to, static_cast<std::size_t>(bytes));
     TORCH_CHECK(error == 0, "rank ", rank(), " can't read the memory of rank ", r, ": ", std::strerror(error));
   }
 
@@ -140,40 +177,17 @@ class PeerCall {
     } catch (const std::exception&) {
       failure = std::current_exception();
     }
-    const int failed = tell_all(failure == nullptr);
+    const auto said = peers_->pages->arrive({.failed = failure != nullptr}, timeout_);
     if (failure != nullptr) std::rethrow_exception(failure);
-    TORCH_CHECK(failed < 0, "rank ", failed, " of ", size(), " failed in it");
+    for (std::size_t r = 0; r < said.size(); ++r)
+      TORCH_CHECK(said[r].failed == 0, "rank ", r, " of ", size(), " failed in it");
   }
 
  private:
-  /// Returns the first rank that did not say `fine`, -1: there is none.
-  int tell_all(bool fine) {
-    std::vector<c10::intrusive_ptr<c10d::Work>> messages;
-    std::vector<std::vector<at::Tensor>> heard;
-    const auto byte = [](bool value) {
-      at::Tensor t = at::empty({1}, at::kByte);
-      *t.mutable_data_ptr<std::uint8_t>() = value ? 1 : 0;
-      return std::vector<at::Tensor>{t};
-    };
-    const int tag = tag_++;
-    for (int r = 0; r < size(); ++r) {
-      heard.push_back(byte(fine));
-      if (r != rank()) messages.push_back(backend_->recv(heard.back(), r, tag));
-    }
-    std::vector<at::Tensor> said = byte(fine);
-    for (int r = 0; r < size(); ++r)
-      if (r != rank()) messages.push_back(backend_->send(said, r, tag));
-    for (const auto& message : messages) message->wait(timeout_ == c10d::kUnsetTimeout ? kNoTimeout : timeout_);
-    for (int r = 0; r < size(); ++r)
-      if (*heard[static_cast<std::size_t>(r)][0].const_data_ptr<std::uint8_t>() == 0) return r;
-    return -1;
-  }
-
-  c10d::Backend* const backend_;  // not owned: its threads run this, and its end waits for them
+  const int rank_;
   const std::shared_ptr<Peers> peers_;
   const Timeout timeout_;
-  int tag_;
-  at::Tensor places_;  // [ranks, {address, bytes}]
+  std::vector<PeerRow> places_;  // of the ranks
 };
 
 char* memory_of(const at::Tensor& t) { return static_cast<char*>(t.mutable_data_ptr()); }

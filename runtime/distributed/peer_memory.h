@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives of ranks on one machine, which read each other's memory (process_vm_readv): one copy where Gloo's sockets
-// make two and wake threads for each piece. Gloo carries who has what where, and who is done.
+// make two and wake threads for each piece. Who has what where, and who is done, they tell through shared pages
+// (peer_pages.h).
 //
-//   places   each rank's address and bytes                                          one all-gather of 16 bytes
+//   places   each rank's address and bytes
 //   read     all-gather:      the others' inputs
 //            reduce-scatter:  this rank's part of each input, added in the order of the ranks (AVG: then divided)
-//            all-reduce:      this rank's part, likewise and in place; one byte to all; the others' parts
-//   done     one byte to all: from here on the caller may write what it gave
+//            all-reduce:      this rank's part, likewise and in place; all meet; the others' parts
+//   done     all meet: from here on the caller may write what it gave
 //
 // A rank that dies, fails or is late is an error on the others, as it is in Gloo's own collectives.
 #pragma once
