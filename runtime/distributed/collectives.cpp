@@ -12,6 +12,7 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstring>
 #include <exception>
 #include <iterator>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -301,6 +302,48 @@ void check_operands(const std::string& op, bool reduces, at::ArrayRef<c10::IValu
   for (const c10::IValue& argument : arguments) for_each_tensor(argument, check);
 }
 
+/// What check_operands() says, "": nothing.
+std::string refusal_of(const std::string& op, bool reduces, at::ArrayRef<c10::IValue> arguments) {
+  try {
+    check_operands(op, reduces, arguments);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+bool has_codes(at::ArrayRef<c10::IValue> arguments) {
+  bool found = false;
+  for (const c10::IValue& argument : arguments)
+    for_each_tensor(argument,
+                    [&](const at::Tensor& t) { found = found || (t.defined() && c10::isFloat8Type(t.scalar_type())); });
+  return found;
+}
+
+/// Of a call that has a root, in which that rank alone may have what is refused: the others would wait for it. All
+/// ranks tell the others what they refuse, and all throw the first.
+void check_operands_of_all(const c10::FunctionSchema& schema, bool reduces, at::ArrayRef<c10::IValue> arguments) {
+  constexpr std::int64_t kMost = 512;
+  const auto group_at = schema.argumentIndexWithName("process_group");
+  const auto group = arguments.at(group_at.value()).toCustomClass<c10d::ProcessGroup>();
+  const std::string mine = refusal_of(schema.name(), reduces, arguments);
+  const at::Tensor said = at::zeros({kMost}, at::kByte), all = at::empty({group->getSize(), kMost}, at::kByte);
+  std::memcpy(said.mutable_data_ptr(), mine.data(), std::min<std::size_t>(mine.size(), kMost - 1));
+  at::Tensor heard = all.view({-1});
+  at::Tensor say = said;
+  c10d::AllgatherOptions options;
+  options.timeout = std::chrono::milliseconds(arguments.back().toInt());
+  {
+    const WithoutPython begun;
+    group->getBackend(at::kCPU)->_allgather_base(heard, say, options)->wait();
+  }
+  TORCH_CHECK(mine.empty(), mine);
+  for (int rank = 0; rank < group->getSize(); ++rank) {
+    const auto* text = reinterpret_cast<const char*>(all.const_data_ptr<std::uint8_t>()) + rank * kMost;
+    TORCH_CHECK(*text == 0, "rank ", rank, " of ", group->getSize(), ": ", text);
+  }
+}
+
 void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const std::string& name = schema.name();
@@ -309,7 +352,10 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
   const LeafScope leaf(schema, arguments);
   const auto reduce_op = reduce_op_of(schema, arguments);
   if (reduce_op.has_value()) check_reduce_op(*reduce_op);
-  check_operands(name, reduce_op.has_value(), arguments);
+  if (schema.argumentIndexWithName("root_rank").has_value() && has_codes(arguments))
+    check_operands_of_all(schema, reduce_op.has_value(), arguments);
+  else
+    check_operands(name, reduce_op.has_value(), arguments);
 
   const auto operands = std::make_shared<Operands>();
   const c10::IValue result = arguments[0];

@@ -13,8 +13,9 @@ import tensors  # noqa: E402
 
 SAID = {"uneven": ["0: found a weight [95, 64] of placements (Shard(dim=0),)"] * 2,
         "on_one": ["the ranks ran different products in fp8: rank 0 ran none, rank 1 ran 2, '2' to '0'"] * 2,
-        # Of a weight in codes rank 0, which has them to send, says it; the other hears that it has gone.
-        **{kind: ["[c10d::scatter_] the weight of module '0' is Float8_e4m3fn", "onnection"] for kind in ("static", "dynamic")}}
+        # Rank 0 has the codes to send, and the other hears of it what is wrong.
+        **{kind: ["[c10d::scatter_] the weight of module '0' is Float8_e4m3fn", "rank 0 of 2: [c10d::scatter_] the weight of module '0' is"]
+           for kind in ("static", "dynamic")}}
 
 
 @pytest.fixture(scope="module")
