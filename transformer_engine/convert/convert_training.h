@@ -149,6 +149,12 @@ std::tuple<double, std::int64_t> held_state(const at::Tensor& weight);
 void set_held(const at::Tensor& weight, const at::Tensor& codes, double scale_inv, std::int64_t assigned);
 void assign_held(const at::Tensor& weight, const at::Tensor& values);
 
+/// What a weight takes of a state_dict: one that holds codes takes these, with what stands beside them (held), or
+/// values, and none is returned; of one in high precision the values of codes, for it to take.
+/// key: the state_dict's, in messages.
+std::optional<at::Tensor> read_held(const at::Tensor& weight, const at::Tensor& given, at::ArrayRef<double> held,
+                                    const std::string& key);
+
 /// The fp8 state of one product that a module owns, where its weight can't: gathered for each step, or of a class that
 /// makes weights anew. In Python torch.classes.fp8.State(name, recipe="", minimize_memory=False, attention=False);
 /// recipe: its own, whatever the region's; attention: of the tensors of fp8::fused_attention. With it

@@ -14,9 +14,11 @@ struct AsInModules {
   const runtime::autocast::OutsideOp outside{runtime::autocast::region_dtype().has_value()};
 };
 
-/// Without a bias RMSNorm.
+/// Without a bias RMSNorm. module: in messages.
 at::Tensor normalized(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps,
-                      bool zero_centered_gamma) {
+                      bool zero_centered_gamma, const std::string& module) {
+  TORCH_CHECK_VALUE(x.dim() > 0 && x.sym_size(-1) == weight.sym_numel(), module, ": input: found sizes ", x.sym_sizes(),
+                    ", allowed: [..., ", weight.sym_numel(), "]");
   const AsInModules as;
   const auto kind = bias.has_value() ? Normalization::LayerNorm : Normalization::RMSNorm;
   return normalize(kind, x, weight, bias.value_or(at::Tensor()), eps, zero_centered_gamma);
@@ -35,6 +37,26 @@ at::Tensor turned(const at::Tensor& x, const at::Tensor& angles, const std::stri
                                   .cu_seqlens_q_padded = padded.value_or(at::Tensor())};
   return rotated(x, angles_of_rows("[te::MultiheadAttention]", angles, qkv_format, x.size(qkv_format == "bshd" ? 1 : 0),
                                    x.size(-1), sequences));
+}
+
+/// Heads of q, k and v from the results of one product for all three, of one for q and one for k and v, or of one each.
+/// interleaved: rows of a product's weight are [groups, heads of a group, depth], else all of q, then of k, then of v.
+std::vector<at::Tensor> heads_of(at::TensorList projected, std::int64_t heads, std::int64_t groups, std::int64_t depth,
+                                 bool interleaved) {
+  constexpr std::size_t kThree = 3;
+  const std::int64_t of_others = interleaved ? 1 : groups;
+  const std::vector<std::int64_t> shares{interleaved ? heads / groups : heads, of_others, of_others};
+  TORCH_CHECK_VALUE(!projected.empty() && projected.size() <= kThree, "[fp8::heads] projected: found ",
+                    projected.size(), ", allowed: 1 to 3");
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& t : projected) {
+    const std::size_t count = &t == &projected.back() ? kThree - found.size() : 1;
+    const at::Tensor rows = t.unflatten(
+        -1, interleaved ? std::vector<std::int64_t>{groups, -1, depth} : std::vector<std::int64_t>{-1, depth});
+    for (const at::Tensor& part : rows.split_with_sizes(at::IntArrayRef(shares).slice(found.size(), count), -2))
+      found.push_back(interleaved ? part.flatten(-3, -2) : part);
+  }
+  return found;
 }
 
 using OwnState = std::optional<c10::intrusive_ptr<State>>;
@@ -106,14 +128,17 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
-  m.def("normalized(Tensor x, Tensor weight, Tensor? bias, float eps, bool zero_centered_gamma=False) -> Tensor",
-        &normalized);
+  m.def(
+      "normalized(Tensor x, Tensor weight, Tensor? bias, float eps, bool zero_centered_gamma=False, str "
+      "module=\"[fp8::normalized]\") -> Tensor",
+      &normalized);
   m.def("activated(Tensor x, str activation) -> Tensor", &activated);
   m.def("rotary_angles(int dim, int positions, float base, Device device) -> Tensor", &rotary_position_embedding);
   m.def(
       "rotated(Tensor x, Tensor angles, str qkv_format, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_q_padded=None) "
       "-> Tensor",
       &turned);
+  m.def("heads(Tensor[] projected, int heads, int groups, int depth, bool interleaved) -> Tensor[]", &heads_of);
   m.def(
       "check_attention(int heads, int groups, int depth, str qkv_format, str attn_mask_type, float dropout=0, float? "
       "scale=None, int[2] window_size=-1, bool fp8_dpa=False) -> ()",

@@ -344,6 +344,25 @@ void assign_held(const at::Tensor& weight, const at::Tensor& values) {
   held_weight("assign_held", weight).assign(values);
 }
 
+std::optional<at::Tensor> read_held(const at::Tensor& weight, const at::Tensor& given, at::ArrayRef<double> held,
+                                    const std::string& key) {
+  const bool has_codes = weight.itemsize() == 1;
+  TORCH_CHECK(!held.empty() || (has_codes && given.itemsize() > 1), key, ": found ", given.scalar_type(),
+              " without the scale of these codes, expected it beside them, or values");
+  if (!has_codes) {  // a copy of the bytes alone: a converted weight's operators know its scale already
+    const at::Tensor codes = given.cpu().contiguous().view(at::kByte).clone().view(given.scalar_type());
+    return codes.to(at::kFloat) * held[0];
+  }
+  if (given.itemsize() > 1) {
+    assign_held(weight, given.to(weight.device(), at::kFloat));
+  } else {
+    TORCH_CHECK(held.size() == 2, key, ": found ", held.size(),
+                " numbers beside its codes, expected those of held_state");
+    set_held(weight, given, held[0], static_cast<std::int64_t>(held[1]));
+  }
+  return std::nullopt;
+}
+
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves nor leaves out what has an effect.
   const auto def = [&m](const char* schema, auto function) {
@@ -376,6 +395,7 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("hold_in_fp8(Tensor(a!) parameter, str module, str recipe=\"\") -> ()", &hold_in_fp8);
   m.def("held_state(Tensor weight) -> (float, int)", &held_state);
   m.def("set_held(Tensor(a!) weight, Tensor codes, float scale_inv, int assigned) -> ()", &set_held);
+  m.def("read_held(Tensor(a!) weight, Tensor given, float[] held, str key=\"weight\") -> Tensor?", &read_held);
   m.def("assign_held(Tensor(a!) weight, Tensor values) -> ()", &assign_held);
   def("load_training_state(Tensor[] weights, str folder) -> str", &load_training_state);
 }

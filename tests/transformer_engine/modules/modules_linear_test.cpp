@@ -363,6 +363,30 @@ TEST(ModuleOperators, HaveTheBitsOfModules) {
   EXPECT_REFUSED(test::call_fp8("rotated", {q, angles.narrow(0, 0, 5), "sbhd"}), "rotary_pos_emb", "6 or more");
 }
 
+/// Which rows of weights are heads of q, k and v: each value is the number of its row of 8.
+TEST(ModuleOperators, HeadsOfEachLayout) {
+  using Rows = std::vector<std::vector<float>>;
+  const auto rows_of = [](std::vector<std::int64_t> products, bool interleaved) {
+    std::vector<at::Tensor> projected;
+    for (const std::int64_t heads : products)
+      projected.push_back(at::arange(heads, on_hpu()).repeat_interleave(8).expand({3, heads * 8}));
+    Rows rows;
+    for (const at::Tensor& part : test::call_fp8("heads", {projected, 4, 2, 8, interleaved}).toTensorVector()) {
+      const at::Tensor first = part.select(0, 0).select(-1, 0).to(at::kCPU, at::kFloat).contiguous();
+      EXPECT_EQ(part.sizes(), at::IntArrayRef({3, first.numel(), 8}));
+      rows.emplace_back(first.const_data_ptr<float>(), first.const_data_ptr<float>() + first.numel());
+    }
+    return rows;
+  };
+  EXPECT_EQ(rows_of({8}, true), (Rows{{0, 1, 4, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(rows_of({8}, false), (Rows{{0, 1, 2, 3}, {4, 5}, {6, 7}}));
+  EXPECT_EQ(rows_of({4, 4}, true), (Rows{{0, 1, 2, 3}, {0, 2}, {1, 3}}));
+  EXPECT_EQ(rows_of({4, 4}, false), (Rows{{0, 1, 2, 3}, {0, 1}, {2, 3}}));
+  EXPECT_EQ(rows_of({4, 2, 2}, true), (Rows{{0, 1, 2, 3}, {0, 1}, {0, 1}}));
+  EXPECT_REFUSED(rows_of({4, 2, 2, 2}, true), "projected", "1 to 3");
+  EXPECT_REFUSED(test::call_fp8("normalized", {at::ones({2, 7}), at::ones({8}), c10::IValue(), 1e-5}), "input", "8");
+}
+
 /// Packed sequences in a window, and attention in fp8 with a state of the caller's.
 TEST(ModuleOperators, HaveTheBitsOfAttentions) {
   torch::manual_seed(6);

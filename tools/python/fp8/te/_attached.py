@@ -88,19 +88,17 @@ class Attached:
     @property
     def live(self) -> bool: return self.state is not None
 
-    def begin(self, owner: torch.nn.Module, tensor: torch.Tensor) -> None:
-        """The library knows the weight by this tensor from here on."""
-        self.upright = tensor if self.transposed else None
-        self._keep(getattr(owner, self.parameter), tensor)
+    def begin(self, owner: torch.nn.Module, tensor: torch.Tensor | None) -> None:
+        """The library knows the weight by this tensor from here on; None: it does not, and the state is there."""
+        if tensor is None:
+            self.state = torch.classes.fp8.State(self.name, self.recipe, self.minimize_memory)
+        else:
+            self.upright = tensor if self.transposed else None
+            self._keep(getattr(owner, self.parameter), tensor)
         self.take(self.pending)
 
     def _keep(self, owned: torch.Tensor, tensor: torch.Tensor) -> None:
         self.known, self.state = weakref.ref(owned), torch.ops.fp8.state_of(tensor, self.recipe, self.minimize_memory)
-
-    def begin_beside(self) -> None:
-        """The state is there, and the library does not know the weight."""
-        self.state = torch.classes.fp8.State(self.name, self.recipe, self.minimize_memory)
-        self.take(self.pending)
 
     def stop(self, owner: torch.nn.Module) -> None:
         """The library knows neither weight nor state any more. Codes become values."""
@@ -180,7 +178,7 @@ def _tell(module: torch.nn.Module, attached: Attached) -> None:
     if weight.owned.device.type != "hpu" or not (attached.live or attached.holds or _region.inside()):
         return
     if not attached.live and (attached.holds or _sharded.is_sharded(weight.owned)):
-        attached.begin_beside()
+        attached.begin(module, None)
     elif not attached.live:
         weight.turn()
         tensor = weight.tensor
@@ -201,22 +199,23 @@ def filled(text: bytes, count: int = 1) -> torch.Tensor:
 
 
 def _write(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    found = {parameter: attached.saved() for parameter, attached in of(module).items()}
+    found = {}
     for parameter, attached in of(module).items():
         weight = getattr(module, parameter)
-        if attached.holds and weight.dtype.itemsize == 1:
-            found[parameter] = {**found[parameter], "held": torch.ops.fp8.held_state(weight)}
+        held = {"held": torch.ops.fp8.held_state(weight)} if attached.holds and weight.dtype.itemsize == 1 else {}
+        found[parameter] = {**attached.saved(), **held}
     if found:
         state[prefix + _KEY] = filled(json.dumps(found if len(found) > 1 else next(iter(found.values()))).encode(), len(found))
 
 
 def _read(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any, _strict: bool, missing: list[str],
           _unexpected: list[str], errors: list[str]) -> None:
-    for parameter, attached in (weights := of(module)).items():
+    if not (weights := of(module)):
+        return
+    for parameter, attached in weights.items():
         if attached.live and not attached.holds and metadata.get("assign_to_params_buffers") and prefix + parameter in state:
             attached.stop(module)  # another parameter takes its place, and is attached at its first use
-    found = state.pop(prefix + _KEY, None) if weights else torch.empty(0)
-    said: dict[str, Any] = {}
+    found, said = state.pop(prefix + _KEY, None), dict[str, Any]()
     try:
         if found is None:
             missing.append(prefix + _KEY)
@@ -224,8 +223,11 @@ def _read(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata:
             said = json.loads(bytes(found.cpu().tolist()))
             said = said if len(weights) > 1 else {next(iter(weights)): said}
         for parameter, attached in weights.items():
-            values = dict(said[parameter]) if said else {}
-            _read_codes(state, prefix + parameter, getattr(module, parameter), values.pop("held", None))
+            values, weight, key = dict(said[parameter]) if said else {}, getattr(module, parameter), prefix + parameter
+            held = values.pop("held", [])  # what torch copies after this is the weight itself, or values
+            if key in state and (held or weight.dtype.itemsize == 1):
+                taken = torch.ops.fp8.read_held(weight, state[key], held, key)
+                state[key] = weight if taken is None else taken
             if said and attached.live:
                 attached.take(values)
             elif said:
@@ -234,18 +236,3 @@ def _read(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata:
         errors.append(f"{prefix + _KEY}: expected fp8's JSON, found other bytes (a pickle of another library?)")
     except RuntimeError as error:
         errors.append(f"{prefix + _KEY}: {_library.sentence(error)}")
-
-
-def _read_codes(state: dict[str, Any], key: str, weight: torch.Tensor, held: Any) -> None:
-    """A weight that is held in fp8 takes codes with their scale, or values; one in high precision takes the values of codes. What torch
-    copies after that is the weight itself, or these values."""
-    given, holds = state.get(key), weight.dtype.itemsize == 1
-    if given is None or not (holds or held):
-        return
-    if holds and given.dtype.itemsize > 1:
-        torch.ops.fp8.assign_held(weight, given.to(weight.device, torch.float32))
-    elif not held:
-        raise RuntimeError(f"{key}: found {given.dtype} without the scale of these codes, expected it beside them, or values")
-    elif holds:
-        torch.ops.fp8.set_held(weight, given, *held)
-    state[key] = weight if holds else given.cpu().view(torch.uint8).clone().view(given.dtype).float() * held[0]

@@ -31,7 +31,8 @@ def _without(found: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _one_with(where: str, key: str, found: Any, needed: bool, by: str, kind: str) -> None:
-    expect((found is not None) == needed, where, key, "one" if found is not None else None, f"{'one' if needed else None} with {by} {kind!r}")
+    if (found is not None) != needed:
+        expect(False, where, key, None if needed else "one", f"{'one' if needed else None} with {by} {kind!r}")
 
 
 def rotary_position_embedding(dim: int, positions: int, base: float = 10000.0, device: Any = "hpu") -> torch.Tensor:
@@ -147,15 +148,16 @@ class MultiheadAttention(torch.nn.Module):
     def forward(self, hidden_states: torch.Tensor, attention_mask: Tensor = None, encoder_output: Tensor = None, *,
                 is_first_microbatch: bool | None = None, rotary_pos_emb: Tensor = None, **core: Any) -> _layers.Results:
         """rotary_pos_emb: angles of rotary_position_embedding(), by which q and k are turned. core: of DotProductAttention's forward."""
-        kind, form = self.core_attention.attention_type, self.core_attention.qkv_format
+        attention = self.core_attention
+        kind = attention.attention_type
         _one_with(_MHA, "encoder_output", encoder_output, kind == "cross", "attention_type", kind)
         with _region.microbatch(is_first_microbatch):
             q, k, v, normal = self._projected(hidden_states, hidden_states if encoder_output is None else encoder_output)
             if rotary_pos_emb is not None:
                 expect(kind == "self", _MHA, "rotary_pos_emb", "one", "None with attention_type 'cross'")
                 lengths = core.get("cu_seqlens_q"), core.get("cu_seqlens_q_padded")
-                q, k = (torch.ops.fp8.rotated(t, rotary_pos_emb, form, *lengths) for t in (q, k))
-            y = self.proj(self.core_attention(q, k, v, attention_mask, **core))
+                q, k = (torch.ops.fp8.rotated(t, rotary_pos_emb, attention.qkv_format, *lengths) for t in (q, k))
+            y = self.proj(attention(q, k, v, attention_mask, **core))
         asked = [*(y if self.return_bias else [y]), *[normal] * self.return_layernorm_output]
         return tuple(asked) if len(asked) > 1 else asked[0]
 
@@ -163,17 +165,11 @@ class MultiheadAttention(torch.nn.Module):
         """q, k, v and norm(x)."""
         if "layernorm" in self._modules:
             x = source = self.layernorm(x)
-        first, *others = (cast(Any, self._modules[part]) for part in self._parts)
-        y, normal = first(x) if isinstance(first, _layers.LayerNormLinear) else (first(x), x)
-        groups, depth = self.core_attention.num_gqa_groups, self.core_attention.kv_channels
-        each, found = self.core_attention.num_attention_heads // groups, list[torch.Tensor]()
-        shares = ([each, 1, 1],) if not others else ([each], [1, 1]) if len(others) == 1 else ([each], [1], [1])
-        for t, of_group in zip((y, *(other(source) for other in others)), shares):
-            if self._interleaved:
-                found += [part.flatten(-3, -2) for part in t.unflatten(-1, (groups, -1, depth)).split(of_group, -2)]
-            else:
-                found += t.unflatten(-1, (-1, depth)).split([share * groups for share in of_group], -2)
-        return *found, normal
+        parts: list[Any] = [self._modules[part] for part in self._parts]
+        y = parts[0](x)
+        y, normal = y if isinstance(y, tuple) else (y, x)
+        projected, core = [y, *[part(source) for part in parts[1:]]], self.core_attention
+        return *torch.ops.fp8.heads(projected, core.num_attention_heads, core.num_gqa_groups, core.kv_channels, self._interleaved), normal
 
 
 class TransformerLayer(torch.nn.Module):

@@ -21,7 +21,7 @@ def convert_modules(model: torch.nn.Module, replace_layers: bool = True, recipe:
     replace_layers: False changes nothing; recipe: of these modules, whatever a region says; minimize_memory: backward casts weights
     again instead of keeping their codes. Returns what became of each matrix. Raises ValueError for a model that is converted already or
     not on hpu, RuntimeError naming the module for what can't be done; then nothing is converted."""
-    text = _recipe.check(recipe)
+    text = _recipe.text_of(recipe)
     found, left = _modules.weights(model)
     own = {id(attached.weight(module).owned) for module, attached in _attached.within(model) if hasattr(module, "attaches_itself")}
     kept = [quant.Kept(matrix.name, "a module of fp8.te runs in fp8 by itself" if id(matrix.owned) in own else matrix.reason)

@@ -18,7 +18,7 @@ _HIGH = (torch.float32, torch.bfloat16, torch.float16)
 # Arguments of several processes, of CUDA, and of products that are not here, with the values that ask for nothing; and those that choose
 # kernels and name buffers.
 _NOTHING, _IGNORED = (_trainers.NAMES["te"][key] for key in ("nothing", "ignored"))
-_HINTS = {"fp8_mha": "fp8_dpa has attention in fp8, whose q, k and v come in high precision"}
+_HINTS = {"fp8_mha": "; fp8_dpa has attention in fp8, whose q, k and v come in high precision"}
 
 
 def refuse(where: str, found: Mapping[str, Any]) -> None:
@@ -33,7 +33,7 @@ def refuse(where: str, found: Mapping[str, Any]) -> None:
 
 def one_of(where: str, key: str, found: Any, *allowed: Any) -> None:
     said = f"a tensor of sizes {list(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
-    expect(found in allowed, where, key, said, ", ".join(map(repr, allowed)) + (f"; {_HINTS[key]}" if key in _HINTS else ""))
+    expect(found in allowed, where, key, said, ", ".join(map(repr, allowed)) + _HINTS.get(key, ""))
 
 
 def sizes(where: str, **found: int) -> None:
@@ -53,7 +53,8 @@ class _Norm:
             torch.nn.init.zeros_(self.weight)  # type: ignore[attr-defined]
 
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        return _normalized(f"te.{type(self).__name__}", input, self.weight, getattr(self, "bias", None), self.eps, self.zero_centered_gamma)
+        bias, where = getattr(self, "bias", None), f"te.{type(self).__name__}"
+        return torch.ops.fp8.normalized(input, self.weight, bias, self.eps, self.zero_centered_gamma, where)
 
 
 class LayerNorm(_Norm, torch.nn.LayerNorm): """torch.nn.LayerNorm. zero_centered_gamma: gamma is 1 + weight, which begins as zeros."""
@@ -73,12 +74,6 @@ def _check(where: str, nothing: dict[str, Any], dtype: torch.dtype | None, eps: 
     sizes(where, **counts)
     one_of(where, "params_dtype", dtype or torch.get_default_dtype(), *_HIGH)
     expect(math.isfinite(eps) and eps >= 0, where, "eps", eps, "finite numbers >= 0")
-
-
-def _normalized(where: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, eps: float, centered: bool) -> torch.Tensor:
-    """Without a bias RMSNorm."""
-    expect(x.shape[-1:] == weight.shape, where, "input", f"sizes {list(x.shape)}", f"[..., {weight.numel()}]")
-    return torch.ops.fp8.normalized(x, weight, bias, eps, centered)
 
 
 def _begin(weight: torch.Tensor, init_method: Init) -> None:
@@ -105,9 +100,8 @@ class Linear(torch.nn.Linear):
                  get_rng_state_tracker: Any = None, init_method: Init = None, bias: bool = True, return_bias: bool = False,
                  params_dtype: torch.dtype | None = None, parallel_mode: str | None = None, skip_weight_param_allocation: bool = False,
                  device: Any = "hpu", minimize_memory: bool = False, name: str | None = None, **nothing: Any) -> None:
-        asked = {"sequence_parallel": sequence_parallel, "tp_group": tp_group, "tp_size": tp_size, "parallel_mode": parallel_mode}
-        refuse("te.Linear", {**asked, "get_rng_state_tracker": get_rng_state_tracker, "skip_weight_param_allocation": skip_weight_param_allocation,
-                             **nothing})
+        given = locals()
+        refuse("te.Linear", {**{key: given[key] for key in _NOTHING if key in given}, **nothing})
         super().__init__(in_features, out_features, bias, device, params_dtype)
         _begin(self.weight, init_method)
         if self.bias is not None:
@@ -118,8 +112,8 @@ class Linear(torch.nn.Linear):
     def forward(self, inp: torch.Tensor, weight: torch.Tensor | None = None,  # type: ignore[override]
                 bias: torch.Tensor | None = None, is_first_microbatch: bool | None = None) -> Results:
         """is_first_microbatch: True casts the weight and keeps it, False uses the kept one."""
-        for key, found in (("weight", weight), ("bias", bias)):
-            expect(found is None, "te.Linear", key, "a tensor", "None (its own parameter has the scales)")
+        if weight is not None or bias is not None:
+            expect(False, "te.Linear", "bias" if weight is None else "weight", "a tensor", "None (its own parameter has the scales)")
         with _region.microbatch(is_first_microbatch):
             return (_attached.product(self, inp, None), self.bias) if self.return_bias else _attached.product(self, inp, self.bias)
 
@@ -154,7 +148,7 @@ class _Normed(_Products):
         self.register_parameter("layer_norm_bias", getattr(made, "bias", None))
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
-        return _normalized(self._where, x, self.layer_norm_weight, self.layer_norm_bias, self._eps, self._centered)
+        return torch.ops.fp8.normalized(x, self.layer_norm_weight, self.layer_norm_bias, self._eps, self._centered, self._where)
 
     def _results(self, y: torch.Tensor, bias: Any, normal: torch.Tensor) -> Results:
         asked = [bias] * self.return_bias + [normal] * self.return_layernorm_output

@@ -14,6 +14,7 @@ from fp8._trainers import expect
 from fp8.te import recipe as _recipe
 
 _groups = threading.local()  # those of this thread's regions
+outermost = 0  # how many regions there were that are in no other
 _NO_REGION = contextlib.nullcontext()
 Function = TypeVar("Function", bound=Callable[..., Any])
 _callback = torch._C._dynamo.eval_frame.get_eval_frame_callback  # what torch.compile has around the calls of this thread, if it has
@@ -41,32 +42,21 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801: the name of the 
                  calibrating: bool = False, *, is_first_microbatch: bool | None = None, seed: int = 0) -> None:
         group = "" if fp8_group is None else getattr(fp8_group, "group_name", None)
         expect(isinstance(group, str), "fp8_autocast", "fp8_group", type(fp8_group).__name__, "a group of torch.distributed")
-        self._arguments = (_recipe.check(fp8_recipe), bool(enabled), bool(calibrating), is_first_microbatch, seed, group, force_measurement)
+        self._arguments = (_recipe.text_of(fp8_recipe), bool(enabled), bool(calibrating), is_first_microbatch, seed, group, force_measurement)
         self._open: dict[int, list[int]] = {}
 
+    @unseen
     def __enter__(self) -> "fp8_autocast":
-        _enter(self._open, self._arguments)
+        global outermost
+        outermost += torch.ops.fp8.region_kind() == 0
+        _groups.__dict__.setdefault("names", []).append(self._arguments[5])
+        self._open.setdefault(threading.get_ident(), []).append(torch.ops.fp8.enter_autocast(*self._arguments))
         return self
 
+    @unseen
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        _exit(self._open, kind is not None)
-
-
-outermost = 0  # how many regions there were that are in no other
-
-
-@unseen
-def _enter(numbers: dict[int, list[int]], arguments: tuple[Any, ...]) -> None:
-    global outermost
-    outermost += not inside()
-    _groups.__dict__.setdefault("names", []).append(arguments[5])
-    numbers.setdefault(threading.get_ident(), []).append(torch.ops.fp8.enter_autocast(*arguments))
-
-
-@unseen
-def _exit(numbers: dict[int, list[int]], failed: bool) -> None:
-    _groups.names.pop()
-    torch.ops.fp8.exit_autocast(numbers[threading.get_ident()].pop(), failed)
+        _groups.names.pop()
+        torch.ops.fp8.exit_autocast(self._open[threading.get_ident()].pop(), kind is not None)
 
 
 def group() -> str:
@@ -99,7 +89,7 @@ def quantized_model_init(enabled: bool = True, recipe: _recipe.Argument = None, 
 
     recipe: format and kind of the scale, default E4M3 and a power of two; with preserve_high_precision_init_val each weight has its initial
     values, on the host, as get_high_precision_init_val() until clear_high_precision_init_val(). Raises ValueError for block scales."""
-    token = _asked.set((_recipe.check(recipe), preserve_high_precision_init_val) if enabled else None)
+    token = _asked.set((_recipe.text_of(recipe), preserve_high_precision_init_val) if enabled else None)
     try:
         yield
     finally:
@@ -121,9 +111,7 @@ def hold(weight: torch.nn.Parameter, name: str) -> bool:
 
 class _Runs:
     """The first run of a checkpointed part, then its others: with the regions and scales of the first."""
-
-    def __init__(self) -> None:
-        self.run: int | None = None
+    run: int | None = None
 
     def __enter__(self) -> None:
         if self.run is None:

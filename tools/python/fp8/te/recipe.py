@@ -20,7 +20,6 @@ import torch
 
 from fp8 import _library
 
-
 _JSON = {"use_power_2_scales": "power_of_two_scale"}  # where a file's name is another
 
 
@@ -111,18 +110,12 @@ class nvidia:  # noqa: N801: a namespace
 
 
 def text_of(recipe: Argument) -> str:
-    """What operators take: JSON, a preset's name or a file; "": none."""
-    if recipe is None or isinstance(recipe, str):
-        return recipe or ""
+    """What operators take: JSON, a preset's name or a file; "": none. Raises ValueError for what is no recipe."""
     if isinstance(recipe, Recipe):
         return recipe.text
-    return json.dumps(recipe) if isinstance(recipe, Mapping) else os.fspath(recipe)
-
-
-def check(recipe: Argument) -> str:
-    """text_of(). Raises ValueError for what is no recipe."""
     _library.require()
-    if (text := text_of(recipe)) and not isinstance(recipe, Recipe):
+    text = recipe if isinstance(recipe, str) else "" if recipe is None else json.dumps(recipe) if isinstance(recipe, Mapping) else os.fspath(recipe)
+    if text:
         _parse(text, "recipe")
     return text
 
