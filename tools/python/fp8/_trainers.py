@@ -12,7 +12,7 @@ import pathlib
 import sys
 import types
 import warnings
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import torch
 
@@ -91,10 +91,19 @@ def expect(holds: bool, where: str, key: str, found: object, allowed: str) -> No
         raise ValueError(f"{where}: {key}: found {found}, allowed: {allowed}")
 
 
-def alias(name: str, of: Callable[[str], Any], doc: str) -> None:
-    """Makes the module `name`, in its place. of(name) finds a name in it when it is asked for."""
+def alias(name: str, of: str | Mapping[str, Any] | Callable[[str], Any], doc: str) -> None:
+    """Makes the module `name`, in its place. of: the module that has its names, which is imported when the first is asked for; a table of
+    them; or what finds one."""
+    def find(asked: str) -> Any:
+        if callable(of):
+            return of(asked)
+        if isinstance(of, str) and not asked.startswith("__"):
+            return getattr(importlib.import_module(of), asked)
+        if isinstance(of, str) or asked not in of:
+            raise AttributeError(f"{name} is emulated and has no '{asked}', allowed: {', '.join([] if isinstance(of, str) else of)}")
+        return of[asked]
     module = types.ModuleType(name, doc)
-    module.__dict__.update(__spec__=importlib.machinery.ModuleSpec(name, None, is_package=True), __path__=[], __getattr__=of)
+    module.__dict__.update(__spec__=importlib.machinery.ModuleSpec(name, None, is_package=True), __path__=[], __getattr__=find)
     put(name, module)
 
 
@@ -103,12 +112,3 @@ def put(name: str, module: types.ModuleType) -> None:
     sys.modules[name] = module
     if "." in name:
         setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
-
-
-def names_of(module: str) -> Callable[[str], Any]:
-    """Finds names in that module, which is imported when the first is asked for."""
-    def of(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(importlib.import_module(module), name)
-    return of

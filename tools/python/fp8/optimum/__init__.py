@@ -30,7 +30,7 @@ def aliases(root: str) -> None:
     for name in names["modules of utils"]:
         _trainers.put(root + name, utils)
     for name in names["modules"]:
-        _trainers.alias(f"{root}.transformers{name}", _trainers.names_of(__name__), "optimum.habana's names, on the emulated hpu")
+        _trainers.alias(f"{root}.transformers{name}", __name__, "optimum.habana's names, on the emulated hpu")
 
 
 aliases(__name__)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GaudiTrainingArguments: transformers' arguments, Optimum's beside them, and what of these the emulated device refuses; gaudi_config.json."""
 
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -20,19 +21,20 @@ from transformers.utils import hub
 from fp8 import _config, _trainers
 from fp8._trainers import expect
 
-Bool = bool | None
-Int = int | None
-
-# Arguments that change no result, with their defaults, which are accepted; arguments with what is allowed; those that ask for hpu.
-_ACCEPTED, _ONLY, _HABANAS = (_trainers.NAMES["optimum"][key] for key in ("accepted", "only", "of hpu"))
+# Optimum's arguments with their types and defaults, and its defaults of transformers' arguments; those that change no result, which are
+# accepted; arguments with what is allowed; those that ask for hpu.
+_OWN, _ACCEPTED, _ONLY, _HABANAS = (_trainers.NAMES["optimum"][key] for key in ("own", "accepted", "only", "of hpu"))
 
 if TYPE_CHECKING:
-    class _More: ...
-else:  # the fields that these tables alone need
-    _fields = transformers.TrainingArguments.__dataclass_fields__
-    _defaults = {**_ACCEPTED, **{name: values[0] for name, values in _ONLY.items() if name not in _fields}}
-    _More = dataclasses.make_dataclass("_More", [(name, Int if name == "cache_size_limit" else Bool if value is None else type(value) | None, value)
-                                                 for name, value in _defaults.items()])
+    class _More:
+        def __getattr__(self, name: str) -> Any: ...
+else:  # the fields of these tables
+    _theirs = transformers.TrainingArguments.__dataclass_fields__
+    _others = {**_ACCEPTED, **{name: values[0] for name, values in _ONLY.items() if name not in _theirs}}
+    _fields = {name: (bool if value is None else type(value), value) for name, value in _others.items()}
+    _fields |= {name: (getattr(builtins, kind), value) for kind, values in _OWN.items() for name, value in values.items()}
+    _More = dataclasses.make_dataclass("_More", [(name, _theirs[name].type if name in _theirs else kind | None, value)
+                                                 for name, (kind, value) in _fields.items()])
 
 
 @functools.cache  # once
@@ -59,35 +61,6 @@ class GaudiTrainingArguments(_More, transformers.TrainingArguments):
     non_blocking_data_copy: batches go to hpu from pinned memory by copies that wait with the other calls in lazy mode.
 
     Raises ValueError naming the argument for what can't be done. What can't change a result is accepted, and a warning says so once."""
-    use_habana: Bool = False
-    gaudi_config_name: str | None = None
-    use_lazy_mode: Bool = True
-    use_hpu_graphs: Bool = False
-    use_hpu_graphs_for_inference: Bool = False
-    use_hpu_graphs_for_training: Bool = False
-    max_hpu_graphs: Int = None
-    distribution_strategy: str = "ddp"
-    throughput_warmup_steps: int = 0
-    adjust_throughput: bool = False
-    ignore_eos: Bool = True
-    profiling_warmup_steps: int = 0
-    profiling_steps: int = 0
-    profiling_warmup_steps_eval: int = 0
-    profiling_steps_eval: int = 0
-    profiling_record_shapes: bool = True
-    profiling_with_stack: bool = False
-    attn_implementation: str | None = None
-    fp8: Bool = False
-    minimize_memory: Bool = False
-    non_blocking_data_copy: Bool = False
-    half_precision_backend: str = "hpu_amp"
-    warmup_ratio: float = 0.0
-    # Optimum's defaults of transformers' arguments.
-    optim: training_args.OptimizerNames | str = "adamw_torch"
-    adam_epsilon: float = 1e-6
-    logging_nan_inf_filter: bool = False
-    ddp_bucket_cap_mb: Int = 230
-    ddp_find_unused_parameters: Bool = False
 
     def _allow(self) -> Iterator[tuple[str, bool, str]]:
         """Arguments, whether they are right, and what is allowed."""

@@ -4,7 +4,7 @@
 import os
 import random
 import time
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import torch
 
@@ -43,39 +43,33 @@ def speed_metrics(split: str, start_time: float, num_samples: Number = None, num
     return {**rates, f"{split}_runtime": round(time.time() - start_time, 4)}
 
 
-class HabanaProfile:
+class HabanaProfile(torch.profiler.profile):
     """A trace of `active` steps, after `wait` and `warmup` ones, as a file in output_dir/name; active=0: none. Operators of hpu stand in it
     as the CPU's do. One runs at a time: start() stops another."""
     _running: ClassVar[Optional["HabanaProfile"]] = None
 
     def __init__(self, warmup: int = 0, active: int = 0, record_shapes: bool = True, with_stack: bool = False, name: str = "",
                  output_dir: str = "./hpu_profile", wait: int = 0) -> None:
-        made, write = torch.profiler, torch.profiler.tensorboard_trace_handler(os.path.join(output_dir, name))
-        self._profiler: Any = None if active <= 0 else made.profile(
-            activities=[made.ProfilerActivity.CPU], schedule=made.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-            on_trace_ready=write, record_shapes=record_shapes, with_stack=with_stack)
+        made, self._records = torch.profiler, active > 0
+        super().__init__(activities=[made.ProfilerActivity.CPU], record_shapes=record_shapes, with_stack=with_stack,
+                         schedule=made.schedule(wait=wait, warmup=warmup, active=active, repeat=1) if self._records else None,
+                         on_trace_ready=made.tensorboard_trace_handler(os.path.join(output_dir, name)))
 
     def start(self) -> None:
-        if self._profiler is not None and HabanaProfile._running is not self:
+        if self._records and HabanaProfile._running is not self:
             if HabanaProfile._running is not None:
                 HabanaProfile._running.stop()
             HabanaProfile._running = self
-            self._profiler.start()
+            super().start()
 
     def step(self) -> None:
         if HabanaProfile._running is self:
-            self._profiler.step()
+            super().step()
 
     def stop(self) -> None:
         if HabanaProfile._running is self:
             HabanaProfile._running = None
-            self._profiler.stop()
-
-    def __enter__(self) -> "HabanaProfile":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None: self.stop()
+            super().stop()
 
 
 def all_reduce_gradients(model: torch.nn.Module, fusion_buffer_dtype: torch.dtype = torch.bfloat16, use_hpu_graphs: bool = True) -> None:

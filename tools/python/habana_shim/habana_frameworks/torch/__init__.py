@@ -6,6 +6,7 @@ one. Without it operators compute when they are called, and what `core` has for 
 ends a graph where they are counted (torch.hpu.metrics)."""
 
 import enum
+import functools
 import os
 import typing
 import warnings
@@ -17,7 +18,10 @@ from fp8 import _trainers
 
 __version__ = fp8.__version__
 hpu = torch.hpu
-_warned = False
+_warned, _closures = False, list[typing.Callable[[], typing.Any]]()
+
+
+def _is_lazy() -> bool: return bool(torch.classes.fp8_graphs.Metrics.is_lazy())  # of this thread
 
 
 def _no_lazy_mode(name: str) -> None:
@@ -27,20 +31,9 @@ def _no_lazy_mode(name: str) -> None:
         warnings.warn(f"{name}: without PT_HPU_LAZY_MODE=1 there is no lazy mode: operators have computed when they return", stacklevel=3)
 
 
-def _is_lazy() -> bool:
-    """Of this thread."""
-    return bool(torch.classes.fp8_graphs.Metrics.is_lazy())
-
-
-def _accepted(name: str) -> typing.Callable[..., typing.Any]:
-    def accept(model: typing.Any = None, *_: typing.Any, **__: typing.Any) -> typing.Any:
-        _no_lazy_mode(name)
-        return model if isinstance(model, torch.nn.Module) else None
-    accept.__name__ = accept.__qualname__ = name
-    return accept
-
-
-_closures: list[typing.Callable[[], typing.Any]] = []
+def _accept(name: str, model: typing.Any = None, *_: typing.Any, **__: typing.Any) -> typing.Any:
+    _no_lazy_mode(name)
+    return model if isinstance(model, torch.nn.Module) else None
 
 
 def _mark_step(device_str: str = "", sync: bool = False) -> None:
@@ -69,8 +62,9 @@ class _DeviceType(enum.Enum):
 def _initialize_distributed_hpu(world_size: typing.Optional[int] = None, rank: typing.Optional[int] = None,
                                 local_rank: typing.Optional[int] = None) -> tuple[int, int, int]:
     """(world_size, rank, local_rank): as given, else of the environment."""
-    return (int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size, int(os.environ.get("RANK", 0)) if rank is None else rank,
-            int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank)
+    rows = (world_size, "WORLD_SIZE", 1), (rank, "RANK", 0), (local_rank, "LOCAL_RANK", 0)
+    size, number, local = (int(os.environ.get(key, default)) if given is None else given for given, key, default in rows)
+    return size, number, local
 
 
 _NAMES = _trainers.NAMES["habana_frameworks"]
@@ -78,23 +72,14 @@ _NAMES = _trainers.NAMES["habana_frameworks"]
 _MODULES: dict[str, typing.Union[str, dict[str, typing.Any]]] = {
     **{name: {} for name in _NAMES["empty"]}, **_NAMES["modules"],
     "core": {"mark_step": _mark_step, "iter_mark_step": _mark_step, "add_step_closure": _add_step_closure,
-             **{name: _accepted(name) for name in _NAMES["accepted"]}},
+             **{name: functools.partial(_accept, name) for name in _NAMES["accepted"]}},
     "utils.experimental": {"synDeviceType": _DeviceType, "_get_device_type": lambda: _DeviceType(torch.hpu.get_device_name())},
     "utils.internal": {"is_lazy": _is_lazy},
     "distributed.hccl": {"initialize_distributed_hpu": _initialize_distributed_hpu}}
 
 
-def _found_in(module: str, names: dict[str, typing.Any]) -> typing.Callable[[str], typing.Any]:
-    def of(name: str) -> typing.Any:
-        if name not in names:
-            raise AttributeError(f"{module} is emulated and has no '{name}', allowed: {', '.join(names)}")
-        return names[name]
-    return of
-
-
 for _name, _names in _MODULES.items():
-    _path = f"{__name__}.{_name}"
-    _trainers.alias(_path, _trainers.names_of(_names) if isinstance(_names, str) else _found_in(_path, _names), f"Emulation: {_path}.")
+    _trainers.alias(f"{__name__}.{_name}", _names, f"Emulation: {__name__}.{_name}.")
 _trainers.put(f"{__name__}.hpu", torch.hpu)
 for _name in ("graphs", "memory", "metrics", "random", "streams"):
     _trainers.put(f"{__name__}.hpu.{_name}", getattr(torch.hpu, _name))
