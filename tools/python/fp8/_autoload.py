@@ -14,7 +14,7 @@ import typing
 import fp8
 from fp8 import _library
 
-_TRAINER, _CONNECTOR = "trainer.connectors.accelerator_connector", "fp8.lightning"
+_TRAINER = "trainer.connectors.accelerator_connector"
 
 
 def autoload() -> None:
@@ -78,8 +78,8 @@ def _add_quantizer(auto: typing.Any) -> None:
 _LATER = {
     "transformers.quantizers.auto": "fp8._autoload:_add_quantizer", "transformers.utils.import_utils": "fp8._trainers:keep_integers",
     "accelerate.state": "fp8._trainers:watch_accelerate", "deepspeed.accelerator.real_accelerator": "fp8._trainers:choose_for_deepspeed",
-    f"lightning.pytorch.{_TRAINER}": f"{_CONNECTOR}:teach_trainer", f"pytorch_lightning.{_TRAINER}": f"{_CONNECTOR}:teach_trainer",
-    "lightning.fabric.connector": f"{_CONNECTOR}:teach_fabric", "lightning_fabric.connector": f"{_CONNECTOR}:teach_fabric"}
+    **dict.fromkeys((f"lightning.pytorch.{_TRAINER}", f"pytorch_lightning.{_TRAINER}", "lightning.fabric.connector", "lightning_fabric.connector"),
+                    "fp8.lightning:teach")}
 
 
 def backend(module: typing.Any, inputs: list[typing.Any], **kwargs: typing.Any) -> typing.Callable[..., typing.Any]:

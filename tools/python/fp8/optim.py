@@ -39,7 +39,8 @@ def _scalar(value: float) -> torch.Tensor: return torch.tensor([value], dtype=to
 
 
 class _Fused(torch.optim.Optimizer):
-    """step() is _update() for each group that has gradients."""
+    """step() is _begin() with the gradients of all groups, then _update() for each group that has some."""
+    _update: Callable[[Group, Tensors, list[torch.Tensor], list[torch.Tensor]], None]  # values: what is stepped, in place
 
     def add_param_group(self, param_group: Group) -> None:
         options = {**self.defaults, **param_group}
@@ -65,18 +66,13 @@ class _Fused(torch.optim.Optimizer):
                     torch.ops.fp8.assign_held(p, value)
         return loss
 
-    def _begin(self, grads: list[torch.Tensor]) -> None:
-        """Of all groups."""
-
-    def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-        """values: what is stepped, in place: the parameters, or what their codes stand for."""
-        raise NotImplementedError
+    def _begin(self, grads: list[torch.Tensor]) -> None: """Of all groups."""
 
     def _moments(self, params: Tensors, values: list[torch.Tensor], **dtypes: torch.dtype | None) -> list[list[torch.Tensor]]:
         """A list for each name, of tensors that begin as zeros; None: of the dtype of the values."""
         for state, value in [(self.state[p], value) for p, value in zip(params, values)]:
             for name, dtype in dtypes.items():
-                if name not in state:
+                if state.get(name) is None:  # of torch's where it has not begun
                     state[name] = torch.zeros_like(value, dtype=dtype)
                     if dtype in _FP8:
                         state[name + "_scale"] = _scalar(1.0)
@@ -121,8 +117,6 @@ class FusedSGD(_Fused):
     def _update(self, group: Group, params: Tensors, values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
         with_momentum = params if group["momentum"] else []
         first = [self.state[p].get("momentum_buffer") is None for p in with_momentum]
-        for p in (p for p, begins in zip(with_momentum, first) if begins):
-            self.state[p].pop("momentum_buffer", None)  # None, of torch's
         [buffers] = self._moments(with_momentum, values, momentum_buffer=None)
         torch.ops.fp8.sgd_step(grads, values, buffers, first, float(group["lr"]),
                                float(group["momentum"]), float(group["dampening"]), float(group["weight_decay"]), bool(group["nesterov"]))

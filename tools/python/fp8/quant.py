@@ -197,8 +197,7 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
     FileNotFoundError for a measurement, RuntimeError naming the module for what can't be done; then nothing is converted."""
     if model.__dict__.get(_REPORT) is not None:
         raise ValueError("convert: the model is converted already")
-    if model.__dict__.get(_CALIBRATION) is not None:
-        finalize_calibration(model)
+    _end_measurement(model)
     config = _config_of(config if config is not None else model.__dict__.get(_CONFIG), "convert")
     if config.mode in ("MEASURE", "SHAPE"):
         raise ValueError(f"convert: mode: found {config.mode}, allowed: QUANTIZE, LOAD, AUTO; prepare() measures")
@@ -217,6 +216,17 @@ def convert(model: torch.nn.Module, config: Config = None) -> torch.nn.Module:
         if name in scales:
             importlib.import_module("fp8.deepspeed").reduce_in_fp8(module, scales[name])
     return model
+
+
+def _by_mode(model: torch.nn.Module, config: FP8Config) -> torch.nn.Module:
+    """prepare() or convert(), whichever the config asks for."""
+    return prepare(model, config) if config.mode in ("MEASURE", "SHAPE") else convert(model, config)
+
+
+def _end_measurement(model: torch.nn.Module) -> None:
+    """Writes what was measured, if it was."""
+    if model.__dict__.get(_CALIBRATION) is not None:
+        finalize_calibration(model)
 
 
 def _added(model: torch.nn.Module, config: FP8Config) -> list[tuple[str, torch.nn.Module]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning on hpu, with the names of lightning-habana: `lightning_habana` -> `fp8.lightning` is the whole change of a script.
 
-Lightning itself knows accelerator="hpu" as soon as it is imported beside this package (teach_trainer, teach_fabric). The classes here are
+Lightning itself knows accelerator="hpu" as soon as it is imported beside this package (teach). The classes here are
 made on those of `lightning`, of `pytorch_lightning` or of `lightning_fabric`: of the one that is imported, else the first that is
 installed."""
 
@@ -73,20 +73,14 @@ def aliases(root: str) -> None:
                             f"lightning_habana's names for Lightning's half `{half}`, on the emulated hpu")
 
 
-def teach_trainer(module: Any) -> None:
-    """module: trainer.connectors.accelerator_connector of lightning.pytorch or pytorch_lightning."""
-    _teach(module, module._AcceleratorConnector, module.__name__.rpartition(".trainer.")[0], module.AcceleratorRegistry, module.StrategyRegistry)
-
-
-def teach_fabric(module: Any) -> None:
-    """module: connector of lightning.fabric or lightning_fabric."""
-    _teach(module, module._Connector, module.__name__.rpartition(".")[0], module.ACCELERATOR_REGISTRY, module.STRATEGY_REGISTRY)
-
-
-def _teach(module: Any, connector: Any, package: str, accelerators: Any, strategies: Any) -> None:
-    """Three methods of the connector choose strategy, "auto" and precision by names that know no hpu; with it they come here, and go on as
-    they were with any other accelerator."""
+def teach(module: Any) -> None:
+    """module: trainer.connectors.accelerator_connector of lightning.pytorch or pytorch_lightning, connector of lightning.fabric or
+    lightning_fabric. Three methods of it choose strategy, "auto" and precision by names that know no hpu; with it they come here, and go on
+    as they were with any other accelerator."""
     from fp8.lightning import _classes
+    package = module.__name__.partition(".trainer.")[0].removesuffix(".connector")
+    of_fabric = package in HALVES["fabric"]
+    connector = module._Connector if of_fabric else module._AcceleratorConnector
     choose_accelerator, choose_strategy = connector._choose_auto_accelerator, connector._choose_strategy
     init_precision, unify = connector._check_and_init_precision, module._convert_precision_to_unified_args
     wrong = misconfiguration(package)
@@ -99,13 +93,12 @@ def _teach(module: Any, connector: Any, package: str, accelerators: Any, strateg
         if not isinstance(self.accelerator, _classes.Accelerator):
             return choose_strategy(self)
         count = len(self._parallel_devices) * self._num_nodes_flag
-        if count > 1 and package in HALVES["fabric"]:
+        if count > 1 and of_fabric:
             raise wrong(f"accelerator='hpu': found {count} devices, allowed: 1 (devices=1, num_nodes=1); lightning.pytorch has several")
         return made(package, "HPUParallelStrategy" if count > 1 else "SingleHPUStrategy")()
 
     def precision(self: Any) -> Any:
-        given = self._precision_plugin_flag if hasattr(self, "_precision_plugin_flag") else self._precision_instance
-        flag = self._precision_flag if hasattr(self, "_precision_flag") else self._precision_input
+        given, flag = (self._precision_instance, self._precision_input) if of_fabric else (self._precision_plugin_flag, self._precision_flag)
         here = isinstance(self.accelerator, _classes.Accelerator)
         _check(self, given, flag, here)
         if here and given is None and not (flag.endswith("-true") and flag != "32-true"):
@@ -132,6 +125,8 @@ def _teach(module: Any, connector: Any, package: str, accelerators: Any, strateg
             raise wrong(f"plugins: found {type(given).__name__} for {given.device}, allowed with accelerator='hpu': precision='...' or "
                         "HPUPrecisionPlugin(precision='...')")
 
+    accelerators, strategies = ((module.ACCELERATOR_REGISTRY, module.STRATEGY_REGISTRY) if of_fabric else
+                                (module.AcceleratorRegistry, module.StrategyRegistry))
     accelerators.register("hpu", made(package, "HPUAccelerator"), description="HPUAccelerator")
     for name, (kind, arguments) in _NAMES["strategies"].items():
         strategies.register(name, made(package, kind, name), description=kind, **arguments)

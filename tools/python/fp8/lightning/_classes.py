@@ -133,8 +133,7 @@ def _for_inference(model: torch.nn.Module, quant: Any, folder: Path | None) -> t
         keys["mode"] = "QUANTIZE" if quant else "MEASURE"
     if folder:
         keys["dump_stats_path"] = os.path.join(os.fspath(folder), "inc_output", "measure")
-    config = fp8_quant.FP8Config.from_dict(keys)
-    return fp8_quant.prepare(model, config) if config.mode in ("MEASURE", "SHAPE") else fp8_quant.convert(model, config)
+    return fp8_quant._by_mode(model, fp8_quant.FP8Config.from_dict(keys))
 
 
 class OnHpu:
@@ -166,10 +165,8 @@ class OnHpu:
         super().teardown()  # type: ignore[misc]
 
     def _measured(self) -> None:
-        """Writes what was measured, if it was."""
         from fp8 import quant
-        if self.lightning_module.__dict__.get(quant._CALIBRATION) is not None:  # type: ignore[attr-defined]
-            quant.finalize_calibration(self.lightning_module)  # type: ignore[attr-defined]
+        quant._end_measurement(self.lightning_module)  # type: ignore[attr-defined]
 
     on_validation_end = on_test_end = on_predict_end = _measured
 
@@ -218,9 +215,9 @@ class Profiler:
 
     def __init__(self, dirpath: Any = None, filename: str | None = None, group_by_input_shapes: bool = False, export_to_chrome: bool = True,
                  row_limit: int = 20, sort_by_key: str | None = None, record_module_names: bool = False, **kwargs: Any) -> None:
-        super().__init__(dirpath=dirpath, filename=filename, group_by_input_shapes=group_by_input_shapes,  # type: ignore[call-arg]
-                         export_to_chrome=export_to_chrome, row_limit=row_limit, record_module_names=record_module_names,
-                         sort_by_key=(sort_by_key or "cpu_time_total").replace("hpu", "cpu"), **kwargs)
+        sort_by_key = (sort_by_key or "cpu_time_total").replace("hpu", "cpu")
+        super().__init__(dirpath, filename, group_by_input_shapes, export_to_chrome=export_to_chrome, row_limit=row_limit,  # type: ignore[call-arg]
+                         record_module_names=record_module_names, sort_by_key=sort_by_key, **kwargs)
 
 
 class DataModule:

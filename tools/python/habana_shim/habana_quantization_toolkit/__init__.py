@@ -12,11 +12,9 @@ from fp8._config import config_of as _config_of
 
 def prep_model(model: torch.nn.Module, config: typing.Any = None) -> torch.nn.Module:
     """Mode MEASURE: watches the model until finish_measurements(); QUANTIZE: puts it into fp8."""
-    config = _config_of(config, "prep_model")
-    return fp8.quant.prepare(model, config) if config.mode in ("MEASURE", "SHAPE") else fp8.quant.convert(model, config)
+    return fp8.quant._by_mode(model, _config_of(config, "prep_model"))
 
 
 def finish_measurements(model: torch.nn.Module) -> None:
     """Writes what was measured. A model in fp8 has nothing to write."""
-    if model.__dict__.get(fp8.quant._CALIBRATION) is not None:
-        fp8.quant.finalize_calibration(model)
+    fp8.quant._end_measurement(model)
