@@ -13,6 +13,8 @@
 
 Arguments, and what the emulated device does with them: tools/pages/python.md."""
 
+import torch as _torch  # noqa: F401: it makes the device known, which is made with names of _trainers
+
 from fp8 import _trainers
 from fp8.optimum import utils
 from fp8.optimum import utils as distributed
