@@ -117,11 +117,12 @@ at::Tensor operand_of(const at::Tensor& t, bool ours) {
 
 /// The results of the call, as they will be, instead of its arguments.
 void promise(const KnownCall& known, LazyNode& node, torch::jit::Stack* stack, std::size_t count) {
-  std::vector<at::Tensor> arguments;
-  for (const c10::IValue& value : torch::jit::last(*stack, count))
-    for_each_tensor(value, [&](const at::Tensor& t) {
-      if (t.defined() && t.is_hpu()) arguments.push_back(t);
-    });
+  c10::SmallVector<at::Tensor, 4> arguments;  // where one of them is a result
+  if (known.made < known.results.size())
+    for (const c10::IValue& value : torch::jit::last(*stack, count))
+      for_each_tensor(value, [&](const at::Tensor& t) {
+        if (t.defined() && t.is_hpu()) arguments.push_back(t);
+      });
   torch::jit::drop(*stack, count);
   auto like = known.results.begin();
   const auto next = [&] {
@@ -143,7 +144,7 @@ void promise(const KnownCall& known, LazyNode& node, torch::jit::Stack* stack, s
   }
 }
 
-void add(Lazy& l, LazyNode node, const Circumstances& at) {
+void add(Lazy& l, LazyNode&& node, const Circumstances& at) {
   if (l.work.queued() > 0 && l.at != at) l.submit();
   l.at = at;
   l.work.add(std::move(node), at);

@@ -63,8 +63,8 @@ bool LazyWork::is_running() { return t_running; }
 LazyWork::Running::Running() : before_(std::exchange(t_running, true)) {}
 LazyWork::Running::~Running() { t_running = before_; }
 
-void LazyWork::add(LazyNode node, const Circumstances& at) {
-  if (open_ == nullptr) open_ = std::make_unique<Batch>(Batch{at, {}, {}});
+void LazyWork::add(LazyNode&& node, const Circumstances& at) {
+  if (open_ == nullptr) open_ = std::make_unique<Batch>(Batch{at, std::exchange(room_, {}), {}});
   const std::string_view module = ModuleScope::current(), phase = PhaseScope::current();
   auto& places = open_->places;
   if (places.empty() || places.back().module != module || places.back().phase != phase)
@@ -197,6 +197,10 @@ std::exception_ptr LazyWork::settle_all() {
         else
           pending->failure = batch->failure;
       }
+  }
+  if (!submitted_.empty()) {
+    room_ = std::move(submitted_.front()->nodes);
+    room_.clear();
   }
   submitted_.clear();
   failure_.clear();

@@ -30,7 +30,7 @@ struct LazyNode {
   c10::DispatchKeySet keys = {};
   torch::jit::Stack arguments = {};  ///< tensors of its own, with the sizes that they had at the call
   const KnownCall* known = nullptr;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made = {};  ///< results' memory
+  c10::SmallVector<c10::weak_intrusive_ptr<c10::StorageImpl>, 3> made = {};  ///< results' memory
   std::function<void()> work = {};
   std::size_t place = 0;
   const char* name = nullptr;                         ///< of `call`
@@ -44,7 +44,7 @@ at::Tensor promised(const KnownResult& like, LazyNode& node);
 
 class LazyWork {
  public:
-  void add(LazyNode node, const Circumstances& at);
+  void add(LazyNode&& node, const Circumstances& at);
   std::size_t queued() const { return open_ == nullptr ? 0 : open_->nodes.size(); }
   bool has_work() const { return open_ != nullptr || !submitted_.empty(); }
   void submit(bool to_worker);
@@ -85,7 +85,8 @@ class LazyWork {
 
   std::unique_ptr<Batch> open_;
   std::vector<std::unique_ptr<Batch>> submitted_;
-  std::string failure_;  // of the batches since the last finish(); what runs them has it
+  std::vector<LazyNode> room_;  // for the nodes of the next batch, from one that is over
+  std::string failure_;         // of the batches since the last finish(); what runs them has it
   std::optional<std::pair<LazyOrigin, at::Tensor>> first_;  // of the call before, within a batch
   kernels::WorkQueue worker_;
 };

@@ -12,6 +12,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <cctype>
+#include <map>
 #include <set>
 
 #include "fp8/tools/models/load.h"
@@ -153,15 +154,26 @@ struct FixtureTest : ::testing::TestWithParam<std::string> {
   const test::TempDir folder;
 };
 
-/// Those that run and whose task is_meant.
+/// The task of each that runs.
+inline const std::map<std::string, Task>& tasks_of_fixtures() {
+  static const std::map<std::string, Task> tasks = [] {
+    std::set<std::string> types;
+    for (const auto& family : model_families()) types.insert(family.model_type);
+    std::map<std::string, Task> found;
+    for (const auto& name : fixture_names()) {
+      const auto config = io::read_json(fixture_folder() / (name + ".json"))["config"];
+      if (types.contains(config["model_type"])) found[name] = parse_config(config, name).values->shape.task;
+    }
+    return found;
+  }();
+  return tasks;
+}
+
+/// Those that run and whose task is_meant, sorted.
 inline std::vector<std::string> fixtures_of(const std::function<bool(Task)>& is_meant) {
-  std::set<std::string> types;
-  for (const auto& family : model_families()) types.insert(family.model_type);
-  auto names = fixture_names();
-  std::erase_if(names, [&](const auto& name) {
-    const auto config = Fixture(name).config;
-    return !types.contains(config["model_type"]) || !is_meant(parse_config(config, name).values->shape.task);
-  });
+  std::vector<std::string> names;
+  for (const auto& [name, task] : tasks_of_fixtures())
+    if (is_meant(task)) names.push_back(name);
   return names;
 }
 inline std::vector<std::string> decoder_fixtures() {
