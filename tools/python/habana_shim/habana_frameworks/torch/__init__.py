@@ -62,9 +62,8 @@ class _DeviceType(enum.Enum):
 def _initialize_distributed_hpu(world_size: typing.Optional[int] = None, rank: typing.Optional[int] = None,
                                 local_rank: typing.Optional[int] = None) -> tuple[int, int, int]:
     """(world_size, rank, local_rank): as given, else of the environment."""
-    rows = (world_size, "WORLD_SIZE", 1), (rank, "RANK", 0), (local_rank, "LOCAL_RANK", 0)
-    size, number, local = (int(os.environ.get(key, default)) if given is None else given for given, key, default in rows)
-    return size, number, local
+    return (int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size, int(os.environ.get("RANK", 0)) if rank is None else rank,
+            int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank)
 
 
 _NAMES = _trainers.NAMES["habana_frameworks"]
