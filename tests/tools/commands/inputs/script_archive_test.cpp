@@ -262,7 +262,7 @@ TEST(ScriptRules, TextArgumentsOfAllowedOperatorsAreNoNamesOfFiles) {
       all,
       "UPLO a activation algorithm api_name approximate args assert_msg attn_mask_type b chars cls device_type dict "
       "driver "
-      "dtype el equation fillchar idx ind indexing input inputs interpolation item key l message mode msg name "
+      "dtype el equation fillchar idx ind indexing input inputs interpolation item key l message mode module msg name "
       "new norm old ord p pad_mode padding padding_side qkv_format reduce rounding_mode s self separator "
       "seq_padding_type "
       "side softmax_mode softmax_modem string substr t to_add type values ");
