@@ -21,6 +21,7 @@
 #include <random>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "fp8/runtime/distributed/following_work.h"
 #include "fp8/runtime/distributed/of_group.h"
 #include "fp8/runtime/distributed/peer_pages.h"
 
@@ -45,25 +46,6 @@ int read_memory(pid_t process, std::int64_t address, void* to, std::size_t bytes
   }
   return 0;
 }
-
-class PeerWork final : public c10d::Work {
- public:
-  PeerWork(c10::intrusive_ptr<c10::ivalue::Future> done, c10d::OpType type) : Work(-1, type), done_(std::move(done)) {}
-
-  bool isCompleted() override { return done_->completed(); }
-  bool isSuccess() const override { return done_->completed() && !done_->hasError(); }
-  std::exception_ptr exception() const override { return done_->hasError() ? done_->exception_ptr() : nullptr; }
-  std::vector<at::Tensor> result() override { return done_->value().toTensorVector(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return done_; }
-  std::uint64_t getSequencenumber() const override { return 0; }
-  bool wait(std::chrono::milliseconds /*timeout*/) override {  // the call has one of its own
-    done_->waitAndThrow();
-    return true;
-  }
-
- private:
-  const c10::intrusive_ptr<c10::ivalue::Future> done_;
-};
 
 /// The processes of a group, once they have tried to read each other.
 struct Peers {
@@ -150,7 +132,7 @@ class PeerCall : public std::enable_shared_from_this<PeerCall> {
       done->markCompleted(c10::List<at::Tensor>({result}));
     };
     peers_->thread.run(made);
-    return c10::make_intrusive<PeerWork>(std::move(done), type);
+    return c10::make_intrusive<FutureWork>(std::move(done), type);
   }
 
   /// Throws where the ranks gave tensors of different sizes; then all of them do.
